@@ -1,0 +1,54 @@
+# Every target creates .venv by itself. Overridable: PYTHON (the interpreter of a new .venv), PIP_ARGS, ARGS (for pytest or the bench).
+PYTHON ?= python3
+PIP_ARGS ?=
+ARGS ?=
+
+ROOT := $(CURDIR)
+BIN := .venv/bin
+STAMP := .venv/.installed
+PACKAGES := $(patsubst %/__init__.py,%,$(wildcard */__init__.py))
+FAST := $(wildcard tests/diagnostics tests/platforms tests/graph tests/rewrite tests/stitch)
+
+# Keeps the checkout itself off sys.path (as python -P does), where libraries would take its `kernels` for a package of that name.
+export PYTHONSAFEPATH := 1
+
+.PHONY: demo test check lint types layout bench slow clean
+
+demo: $(STAMP)
+	$(BIN)/python benchmarks/demo.py $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/pytest -m "not slow" $(ARGS)
+
+slow: $(STAMP)
+	$(BIN)/pytest -m slow $(ARGS)
+
+check: lint types
+	$(BIN)/pytest -q -m "not slow" tests/test_layout.py $(FAST)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+# The checkout is the package, whatever its folder is called, so the type checker sees it through a link with the right name.
+types: $(STAMP)
+	@link=$$(mktemp -d) && ln -s "$(ROOT)" "$$link/sashiko" && cd "$$link" && \
+	  "$(ROOT)/$(BIN)/mypy" --config-file "$(ROOT)/pyproject.toml" --cache-dir "$(ROOT)/.mypy_cache" \
+	    $(addprefix sashiko/,__init__.py __main__.py $(PACKAGES)); \
+	  status=$$?; rm -r "$$link"; exit $$status
+
+layout: $(STAMP)
+	$(BIN)/pytest -q tests/test_layout.py
+
+bench: $(STAMP)
+	$(BIN)/sashiko bench $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.12" or 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[dev,demo]"
+	@touch $@

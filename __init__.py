@@ -1,0 +1,44 @@
+"""Sashiko: a quantizing compiler that makes PyTorch models fast on CPUs.
+
+    fast = sashiko.compile(model, example_inputs)
+    small = sashiko.quantize(model, batches)
+    model = torch.compile(model, backend="sashiko")
+
+Names are loaded when first used, so that `import sashiko` is cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .diagnostics.errors import ArtifactError, CalibrationError, InputError, InvalidGraph, SashikoError, Unsupported
+    from .driver.backend import backend
+    from .driver.compile import compile, quantize_and_compile
+    from .driver.explain import explain
+    from .driver.model import CompiledModel
+    from .driver.saving import load
+    from .quant import quantize
+
+_HOME = {
+    "compile": "driver.compile", "quantize_and_compile": "driver.compile", "CompiledModel": "driver.model", "backend": "driver.backend",
+    "explain": "driver.explain", "load": "driver.saving", "quantize": "quant",
+    **dict.fromkeys(("SashikoError", "Unsupported", "InvalidGraph", "CalibrationError", "ArtifactError", "InputError"), "diagnostics.errors"),
+}
+
+__all__ = [
+    "ArtifactError", "CalibrationError", "CompiledModel", "InputError", "InvalidGraph", "SashikoError", "Unsupported", "backend", "compile",
+    "explain", "load", "quantize", "quantize_and_compile",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,1 @@
+"""The command line: `sashiko COMMAND`, also `python -m sashiko COMMAND`."""

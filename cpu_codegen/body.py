@@ -1,0 +1,281 @@
+"""The SIMD emitter of a body: values of nodes at points, in registers.
+
+Whoever owns the loops (`loops.py`, the contraction generators) says where: it makes points, provides what comes from outside
+(accumulators, results of reductions), and asks for stores. Every value is emitted once in the scope where it is first needed:
+
+    emitter = BodyEmitter(fn, target, body, slots, params)
+    with emitter.scope():                              # the inside of a loop over rows
+        for columns:                                   # unrolled vectors
+            point = Point(lanes, {"r": row, "c": column}, mask)
+            emitter.provide(acc_node, accumulator)
+            emitter.stores(point)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+
+from ..diagnostics.errors import InvalidGraph
+from ..graph.types import boolean
+from ..platforms.target import Target
+from ..stitch.loops import Body
+from . import convert, elementwise, rounding
+from .addresses import Addresses
+from .builder import I32, I64, Function, Val, const
+from .division import any_lane
+from .scopes import Point, Scopes
+from .slots import Slots
+from .transfers import Transfers
+
+__all__ = ["BodyEmitter", "Point"]
+
+
+class BodyEmitter:
+    """Emits the nodes of `body` into `fn`. Buffer i of the body is operand `buffer_offset + i` of the kernel.
+
+    Gives scalars for nodes that do not depend on the column, vectors of the point's lanes for the others.
+    """
+
+    def __init__(
+        self, fn: Function, target: Target, body: Body, slots: Slots, params: tuple[float, ...] = (), buffer_offset: int = 0
+    ) -> None:
+        self.fn, self.target, self.body, self.slots = fn, target, body, slots
+        self.deps = body.deps
+        self.sources = _sources(body)
+        self._chains = rounding.chains(body)
+        self._order = [tuple(sorted(axes)) for axes in self.deps]
+        self._scopes = Scopes(fn)
+        self._given: dict[int, Val] = {}
+        self._kept: dict[int, Val] = {}
+        self._addresses = Addresses(fn, slots, self._scopes, self.deps, self.sources, self.value)
+        self._transfers = Transfers(fn, target, slots, self._addresses, self.operand, buffer_offset)
+        self.store_deps = tuple(self._addresses.needs(store.index).axes for store in body.stores)
+        self.column_stores = tuple(n for n, axes in enumerate(self.store_deps) if "c" in axes)
+        self.all_checks = tuple(n for n, node in enumerate(body.nodes) if node.op == "check")
+        self.depth_checks = tuple(n for n in self.all_checks if "k" in self.deps[n])
+        self._outside = sum(1 << n for n, node in enumerate(body.nodes) if node.op in ("acc", "reduce"))
+        self._has_load = [any(body.nodes[m].op in ("load", "acc", "reduce") for m in _bits(bits)) for bits in self.sources]
+
+    # -- what the owner of the loops says --------------------------------------------------------------------------
+    def scope(self) -> AbstractContextManager[None]:
+        """A region (loop body, branch) whose values are not used after it."""
+        return self._scopes.inner()
+
+    def provide(self, node: int, value: Val) -> None:
+        """From here on `node` is `value`, until provided again; what was computed from an earlier value is forgotten."""
+        self._scopes.forget(1 << node)
+        self._given[node] = value
+
+    def withdraw(self, node: int) -> None:
+        """`node` is computed again from its operands."""
+        self._scopes.forget(1 << node)
+        self._given.pop(node, None)
+
+    def remember(self, node: int, point: Point, value: Val) -> None:
+        """`node` is `value` at this point, in the scope that is open."""
+        self._scopes.put(self._key(node, point), value, self.sources[node])
+
+    def is_known(self, node: int, point: Point) -> bool:
+        """Whether a value needs no code, or only a load of what was kept."""
+        inside = self.deps[node] <= point.axes.keys()
+        return node in self._kept or (inside and self._known(node, point) is not None)
+
+    def keep(self, node: int, pointer: Val) -> None:
+        """`node` is read from an array over the columns, which begins at `pointer`."""
+        self._scopes.forget(1 << node)
+        self._kept[node] = pointer
+
+    def release(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            self._kept.pop(node, None)
+
+    # -- values ----------------------------------------------------------------------------------------------------
+    def value(self, node: int, point: Point) -> Val:
+        """The value of `node` at `point`: a scalar when it does not depend on the column."""
+        known = self._known(node, point)
+        if known is not None:
+            return known
+        missing, pending = {node}, [node]
+        while pending:
+            for operand in self._inner_operands(pending.pop()):
+                if operand not in missing and self._known(operand, point) is None:
+                    missing.add(operand)
+                    pending.append(operand)
+        for each in sorted(missing):
+            self._compute(each, point)
+        result = self._known(node, point)
+        assert result is not None
+        return result
+
+    def operand(self, node: int, lanes: int, point: Point) -> Val:
+        """The value in every lane."""
+        spec = self.body.nodes[node]
+        if spec.op == "const":
+            return convert.constant(spec.dtype, spec.value, lanes)
+        if spec.op == "param" and node not in self._given:
+            return self.slots.number(int(spec.value), lanes)
+        value = self.value(node, point)
+        if not lanes or value.ty.lanes:
+            return value
+        key = ("splat", node, lanes, *(point.axes[a].ref for a in self._order[node]))
+        known = self._scopes.find(key)
+        if known is None:
+            known = self._scopes.put(key, self.fn.splat(value, lanes), self.sources[node])
+        return known
+
+    def _known(self, node: int, point: Point) -> Val | None:
+        if node in self._given:
+            return self._given[node]
+        if self.body.nodes[node].op in ("const", "param"):
+            return self.operand(node, 0, point)
+        return self._scopes.find(self._key(node, point))
+
+    def _key(self, node: int, point: Point) -> tuple[object, ...]:
+        refs = tuple(point.axes[a].ref for a in self._order[node])
+        if "c" not in self.deps[node]:
+            return (node, *refs)
+        return (node, *refs, point.lanes, point.mask.ref if point.mask else "")
+
+    def _inner_operands(self, node: int) -> tuple[int, ...]:
+        """What must be known before `node` is computed; reductions and kept values see to their own."""
+        if node in self._kept or self.body.nodes[node].op == "reduce":
+            return ()
+        chain = self._chains.get(node)
+        return self.body.operands(node) if chain is None else (chain.node,)
+
+    def _compute(self, node: int, point: Point) -> Val:
+        lanes = point.lanes if "c" in self.deps[node] else 0
+        if not self.deps[node] and not self._has_load[node]:
+            with self._scopes.entry():
+                return self._scopes.put(self._key(node, point), self._emit(node, 0, point), self.sources[node])
+        return self._scopes.put(self._key(node, point), self._emit(node, lanes, point), self.sources[node])
+
+    def _emit(self, n: int, lanes: int, point: Point) -> Val:
+        node = self.body.nodes[n]
+        if n in self._kept:
+            return self._transfers.load_at(self._kept[n], node.dtype, lanes, point)
+        match node.op:
+            case "load":
+                guard = self.value(node.args[0], point) if node.args else None
+                return self._transfers.load(node, lanes, point, guard)
+            case "index":
+                return self._index(node, lanes, point)
+            case "reduce":
+                raise InvalidGraph(f"%{n} is a reduction that was not provided", "code generation")
+            case "acc":
+                raise InvalidGraph(f"%{n} is an accumulator that was not provided", "code generation")
+            case "cast":
+                return self._cast(n, lanes, point)
+            case "bitcast":
+                return convert.bitcast(self.fn, self.operand(node.args[0], lanes, point), node.dtype)
+            case "check":
+                self._check(self.operand(node.args[0], lanes, point), point)
+                return const(I32, 0)
+        nodes = self.body.nodes
+        args = [self.operand(a, lanes, point) for a in node.args]
+        numbers = [rounding.never_nan(nodes, a) for a in node.args]
+        return elementwise.apply(self.fn, self.target, node.op, nodes[node.args[-1]].dtype, args, numbers)
+
+    def _cast(self, n: int, lanes: int, point: Point) -> Val:
+        node = self.body.nodes[n]
+        chain = self._chains.get(n)
+        if chain is not None:
+            x = self.operand(chain.node, lanes, point)
+            return rounding.emit(self.fn, self.target, chain, x, node.dtype)
+        source = self.body.nodes[node.args[0]].dtype
+        return convert.cast(self.fn, self.target, self.operand(node.args[0], lanes, point), source, node.dtype)
+
+    def _index(self, node: Node, lanes: int, point: Point) -> Val:
+        value = self._addresses.vector(node.index, point) if lanes else self._addresses.scalar(node.index, point)
+        return value if node.dtype.bits == 64 else self.fn.convert("trunc", value, value.ty.of("i32"))
+
+    def _check(self, ok: Val, point: Point) -> None:
+        bad = self.fn.xor(ok, const(ok.ty, True))
+        if ok.ty.lanes and point.mask is not None:
+            bad = self.fn.and_(bad, point.mask)
+        self.fn.store(const(I32, 1), self._transfers.memory.only_if(any_lane(self.fn, bad), self.slots.status()))
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+    def save(self, node: int, pointer: Val, point: Point) -> None:
+        """Writes a value into an array over the columns, for `keep`. The array has room for whole vectors."""
+        value = self.operand(node, point.lanes, point)
+        self._transfers.store_at(value, pointer, self.body.nodes[node].dtype, point)
+
+    def stores(self, point: Point, which: Iterable[int] | None = None) -> None:
+        """Emits the stores whose index depends on the column and the checks that do, or the given stores (positions)."""
+        for n in self.column_stores if which is None else which:
+            spec = self.body.stores[n]
+            guard = self.value(spec.guard, point) if spec.guard >= 0 else None
+            lanes = point.lanes if "c" in self.store_deps[n] else 0
+            self._transfers.store(spec, self.body.buffers[spec.buffer], lanes, point, guard)
+        if which is None:
+            self.checks(point, [n for n in self.all_checks if "c" in self.deps[n] and "k" not in self.deps[n]])
+
+    def checks(self, point: Point, which: Iterable[int]) -> None:
+        """Emits check nodes."""
+        for n in which:
+            self.value(n, point)
+
+    def prepare(self, roots: Iterable[int], stores: Iterable[int], point: Point, axes: str) -> None:
+        """Computes now, for use in inner scopes, what the values of nodes `roots` and the given stores need that depends on no other axes
+        than `axes`: values, splats for the point's lanes, and the outer parts of addresses."""
+        within = frozenset(axes)
+        nodes = self.body.nodes
+        seen, pending = set(), [*roots]
+        for n in stores:
+            spec = self.body.stores[n]
+            pending += [spec.node] + ([spec.guard] if spec.guard >= 0 else [])
+            self._transfers.reach(spec.buffer, self.body.buffers[spec.buffer], spec.index, point, within)
+        for root in pending:
+            if self.deps[root] <= within and self._is_ready(root, point):
+                self.operand(root, point.lanes, point)
+        while pending:
+            n = pending.pop()
+            if n in seen or n in self._given or n in self._kept or self.deps[n] <= within:
+                continue
+            seen.add(n)
+            pending += self.body.operands(n)
+        for n in sorted(seen):
+            node = nodes[n]
+            if node.op == "load":
+                self._transfers.reach(node.buffer, node.dtype, node.index, point, within)
+            for operand in node.args:
+                if self.deps[operand] <= within and self._is_ready(operand, point):
+                    self.operand(operand, point.lanes if "c" in self.deps[n] else 0, point)
+
+    def _is_ready(self, node: int, point: Point) -> bool:
+        """Whether everything that must be provided for a value has been."""
+        if not self.sources[node] & self._outside:
+            return True
+        pending, seen = [node], set()
+        while pending:
+            n = pending.pop()
+            if n in seen or self.is_known(n, point):
+                continue
+            if self._outside >> n & 1:
+                return False
+            seen.add(n)
+            pending += self.body.operands(n)
+        return True
+
+
+def _bits(bits: int) -> Iterable[int]:
+    """Positions of the set bits."""
+    position = 0
+    while bits:
+        if bits & 1:
+            yield position
+        bits >>= 1
+        position += 1
+
+
+def _sources(body: Body) -> tuple[int, ...]:
+    """For each node a bit for itself and for every node it depends on."""
+    result: list[int] = []
+    for n in range(len(body.nodes)):
+        bits = 1 << n
+        for operand in body.operands(n):
+            bits |= result[operand]
+        result.append(bits)
+    return tuple(result)

@@ -1,0 +1,391 @@
+"""A small writer of LLVM IR text: typed values, structured loops, one module of functions.
+
+Text rather than llvmlite.ir because bfloat and scalable vectors exist only there, and because it is several times faster.
+`Function` methods append one instruction and return its `Val`; scalar and vector values go through the same methods.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+_FLOATS = ("half", "bfloat", "float", "double")
+_BITS = {"half": 16, "bfloat": 16, "float": 32, "double": 64, "ptr": 64}
+
+
+@dataclass(frozen=True, slots=True)
+class Ty:
+    """`scalar` is an LLVM scalar type (i1, i8, ..., float, ptr); lanes 0 is the scalar itself, n >= 1 the vector <n x scalar>."""
+
+    scalar: str
+    lanes: int = 0
+
+    def __str__(self) -> str:
+        return f"<{self.lanes} x {self.scalar}>" if self.lanes else self.scalar
+
+    @property
+    def is_float(self) -> bool:
+        return self.scalar in _FLOATS
+
+    @property
+    def bits(self) -> int:
+        """Width of one element in bits."""
+        return _BITS[self.scalar] if self.scalar in _BITS else int(self.scalar[1:])
+
+    def vec(self, lanes: int) -> "Ty":
+        return Ty(self.scalar, lanes)
+
+    def of(self, scalar: str) -> "Ty":
+        """The type with the same lanes and another scalar."""
+        return Ty(scalar, self.lanes)
+
+    @property
+    def mangled(self) -> str:
+        """Spelling in the name of an overloaded intrinsic."""
+        scalar = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64", "ptr": "p0"}.get(self.scalar, self.scalar)
+        return f"v{self.lanes}{scalar}" if self.lanes else scalar
+
+
+I1, I8, I16, I32, I64 = Ty("i1"), Ty("i8"), Ty("i16"), Ty("i32"), Ty("i64")
+F16, BF16, F32, F64 = Ty("half"), Ty("bfloat"), Ty("float"), Ty("double")
+PTR, VOID = Ty("ptr"), Ty("void")
+
+
+@dataclass(frozen=True, slots=True)
+class Val:
+    """An SSA value or constant: its type and its spelling."""
+
+    ty: Ty
+    ref: str
+
+
+def _scalar_literal(ty: Ty, value: float | int | bool) -> str:
+    if ty.scalar == "i1":
+        return "true" if value else "false"
+    if not ty.is_float:
+        return str(int(value))
+    number = float(value)
+    if ty.scalar == "double":
+        bits = struct.unpack("<Q", struct.pack("<d", number))[0]
+        return f"0x{bits:016X}"
+    if ty.scalar == "half":
+        try:
+            packed = struct.pack("<e", number)
+        except OverflowError:
+            packed = struct.pack("<e", float("inf") if number > 0 else float("-inf"))
+        return f"0xH{struct.unpack('<H', packed)[0]:04X}"
+    try:
+        packed = struct.pack("<f", number)
+    except OverflowError:
+        packed = struct.pack("<f", float("inf") if number > 0 else float("-inf"))
+    if ty.scalar == "bfloat":
+        word = struct.unpack("<I", packed)[0]
+        rounded = word >> 16 if number != number else (word + 0x7FFF + ((word >> 16) & 1)) >> 16
+        return f"0xR{rounded & 0xFFFF:04X}"
+    bits = struct.unpack("<Q", struct.pack("<d", struct.unpack("<f", packed)[0]))[0]
+    return f"0x{bits:016X}"  # LLVM spells a float constant by the bits of the equal double
+
+
+def const(ty: Ty, value: float | int | bool) -> Val:
+    """A constant; vectors are splats."""
+    literal = _scalar_literal(Ty(ty.scalar), value)
+    if not ty.lanes:
+        return Val(ty, literal)
+    return Val(ty, f"splat ({ty.scalar} {literal})")
+
+
+def const_vec(ty: Ty, values: Sequence[float | int | bool]) -> Val:
+    """A vector constant with one value for each lane."""
+    assert ty.lanes == len(values)
+    return Val(ty, "<" + ", ".join(f"{ty.scalar} {_scalar_literal(Ty(ty.scalar), v)}" for v in values) + ">")
+
+
+def i64(value: int) -> Val:
+    return const(I64, value)
+
+
+@dataclass
+class Module:
+    """Functions, declarations and constants that become one object file. Names of functions are unique."""
+
+    functions: dict[str, str] = field(default_factory=dict)
+    declarations: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
+
+    def declare(self, name: str, ret: Ty, params: Sequence[Ty | str], attributes: str = "") -> None:
+        text = f"declare {ret} @{name}({', '.join(str(p) for p in params)}) {attributes}".rstrip()
+        assert self.declarations.setdefault(name, text) == text, f"{name} declared twice with different types"
+
+    def table(self, ty: Ty, values: Sequence[float | int]) -> Val:
+        """Pointer to a read-only, 64-byte aligned array of scalars."""
+        body = ", ".join(f"{ty.scalar} {_scalar_literal(ty, v)}" for v in values)
+        text = f"private unnamed_addr constant [{len(values)} x {ty.scalar}] [{body}], align 64"
+        name = self.constants.setdefault(text, f"table.{len(self.constants)}")
+        return Val(PTR, f"@{name}")
+
+    def text(self) -> str:
+        constants = [f"@{name} = {body}" for body, name in self.constants.items()]
+        external = [d for n, d in self.declarations.items() if n not in self.functions]
+        return "\n".join([*constants, *external, *self.functions.values(), ""])
+
+
+LoopBody = Callable[[Val, list[Val]], Sequence[Val]]
+
+
+class Function:
+    """One function under construction; `finish()` adds it to the module.
+
+    f = Function(module, "axpy", VOID, [PTR, I64]); ...; f.ret(); f.finish()
+    """
+
+    def __init__(self, module: Module, name: str, ret: Ty, params: Sequence[Ty | str], *, internal: bool = False) -> None:
+        self.module, self.name, self.ret_ty = module, name, ret
+        types = [p if isinstance(p, Ty) else Ty(p.split()[0]) for p in params]
+        self.args = [Val(ty, f"%a{i}") for i, ty in enumerate(types)]
+        signature = ", ".join(f"{p} %a{i}" for i, p in enumerate(params))
+        self._head = f"define {'internal ' if internal else ''}{ret} @{name}({signature}) nounwind {{"
+        self._entry: list[str] = []
+        self._lines: list[str] = []
+        self._count = 0
+        self._block = "entry"
+
+    # -- plumbing -----------------------------------------------------------------------------------------------
+    def _fresh(self) -> str:
+        self._count += 1
+        return f"%v{self._count}"
+
+    def emit(self, ty: Ty, text: str) -> Val:
+        """Append `%new = text`."""
+        ref = self._fresh()
+        self._lines.append(f"  {ref} = {text}")
+        return Val(ty, ref)
+
+    def effect(self, text: str) -> None:
+        """Append an instruction without a result."""
+        self._lines.append(f"  {text}")
+
+    def _label(self, name: str) -> None:
+        self._lines.append(f"{name}:")
+        self._block = name
+
+    def comment(self, text: str) -> None:
+        self._lines.append(f"  ; {text}")
+
+    def finish(self) -> None:
+        assert self.name not in self.module.functions, f"{self.name} defined twice"
+        self.module.functions[self.name] = "\n".join([self._head, "entry:", *self._entry, *self._lines, "}", ""])
+
+    def ret(self, value: Val | None = None) -> None:
+        self.effect("ret void" if value is None else f"ret {value.ty} {value.ref}")
+
+    def call(self, name: str, ret: Ty, args: Sequence[Val], *, params: Sequence[Ty | str] | None = None, attributes: str = "") -> Val:
+        """Call a function or intrinsic, declaring it on first use. `params` overrides declared types, e.g. "i32 immarg"."""
+        self.module.declare(name, ret, params if params is not None else [a.ty for a in args], attributes)
+        text = f"call {ret} @{name}({', '.join(f'{a.ty} {a.ref}' for a in args)})"
+        if ret == VOID:
+            self.effect(text)
+            return Val(VOID, "")
+        return self.emit(ret, text)
+
+    def call_pointer(self, pointer: Val, ret: Ty, args: Sequence[Val]) -> Val:
+        text = f"call {ret} {pointer.ref}({', '.join(f'{a.ty} {a.ref}' for a in args)})"
+        if ret == VOID:
+            self.effect(text)
+            return Val(VOID, "")
+        return self.emit(ret, text)
+
+    def intrinsic(self, name: str, ret: Ty, args: Sequence[Val]) -> Val:
+        """Overloaded LLVM intrinsic: `intrinsic("fma", ty, [a, b, c])` calls llvm.fma.<ty>, overloaded on the result type."""
+        return self.call(f"llvm.{name}.{ret.mangled}", ret, args)
+
+    # -- arithmetic ---------------------------------------------------------------------------------------------
+    def _binary(self, integer: str, floating: str, a: Val, b: Val) -> Val:
+        assert a.ty == b.ty, f"{integer}: {a.ty} and {b.ty}"
+        return self.emit(a.ty, f"{floating if a.ty.is_float else integer} {a.ty} {a.ref}, {b.ref}")
+
+    def add(self, a: Val, b: Val) -> Val:
+        if not a.ty.lanes and a.ty.scalar == "i64":
+            if a.ref == "0":
+                return b
+            if b.ref == "0":
+                return a
+            if a.ref.isdigit() and b.ref.isdigit():
+                return i64(int(a.ref) + int(b.ref))
+        return self._binary("add", "fadd", a, b)
+
+    def sub(self, a: Val, b: Val) -> Val:
+        return self._binary("sub", "fsub", a, b)
+
+    def mul(self, a: Val, b: Val) -> Val:
+        if not a.ty.lanes and a.ty.scalar == "i64":
+            if a.ref == "1":
+                return b
+            if b.ref == "1":
+                return a
+            if a.ref.isdigit() and b.ref.isdigit():
+                return i64(int(a.ref) * int(b.ref))
+        return self._binary("mul", "fmul", a, b)
+
+    def div(self, a: Val, b: Val) -> Val:
+        """Float division, or signed integer division that truncates."""
+        return self._binary("sdiv", "fdiv", a, b)
+
+    def rem(self, a: Val, b: Val) -> Val:
+        return self._binary("srem", "frem", a, b)
+
+    def udiv(self, a: Val, b: Val) -> Val:
+        return self._binary("udiv", "fdiv", a, b)
+
+    def urem(self, a: Val, b: Val) -> Val:
+        return self._binary("urem", "frem", a, b)
+
+    def fma(self, a: Val, b: Val, c: Val) -> Val:
+        return self.intrinsic("fma", a.ty, [a, b, c])
+
+    def neg(self, a: Val) -> Val:
+        return self.emit(a.ty, f"fneg {a.ty} {a.ref}") if a.ty.is_float else self.sub(const(a.ty, 0), a)
+
+    def and_(self, a: Val, b: Val) -> Val:
+        return self._binary("and", "and", a, b)
+
+    def or_(self, a: Val, b: Val) -> Val:
+        return self._binary("or", "or", a, b)
+
+    def xor(self, a: Val, b: Val) -> Val:
+        return self._binary("xor", "xor", a, b)
+
+    def shl(self, a: Val, b: Val) -> Val:
+        return self._binary("shl", "shl", a, b)
+
+    def lshr(self, a: Val, b: Val) -> Val:
+        return self._binary("lshr", "lshr", a, b)
+
+    def ashr(self, a: Val, b: Val) -> Val:
+        return self._binary("ashr", "ashr", a, b)
+
+    def icmp(self, predicate: str, a: Val, b: Val) -> Val:
+        """predicate: eq ne slt sle sgt sge ult ule ugt uge"""
+        return self.emit(a.ty.of("i1"), f"icmp {predicate} {a.ty} {a.ref}, {b.ref}")
+
+    def fcmp(self, predicate: str, a: Val, b: Val) -> Val:
+        """predicate: oeq une olt ole ogt oge uno ord ..."""
+        return self.emit(a.ty.of("i1"), f"fcmp {predicate} {a.ty} {a.ref}, {b.ref}")
+
+    def select(self, condition: Val, a: Val, b: Val) -> Val:
+        assert a.ty == b.ty
+        return self.emit(a.ty, f"select {condition.ty} {condition.ref}, {a.ty} {a.ref}, {b.ty} {b.ref}")
+
+    def smin(self, a: Val, b: Val) -> Val:
+        return self.intrinsic("smin", a.ty, [a, b])
+
+    def smax(self, a: Val, b: Val) -> Val:
+        return self.intrinsic("smax", a.ty, [a, b])
+
+    # -- conversion and lanes -----------------------------------------------------------------------------------
+    def convert(self, op: str, a: Val, to: Ty) -> Val:
+        """op: sext zext trunc fpext fptrunc sitofp uitofp fptosi fptoui bitcast ptrtoint inttoptr"""
+        return a if op == "bitcast" and a.ty == to else self.emit(to, f"{op} {a.ty} {a.ref} to {to}")
+
+    def splat(self, a: Val, lanes: int) -> Val:
+        """Every lane equal to a scalar; lanes 0 gives the scalar itself."""
+        if not lanes:
+            return a
+        ty = a.ty.vec(lanes)
+        if not a.ref.startswith("%"):
+            return Val(ty, f"splat ({a.ty} {a.ref})")
+        first = self.emit(ty, f"insertelement {ty} poison, {a.ty} {a.ref}, i64 0")
+        return self.shuffle(first, first, [0] * lanes)
+
+    def shuffle(self, a: Val, b: Val, lanes: Sequence[int]) -> Val:
+        mask = ", ".join(f"i32 {lane}" if lane >= 0 else "i32 poison" for lane in lanes)
+        return self.emit(a.ty.vec(len(lanes)), f"shufflevector {a.ty} {a.ref}, {b.ty} {b.ref}, <{len(lanes)} x i32> <{mask}>")
+
+    def extract(self, a: Val, lane: int) -> Val:
+        return self.emit(Ty(a.ty.scalar), f"extractelement {a.ty} {a.ref}, i64 {lane}")
+
+    def insert(self, a: Val, b: Val, lane: int) -> Val:
+        return self.emit(a.ty, f"insertelement {a.ty} {a.ref}, {b.ty} {b.ref}, i64 {lane}")
+
+    def lane_ids(self, ty: Ty) -> Val:
+        """0, 1, 2, ... in an integer vector type."""
+        return const_vec(ty, range(ty.lanes))
+
+    # -- memory -------------------------------------------------------------------------------------------------
+    def gep(self, pointer: Val, index: Val, ty: Ty | None = None, *, scale: int = 0) -> Val:
+        """pointer + index elements of `ty` (default bytes; or of `scale` bytes)."""
+        element = f"[{scale} x i8]" if scale else str(ty or I8)
+        return self.emit(PTR, f"getelementptr {element}, ptr {pointer.ref}, {index.ty} {index.ref}")
+
+    def load(self, ty: Ty, pointer: Val, align: int = 0) -> Val:
+        """Load; align 0 means the element's own alignment (vectors in memory are rarely better aligned)."""
+        return self.emit(ty, f"load {ty}, ptr {pointer.ref}, align {align or max(1, ty.bits // 8)}")
+
+    def store(self, value: Val, pointer: Val, align: int = 0) -> None:
+        self.effect(f"store {value.ty} {value.ref}, ptr {pointer.ref}, align {align or max(1, value.ty.bits // 8)}")
+
+    def masked_load(self, ty: Ty, pointer: Val, mask: Val, other: Val) -> Val:
+        name = f"llvm.masked.load.{ty.mangled}.p0"
+        self.module.declare(name, ty, ["ptr", "i32 immarg", f"<{ty.lanes} x i1>", str(ty)])
+        align = max(1, ty.bits // 8)
+        return self.emit(ty, f"call {ty} @{name}(ptr {pointer.ref}, i32 {align}, {mask.ty} {mask.ref}, {ty} {other.ref})")
+
+    def masked_store(self, value: Val, pointer: Val, mask: Val) -> None:
+        name = f"llvm.masked.store.{value.ty.mangled}.p0"
+        self.module.declare(name, VOID, [str(value.ty), "ptr", "i32 immarg", f"<{value.ty.lanes} x i1>"])
+        align = max(1, value.ty.bits // 8)
+        self.effect(f"call void @{name}({value.ty} {value.ref}, ptr {pointer.ref}, i32 {align}, {mask.ty} {mask.ref})")
+
+    def alloca(self, size_bytes: int, align: int = 64) -> Val:
+        """Static scratch on the stack, allocated once on entry."""
+        ref = self._fresh()
+        self._entry.append(f"  {ref} = alloca [{size_bytes} x i8], align {align}")
+        return Val(PTR, ref)
+
+    def at_entry(self, ty: Ty, text: str) -> Val:
+        """An instruction in the entry block, before everything else: values that do not change during the call."""
+        ref = self._fresh()
+        self._entry.append(f"  {ref} = {text}")
+        return Val(ty, ref)
+
+    # -- control ------------------------------------------------------------------------------------------------
+    def loop(self, start: Val, stop: Val, step: int | Val, initial: Sequence[Val], body: LoopBody) -> list[Val]:
+        """for (i = start; i < stop; i += step) carried = body(i, carried); returns the final carried values."""
+        self._count += 1
+        tag = f"L{self._count}"
+        before = self._block
+        self.effect(f"br label %{tag}.head")
+        self._label(f"{tag}.head")
+        at = len(self._lines)
+        index = Val(I64, f"%{tag}.i")
+        carried = [Val(v.ty, f"%{tag}.c{n}") for n, v in enumerate(initial)]
+        more = self.icmp("slt", index, stop)
+        self.effect(f"br i1 {more.ref}, label %{tag}.body, label %{tag}.exit")
+        self._label(f"{tag}.body")
+        results = list(body(index, carried))
+        assert [r.ty for r in results] == [c.ty for c in carried], "a loop's carried values keep their types"
+        following = self.add(index, i64(step) if isinstance(step, int) else step)
+        latch = self._block
+        self.effect(f"br label %{tag}.head")
+        phis = [f"  {index.ref} = phi i64 [ {start.ref}, %{before} ], [ {following.ref}, %{latch} ]"]
+        for c, first, last in zip(carried, initial, results):
+            phis.append(f"  {c.ref} = phi {c.ty} [ {first.ref}, %{before} ], [ {last.ref}, %{latch} ]")
+        self._lines[at:at] = phis
+        self._label(f"{tag}.exit")
+        return carried
+
+    def branch(self, condition: Val, then: Callable[[], Sequence[Val]], otherwise: Callable[[], Sequence[Val]] | None = None) -> list[Val]:
+        """if/else that may give values (phi nodes); both sides give the same types."""
+        self._count += 1
+        tag = f"B{self._count}"
+        self.effect(f"br i1 {condition.ref}, label %{tag}.then, label %{tag}.else")
+        self._label(f"{tag}.then")
+        yes = list(then())
+        yes_block = self._block
+        self.effect(f"br label %{tag}.end")
+        self._label(f"{tag}.else")
+        no = list(otherwise()) if otherwise else []
+        no_block = self._block
+        self.effect(f"br label %{tag}.end")
+        self._label(f"{tag}.end")
+        return [self.emit(a.ty, f"phi {a.ty} [ {a.ref}, %{yes_block} ], [ {b.ref}, %{no_block} ]") for a, b in zip(yes, no, strict=True)]

@@ -1,0 +1,110 @@
+"""The cache of compiled objects on disk.
+
+A file is named by the hash of all that its content depends on, and its head repeats that key and a checksum of the content: a torn,
+truncated, foreign or renamed file is ignored and made again. Files are put in place whole, so processes may share a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from .. import __version__
+from ..diagnostics import dump, env
+from ..platforms.target import Target
+from . import jit
+
+MAX_BYTES = 512 << 20
+_MAGIC = b"sashiko object 1\n"
+_DIGEST = 20
+_HEAD = len(_MAGIC) + 2 * _DIGEST
+_SUFFIX = ".o"
+
+
+def key(ir_text: str, target: Target, opt: int = jit.OPT) -> str:
+    """Returns the name of the cache entry: a hash of the code, the target, and the versions of everything that compiles it."""
+    fields = (ir_text, target.triple, target.cpu, target.llvm_features, jit.versions(), __version__, str(opt))
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for field in fields:
+        data = field.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def compiled(ir_text: str, target: Target, opt: int = jit.OPT) -> bytes:
+    """Returns the object of `jit.compile_object`, from the cache where it is there. An unusable folder only costs time."""
+    name = key(ir_text, target, opt)
+    path = folder() / f"{name}{_SUFFIX}"
+    found = read(path, name)
+    if found is not None:
+        return found
+    data = jit.compile_object(ir_text, target, opt)
+    write(path, name, data)
+    return data
+
+
+def folder() -> Path:
+    """Returns where the objects are; it may not exist yet."""
+    return env.cache_dir() / "objects"
+
+
+def read(path: Path, name: str) -> bytes | None:
+    """Returns the content of an entry, or None when the file is absent or is not exactly what `write(path, name, ...)` made."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return None
+    payload = text[_HEAD:]
+    if text[:_HEAD] != _head(name, payload):
+        dump.say(1, f"ignored a damaged cache file: {path}")
+        return None
+    try:
+        os.utime(path)  # what was used last goes last
+    except OSError:
+        dump.say(2, f"the cache file {path} cannot be marked as used")
+    return payload
+
+
+def write(path: Path, name: str, payload: bytes, limit: int = MAX_BYTES) -> None:
+    """Puts an entry in place; nothing happens where the folder cannot be written. Now and then removes the oldest entries."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_head(name, payload) + payload)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        dump.say(1, f"compiled code is not cached: {error}")
+        return
+    # Names are hashes: one write in 32 looks at the whole folder.
+    if int(name[:2], 16) % 32 == 0:
+        evict(path.parent, limit)
+
+
+def evict(where: Path, limit: int = MAX_BYTES) -> int:
+    """Removes the entries used longest ago until at most `limit` bytes remain. Returns how many bytes were removed."""
+    entries = []
+    for path in where.iterdir():
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # another process removed it
+        entries.append((status.st_mtime_ns, status.st_size, path))
+    excess = sum(size for _, size, _ in entries) - limit
+    removed = 0
+    for _, size, path in sorted(entries):
+        if removed >= excess:
+            break
+        path.unlink(missing_ok=True)
+        removed += size
+    return removed
+
+
+def _head(name: str, payload: bytes) -> bytes:
+    return _MAGIC + bytes.fromhex(name) + hashlib.blake2b(payload, digest_size=_DIGEST).digest()

@@ -1,0 +1,104 @@
+"""Reductions over axis k: one sequential loop serves several vectors of columns, with the partial results in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .body import BodyEmitter, Point
+from .builder import Val, i64
+from .reduce import Reduction, State, flatten, unflatten
+
+_CHAINS = 4  # independent partial results that hide the latency of an addition
+_UNROLLED = 9  # depth up to which the loop is written out: windows of 3 x 3
+
+
+class Depth:
+    """Computes the k reductions of one kernel. `extent`: i64 number of steps; `static`: that number where it is known."""
+
+    def __init__(self, emitter: BodyEmitter, extent: Val, static: int | None) -> None:
+        self._emitter, self._extent, self._static = emitter, extent, static
+
+    def resolve(self, roots: Sequence[int], points: Sequence[Point]) -> None:
+        """Makes every k reduction that `roots` need known at the points. The points differ in their column alone."""
+        body, deps = self._emitter.body, self._emitter.deps
+        found: set[int] = set()
+        pending, seen = list(roots), set()
+        while pending:
+            n = pending.pop()
+            if n in seen or self._emitter.is_known(n, points[0]):
+                continue
+            seen.add(n)
+            node = body.nodes[n]
+            if node.op == "reduce" and node.axis == "k":
+                found.add(n)
+            pending += body.operands(n)
+        while found:
+            # The first one in order cannot depend on the others; all that depend on none of the rest share its loop.
+            sources = self._emitter.sources
+            ready = [n for n in sorted(found) if not any(m != n and sources[n] >> m & 1 for m in found)]
+            for group in ([n for n in ready if "c" not in deps[n]], [n for n in ready if "c" in deps[n]]):
+                if group:
+                    self._loop(group, list(points) if "c" in deps[group[0]] else [points[0].scalar])
+            found -= set(ready)
+
+    def _loop(self, nodes: list[int], points: list[Point]) -> None:
+        emitter, fn, body = self._emitter, self._emitter.fn, self._emitter.body
+        arguments = [body.nodes[n].args[0] for n in nodes]
+        for point in points:
+            emitter.prepare(arguments, (), point, "".join(point.axes))
+        wide = self._static is None or self._static >= 1 << 31
+        kinds = [body.nodes[n] for n in nodes]
+        reductions = [Reduction(fn, emitter.target, node, body.nodes[node.args[0]].dtype, wide) for node in kinds]
+        # States in the order copies of k, points, reductions.
+        lanes = points[0].lanes
+        copies = max(1, _CHAINS // len(points))
+        start = self._fresh(reductions, lanes, copies * len(points))
+        if self._static is not None and self._static <= _UNROLLED:
+            states = self._steps([i64(k) for k in range(self._static)], start, reductions, points, nodes)
+        else:
+            main = fn.mul(fn.udiv(self._extent, i64(copies)), i64(copies)) if copies > 1 else self._extent
+
+            def several(k: Val, carried: list[Val]) -> list[Val]:
+                ks = [fn.add(k, i64(copy)) for copy in range(copies)]
+                return flatten(self._steps(ks, unflatten(carried, start), reductions, points, nodes))
+
+            states = unflatten(fn.loop(i64(0), main, copies, flatten(start), several), start)
+            states = self._rest(states, main, reductions, points, nodes) if copies > 1 else states
+        self._finish(states, reductions, points, nodes)
+
+    def _rest(self, states: list[State], start: Val, reductions: list[Reduction], points: list[Point], nodes: list[int]) -> list[State]:
+        def single(k: Val, carried: list[Val]) -> list[Val]:
+            return flatten(self._steps([k], unflatten(carried, first), reductions, points, nodes))
+
+        count = len(points) * len(reductions)
+        first = states[:count]
+        done = unflatten(self._emitter.fn.loop(start, self._extent, 1, flatten(first), single), first)
+        return done + states[count:]
+
+    def _fresh(self, reductions: list[Reduction], lanes: int, count: int) -> list[State]:
+        return [reduction.identity(lanes) for _ in range(count) for reduction in reductions]
+
+    def _steps(self, ks: list[Val], states: list[State], reductions: list[Reduction], points: list[Point], nodes: list[int]) -> list[State]:
+        emitter = self._emitter
+        result = list(states)
+        with emitter.scope():
+            for step, k in enumerate(ks):
+                for place, point in enumerate(points):
+                    here = point.at(k=k)
+                    for which, (reduction, n) in enumerate(zip(reductions, nodes)):
+                        slot = (step * len(points) + place) * len(reductions) + which
+                        slot %= len(states)
+                        x = emitter.operand(emitter.body.nodes[n].args[0], point.lanes, here)
+                        position = emitter.fn.splat(k, point.lanes) if reduction.needs_position else None
+                        result[slot] = reduction.update(result[slot], x, position, None)
+                    emitter.checks(here, [n for n in emitter.depth_checks if emitter.deps[n] <= here.axes.keys()])
+        return result
+
+    def _finish(self, states: list[State], reductions: list[Reduction], points: list[Point], nodes: list[int]) -> None:
+        group = len(points) * len(reductions)
+        for place, point in enumerate(points):
+            for which, (reduction, n) in enumerate(zip(reductions, nodes)):
+                parts = states[place * len(reductions) + which :: group]
+                while len(parts) > 1:
+                    parts = [reduction.merge(a, b) for a, b in zip(parts[::2], parts[1::2])] + ([parts[-1]] if len(parts) % 2 else [])
+                self._emitter.remember(n, point, reduction.result(parts[0]))

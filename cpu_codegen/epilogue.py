@@ -1,0 +1,111 @@
+"""The epilogue of a contraction: a body evaluated over a tile of accumulators that was written to a scratch array."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from ..diagnostics.errors import InvalidGraph
+from .body import BodyEmitter, Point
+from .builder import Function, Ty, Val, i64
+from .loops import vector_lanes
+from .sweep import tail_mask
+
+_HOISTED = 4  # vectors of columns whose per-column values (scales, biases) are loaded once for all rows
+
+
+def accumulator_node(emitter: BodyEmitter) -> int:
+    """The position of the body's `acc` node. InvalidGraph when there is not exactly one."""
+    found = [n for n, node in enumerate(emitter.body.nodes) if node.op == "acc"]
+    if len(found) != 1:
+        raise InvalidGraph(f"an epilogue has one accumulator, this one has {len(found)}", "code generation")
+    return found[0]
+
+
+def emit_tile_epilogue(
+    fn: Function, emitter: BodyEmitter, acc_ptr: Val, acc_ty: Ty, pitch: int, rows: Val, cols: Val, row0: Val, col0: Val, tile_cols: int
+) -> None:
+    """Evaluates the emitter's body over a tile of accumulators and stores what it stores.
+
+    acc[i][j] = acc_ptr[i * pitch + j] of scalar type acc_ty is the accumulator of row row0 + i, column col0 + j, for
+    0 <= i < rows, 0 <= j < cols <= tile_cols (i64 values). col0 is a multiple of tile_cols, pitch * size and acc_ptr need no
+    alignment. Body stores that do not depend on the column happen once a row.
+    """
+    _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols).emit(rows, cols)
+
+
+class _Tile:
+    def __init__(
+        self, fn: Function, emitter: BodyEmitter, acc_ptr: Val, acc_ty: Ty, pitch: int, row0: Val, col0: Val, tile_cols: int
+    ) -> None:
+        self._fn, self._emitter, self._acc, self._ty, self._pitch = fn, emitter, acc_ptr, acc_ty, pitch
+        self._row0, self._col0, self._tile_cols = row0, col0, tile_cols
+        self._node = accumulator_node(emitter)
+        self._lanes = gcd(vector_lanes(emitter.target, emitter.body), tile_cols)
+        self._others = [n for n in range(len(emitter.body.stores)) if n not in emitter.column_stores]
+
+    def emit(self, rows: Val, cols: Val) -> None:
+        full = self._fn.icmp("eq", cols, i64(self._tile_cols))
+        self._fn.branch(full, lambda: self._full(rows), lambda: self._ragged(rows, cols))
+
+    def _full(self, rows: Val) -> list[Val]:
+        """All columns: the vectors of a row are written out, what depends on the column alone is loaded before the rows."""
+        fn, emitter, lanes = self._fn, self._emitter, self._lanes
+        with emitter.scope():
+            columns = [fn.add(self._col0, i64(at)) for at in range(0, self._tile_cols, lanes)]
+            if len(columns) <= _HOISTED:
+                for c in columns:
+                    self._prepare(Point(lanes, {"c": c}), "c")
+
+            def row(i: Val, _: list[Val]) -> list[Val]:
+                with emitter.scope():
+                    r = fn.add(self._row0, i)
+                    self._prepare(Point(lanes, {"r": r}), "r")
+                    for n, c in enumerate(columns):
+                        self._vector(Point(lanes, {"r": r, "c": c}), i, i64(n * lanes))
+                    emitter.stores(Point(0, {"r": r}), self._others)
+                return []
+
+            fn.loop(i64(0), rows, 1, [], row)
+        return []
+
+    def _ragged(self, rows: Val, cols: Val) -> list[Val]:
+        """Fewer columns: one masked loop, or whole vectors and then single elements."""
+        fn, emitter, lanes = self._fn, self._emitter, self._lanes
+        masked = emitter.target.masked_memory
+
+        def row(i: Val, _: list[Val]) -> list[Val]:
+            with emitter.scope():
+                r = fn.add(self._row0, i)
+                self._prepare(Point(lanes, {"r": r}), "r")
+
+                def vectors(j: Val, _: list[Val]) -> list[Val]:
+                    with emitter.scope():
+                        mask = tail_mask(fn, fn.sub(cols, j), lanes) if masked else None
+                        self._vector(Point(lanes, {"r": r, "c": fn.add(self._col0, j)}, mask), i, j)
+                    return []
+
+                def elements(j: Val, _: list[Val]) -> list[Val]:
+                    with emitter.scope():
+                        self._vector(Point(0, {"r": r, "c": fn.add(self._col0, j)}), i, j)
+                    return []
+
+                whole = cols if masked else fn.and_(cols, i64(-lanes))
+                fn.loop(i64(0), whole, lanes, [], vectors)
+                if not masked:
+                    fn.loop(whole, cols, 1, [], elements)
+                emitter.stores(Point(0, {"r": r}), self._others)
+            return []
+
+        fn.loop(i64(0), rows, 1, [], row)
+        return []
+
+    def _vector(self, point: Point, row: Val, column: Val) -> None:
+        fn = self._fn
+        pointer = fn.gep(fn.gep(self._acc, fn.mul(row, i64(self._pitch)), self._ty), column, self._ty)
+        # Every row of the scratch array has room for whole vectors, so its loads need no mask.
+        self._emitter.provide(self._node, fn.load(self._ty.vec(point.lanes), pointer))
+        self._emitter.stores(point)
+
+    def _prepare(self, point: Point, axes: str) -> None:
+        stores = self._emitter.column_stores
+        self._emitter.prepare([], stores, point, axes)

@@ -1,0 +1,124 @@
+"""How an index expression varies over the lanes of a vector: the analysis that decides between splat, vector and gather access.
+
+The column axis is the symbol `c`. At a point, `c` is the base column of the vector and lane i stands for column c + i; the base is a
+multiple of the number of lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..graph.dims import Atom, Dim, Func, Poly, bounds, divides, product, symbols
+
+Varies = Callable[[str], bool]
+Terms = dict[tuple[Atom, ...], Dim]
+
+
+@dataclass(frozen=True)
+class LaneForm:
+    """index at lane i == index at lane 0 + i * step + offsets[i]; `offsets` is empty for zeros. `step` does not vary over lanes."""
+
+    step: Dim = 0
+    offsets: tuple[int, ...] = ()
+
+    @property
+    def uniform(self) -> bool:
+        return self.step == 0 and not self.offsets
+
+    @property
+    def contiguous(self) -> bool:
+        return self.step == 1 and not self.offsets
+
+
+def atom_dim(atom: Atom) -> Dim:
+    return Poly((((atom,), 1),))
+
+
+def monomial(atoms: tuple[Atom, ...], factor: int = 1) -> Dim:
+    """factor * product of atoms."""
+    return product([factor, *map(atom_dim, atoms)])
+
+
+def varies_over_lanes(atom: Atom, varies: Varies) -> bool:
+    return any(varies(s.name) for s in symbols(atom_dim(atom)))
+
+
+def lane_form(index: Dim, lanes: int, varies: Varies) -> LaneForm | None:
+    """The form of `index`, or None when lanes must be computed one by one. `varies(name)`: whether a symbol differs between lanes."""
+    if not isinstance(index, Poly) or not lanes:
+        return LaneForm()
+    step: Dim = 0
+    offsets = [0] * lanes
+    for mono, factor in index.terms:
+        varying = [a for a in mono if varies_over_lanes(a, varies)]
+        forms = [_atom_form(a, lanes, varies) for a in varying]
+        if None in forms:
+            return None
+        moving = [(a, f) for a, f in zip(varying, forms) if f is not None and not f.uniform]
+        if not moving:
+            continue
+        if len(moving) > 1:
+            return None
+        atom, form = moving[0]
+        others = list(mono)
+        others.remove(atom)
+        scale = monomial(tuple(others), factor)
+        step = step + scale * form.step
+        if form.offsets:
+            if not isinstance(scale, int):
+                return None
+            offsets = [total + scale * each for total, each in zip(offsets, form.offsets)]
+    if not any(offsets):
+        return LaneForm(step)
+    if isinstance(step, int):
+        return LaneForm(0, tuple(each + lane * step for lane, each in enumerate(offsets)))
+    return LaneForm(step, tuple(offsets))
+
+
+def _atom_form(atom: Atom, lanes: int, varies: Varies) -> LaneForm | None:
+    if not isinstance(atom, Func):
+        return LaneForm(1) if atom.name == "c" else None
+    if atom.kind not in ("floordiv", "mod"):
+        return None
+    top = lane_form(atom.args[0], lanes, varies)
+    bottom = lane_form(atom.args[1], lanes, varies)
+    if top is None or bottom is None or not bottom.uniform:
+        return None
+    if top.uniform:
+        return LaneForm()
+    divisor = atom.args[1]
+    if top.offsets or not isinstance(top.step, int) or top.step < 1:
+        return None
+    span = top.step * lanes
+    if divides(span, divisor) and _multiple(atom.args[0], span, lanes, varies):
+        # The whole vector lies within one run of `divisor`.
+        return LaneForm() if atom.kind == "floordiv" else LaneForm(top.step)
+    if isinstance(divisor, int) and top.step == 1 and lanes % divisor == 0 and _multiple(atom.args[0], divisor, lanes, varies):
+        each = (lane // divisor if atom.kind == "floordiv" else lane % divisor for lane in range(lanes))
+        return LaneForm(0, tuple(each))
+    return None
+
+
+def _multiple(index: Dim, of: int, lanes: int, varies: Varies) -> bool:
+    """Whether index at lane 0 is a multiple of `of`: a term in `c` alone, or its remainder by a multiple, counts `lanes` times its step."""
+    if not isinstance(index, Poly):
+        return index % of == 0
+    for mono, factor in index.terms:
+        form = _atom_form(mono[0], lanes, varies) if len(mono) == 1 else None
+        if form is not None and isinstance(form.step, int) and not form.offsets and form.step and factor * form.step * lanes % of == 0:
+            continue
+        if not divides(of, monomial(mono, factor)):
+            return False
+    return True
+
+
+def never_negative(index: Dim) -> bool:
+    low = bounds(index)[0]
+    return low is not None and low >= 0
+
+
+def fits_32_bits(index: Dim) -> bool:
+    """Whether the value is proved to be in [0, 2^31)."""
+    low, high = bounds(index)
+    return low is not None and low >= 0 and high is not None and high < 1 << 31

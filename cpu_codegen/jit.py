@@ -1,0 +1,149 @@
+"""LLVM IR text to machine code, and machine code into this process. The only file that imports llvmlite.
+
+No LLVM pass pipeline runs: the generator writes vector code, and on it the pipeline was measured to cost more time than it saves
+(`docs/math.md`). Code is position-independent and of the small code model, so one object serves loading here and linking elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping
+from functools import lru_cache
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from ..diagnostics.errors import ArtifactError, InvalidGraph, Unsupported
+from ..platforms.host import host
+from ..platforms.target import Target
+from . import intrinsics, symbols
+from .elf import read_symbols
+
+OPT = 1  # LLVM's codegen level; 0 has no register allocation to speak of, 2 was measured no faster and slower to compile
+_LOCK = threading.Lock()
+_NAMES = itertools.count()
+
+
+def versions() -> str:
+    """Returns llvmlite's and LLVM's versions; part of every cache key."""
+    return f"llvmlite {llvmlite.__version__} LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
+
+
+def compile_object(ir_text: str, target: Target, opt: int = OPT) -> bytes:
+    """Returns the ELF object of a module of LLVM IR text.
+
+    Unsupported when the text uses an instruction that the target lacks; InvalidGraph when it is not valid LLVM IR.
+    """
+    with _machine(target.triple, target.cpu, target.llvm_features, opt) as machine, _Parsed(ir_text, target, machine.raw) as module:
+        return bytes(machine.raw.emit_object(module))
+
+
+def assembly(ir_text: str, target: Target, opt: int = OPT) -> str:
+    """Returns the assembly text of what `compile_object` makes."""
+    with _machine(target.triple, target.cpu, target.llvm_features, opt) as machine, _Parsed(ir_text, target, machine.raw) as module:
+        return str(machine.raw.emit_assembly(module))
+
+
+class Library:
+    """Machine code loaded into this process. It stays as long as this object; keep it while any of its addresses may be called."""
+
+    def __init__(self, tracker: llvm.ResourceTracker, names: tuple[str, ...]) -> None:
+        self._tracker = tracker
+        self.symbols = names
+
+    def address(self, symbol: str) -> int:
+        """Returns the address of a global function of the object; KeyError when it has none of that name."""
+        if symbol not in self.symbols:
+            raise KeyError(f"{symbol} is not one of {', '.join(self.symbols)}")
+        return int(self._tracker[symbol])
+
+
+def load_object(data: bytes, externals: Mapping[str, int] | None = None) -> Library:
+    """Loads an object that `compile_object` made for this machine.
+
+    Undefined symbols are taken from `externals` (name to address), then from `symbols.address`. Unsupported when one is nowhere;
+    ArtifactError when the object is damaged or for another architecture.
+    """
+    found = read_symbols(data)
+    if found.arch != host().arch:
+        raise ArtifactError(f"the object is for {found.arch}, this machine is {host().arch}", hint="compile it for this machine")
+    builder = llvm.JITLibraryBuilder().add_object_img(data)
+    for name in found.defined:
+        builder.export_symbol(name)
+    for name in found.undefined:
+        builder.import_symbol(name, _resolve(name, externals or {}))
+    try:
+        with _LOCK:
+            tracker = builder.link(_engine(), f"sashiko.{next(_NAMES)}")
+    except RuntimeError as error:
+        raise ArtifactError(f"the object cannot be loaded: {error}", hint="delete the cache folder") from error
+    return Library(tracker, found.defined)
+
+
+def _resolve(name: str, externals: Mapping[str, int]) -> int:
+    if name in externals:
+        return externals[name]
+    symbol = symbols.find(name)
+    if not symbol.address:
+        raise Unsupported(f"the C function {name} is not available: {symbol.reason}", hint="choose a kernel that does not call it")
+    return symbol.address
+
+
+class _Machine:
+    """A target machine and the lock that gives it to one thread at a time."""
+
+    def __init__(self, raw: llvm.TargetMachine) -> None:
+        self.raw = raw
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> _Machine:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class _Parsed:
+    """A verified module in a context of its own, so that nothing of it stays in memory afterwards."""
+
+    def __init__(self, ir_text: str, target: Target, machine: llvm.TargetMachine) -> None:
+        intrinsics.check(ir_text, target)
+        self._text, self._triple, self._layout = ir_text, target.triple, str(machine.target_data)
+
+    def __enter__(self) -> llvm.ModuleRef:
+        self._context = llvm.create_context()
+        try:
+            self._module = llvm.parse_assembly(self._text, self._context)
+            self._module.verify()
+        except RuntimeError as error:
+            raise InvalidGraph(f"the generated code is not valid LLVM IR: {error}", "code generation") from error
+        self._module.triple, self._module.data_layout = self._triple, self._layout
+        return self._module
+
+    def __exit__(self, *_: object) -> None:
+        self._module.close()
+        self._context.close()
+
+
+@lru_cache(maxsize=64)
+def _machine(triple: str, cpu: str, features: str, opt: int) -> _Machine:
+    _initialized()
+    with _LOCK:
+        raw = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small")
+    return _Machine(raw)
+
+
+@lru_cache(maxsize=1)
+def _engine() -> llvm.LLJIT:
+    """The loader of this process; it only ever gets finished objects."""
+    _initialized()
+    raw = llvm.Target.from_triple(host().triple).create_target_machine(reloc="pic", codemodel="small", jit=True)
+    return llvm.create_lljit_compiler(raw, use_jit_link=True, suppress_errors=True)
+
+
+def _initialized() -> None:
+    """Makes all of LLVM's targets known. LLVM ignores a repetition; llvmlite lets one thread in at a time."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()

@@ -1,0 +1,266 @@
+"""Loop kernels to machine code: the loops around a body, for the three kinds of kernels of `stitch/loops.py`.
+
+    flat      begin and end cut the columns
+    rows      begin and end cut the rows; each row visits its columns in as many passes as its reductions require
+    k         as either of them, with a sequential loop over k inside each vector of columns
+"""
+
+from __future__ import annotations
+
+from ..graph.dims import Dim, bounds
+from ..graph.types import DType, f64, i64 as int64
+from ..platforms.target import Target
+from ..stitch.loops import Body, LoopKernel
+from . import schedule
+from .body import BodyEmitter, Point
+from .builder import I64, PTR, VOID, Function, Module, Val, const, i64
+from .contract import KernelCode
+from .depth import Depth
+from .reduce import Reduction, State
+from .slots import Slots
+from .sweep import Copies, Sweep, merge_copies
+
+_FLAT_GRAIN = 64  # elements: no two threads write the same cache line of an output
+_SCRATCH_BYTES = 64 * 1024
+_UNROLLED_OPERATIONS = 900  # vector operations of a row written out without a loop
+
+
+def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> KernelCode:
+    """Adds the kernel's function to the module. Domain: rows, or columns of a flat kernel."""
+    fn = Function(module, kernel.name, VOID, [PTR, I64, I64])
+    slots = Slots(fn, kernel.params)
+    writer = _Writer(fn, slots, target, kernel)
+    begin, end = fn.args[1], fn.args[2]
+
+    def inside() -> list[Val]:
+        with writer.emitter.scope():
+            if kernel.rows is None:
+                writer.flat(begin, end)
+            else:
+                writer.rows(begin, end)
+        return []
+
+    # Nothing is read when there is nothing to do: what does not change during the call is loaded inside.
+    fn.branch(fn.icmp("slt", begin, end), inside)
+    fn.ret()
+    fn.finish()
+    grain = max(writer.lanes, _FLAT_GRAIN) if kernel.rows is None else 1
+    return KernelCode(kernel.name, slots.order, kernel.cols if kernel.rows is None else kernel.rows, grain, schedule.work(kernel))
+
+
+def vector_lanes(target: Target, body: Body) -> int:
+    """Lanes of a kernel's vectors: one register of its widest common elements; 64-bit ones count only where they are all there is."""
+    used = schedule.needed(body)
+    widths = {_width(body.nodes[n].dtype) for n in used if "c" in body.deps[n] and body.nodes[n].op not in ("const", "check")}
+    narrower = {bits for bits in widths if bits < 64}
+    return target.lanes(max(narrower) if narrower else 64 if widths else 32)
+
+
+def _width(dtype: DType) -> int:
+    return 32 if dtype.is_float and dtype != f64 else dtype.bits
+
+
+class _Writer:
+    """Emits the loops of one kernel."""
+
+    def __init__(self, fn: Function, slots: Slots, target: Target, kernel: LoopKernel) -> None:
+        self._fn, self._slots, self._target, self._kernel, self._body = fn, slots, target, kernel, kernel.body
+        self.emitter = BodyEmitter(fn, target, kernel.body, slots, kernel.params)
+        self.lanes = vector_lanes(target, kernel.body)
+        self._depth = None
+        if kernel.depth is not None:
+            self._depth = Depth(self.emitter, slots.dim(kernel.depth), kernel.depth if isinstance(kernel.depth, int) else None)
+        self._column_stores = self.emitter.column_stores
+        self._other_stores = [n for n in range(len(self._body.stores)) if n not in self._column_stores]
+        self._other_checks = [n for n in self.emitter.all_checks if not self._body.deps[n] & {"c", "k"}]
+        self._plan = schedule.passes(self._body, self._column_stores)
+
+    # -- kinds -------------------------------------------------------------------------------------------------------
+    def flat(self, begin: Val, end: Val) -> None:
+        top = Point(self.lanes)
+        self._fixed(top)
+        if self._plan:
+            self._sweep(Sweep(self.emitter, self.lanes, begin, end), self._plan[0], top)
+        if self._other_stores:
+            # Not of any column: the call that has the first column stores them.
+            self._fn.branch(self._fn.icmp("eq", begin, i64(0)), lambda: self._store_others(top))
+
+    def rows(self, begin: Val, end: Val) -> None:
+        self._fixed(Point(self.lanes))
+        columns = self._kernel.cols
+        stop = self._slots.dim(columns)
+        sweep = Sweep(self.emitter, self.lanes, i64(0), stop, columns if isinstance(columns, int) else None)
+        in_registers = self._fits_in_registers()
+        arrays = {} if in_registers else self._arrays(columns)
+
+        def row(r: Val, _: list[Val]) -> list[Val]:
+            with self.emitter.scope():
+                point = Point(self.lanes, {"r": r})
+                self.emitter.checks(point.scalar, [n for n in self._other_checks if self._body.deps[n]])
+                for position, each in enumerate(self._plan):
+                    self._resolve(self._roots_within(each, frozenset("r")), [point.scalar])
+                    self.emitter.prepare(each.roots(self._body, self._column_stores), self._stores_of(each), point, "r")
+                    if in_registers:
+                        self._columns_in_registers(each, point)
+                    else:
+                        self._one_pass(sweep, each, point, arrays)
+                self._store_others(point.scalar)
+                for each in self._plan:
+                    for n in each.reductions:
+                        self.emitter.withdraw(n)
+                self.emitter.release(arrays)
+            return []
+
+        self._fn.loop(begin, end, 1, [], row)
+
+    # -- passes ------------------------------------------------------------------------------------------------------
+    def _one_pass(self, sweep: Sweep, each: schedule.Pass, point: Point, arrays: dict[int, Val]) -> None:
+        self._sweep(sweep, each, point, arrays)
+        for n in each.keep:
+            if n in arrays:
+                self.emitter.keep(n, arrays[n])
+
+    def _sweep(self, sweep: Sweep, each: schedule.Pass, row: Point, arrays: dict[int, Val] | None = None) -> None:
+        """One pass over the columns with loops; what it reduces is provided afterwards."""
+        reductions = self._reductions(each)
+        roots = each.roots(self._body, self._column_stores)
+        kept = [(n, arrays[n]) for n in each.keep if arrays and n in arrays]
+
+        def visit(points: list[Point], states: Copies) -> Copies:
+            self._resolve(roots, points)
+            result = [self._updated(each, reductions, point, state) for point, state in zip(points, states)]
+            for n, array in kept:
+                for point in points:
+                    self.emitter.save(n, array, point)
+            for point in points:
+                self._effects(each, point)
+            return result
+
+        states = sweep.run(row, self._unroll(each), reductions, visit)
+        self._provide(each, reductions, states)
+
+    def _columns_in_registers(self, each: schedule.Pass, row: Point) -> None:
+        """One pass over a row that is written out in full: its points are those of the pass before, so their values are still known."""
+        count = self._kernel.cols
+        assert isinstance(count, int)
+        vectors, tail = divmod(count, self.lanes)
+        points = [row.at(c=i64(n * self.lanes)) for n in range(vectors)]
+        if tail:
+            points.append(Point(self.lanes, {**row.axes, "c": i64(vectors * self.lanes)}, self._constant_mask(tail)))
+        reductions = self._reductions(each)
+        roots = each.roots(self._body, self._column_stores)
+        self._resolve(roots, points)
+        copies = [[r.identity(self.lanes) for r in reductions] for _ in range(max(1, min(4, len(points))))]
+        for n, point in enumerate(points):
+            copies[n % len(copies)] = self._updated(each, reductions, point, copies[n % len(copies)])
+            self._effects(each, point)
+        merged = merge_copies(reductions, copies)
+        self._provide(each, reductions, [r.across(state) for r, state in zip(reductions, merged)])
+
+    def _updated(self, each: schedule.Pass, reductions: list[Reduction], point: Point, states: list[State]) -> list[State]:
+        result = []
+        for n, reduction, state in zip(each.reductions, reductions, states):
+            x = self.emitter.operand(self._body.nodes[n].args[0], point.lanes, point)
+            result.append(reduction.update(state, x, self._position(point) if reduction.needs_position else None, point.mask))
+        return result
+
+    def _effects(self, each: schedule.Pass, point: Point) -> None:
+        self.emitter.checks(point, each.checks)
+        if each.stores:
+            self.emitter.stores(point, self._column_stores)
+
+    def _provide(self, each: schedule.Pass, reductions: list[Reduction], states: list[State]) -> None:
+        for n, reduction, state in zip(each.reductions, reductions, states):
+            self.emitter.provide(n, reduction.result(state))
+
+    def _position(self, point: Point) -> Val:
+        c = self._fn.splat(point.axes["c"], point.lanes)
+        return self._fn.add(c, self._fn.lane_ids(I64.vec(point.lanes))) if point.lanes else c
+
+    # -- what surrounds them -------------------------------------------------------------------------------------------
+    def _fixed(self, top: Point) -> None:
+        """Everything that does not change during the call."""
+        everything = [r for each in self._plan for r in each.roots(self._body, self._column_stores)]
+        self._resolve([n for each in self._plan for n in self._roots_within(each, frozenset())], [top.scalar])
+        self.emitter.checks(top.scalar, [n for n in self._other_checks if not self._body.deps[n]])
+        stores = self._column_stores if any(each.stores for each in self._plan) else ()
+        self.emitter.prepare(everything, stores, top, "")
+
+    def _store_others(self, point: Point) -> list[Val]:
+        with self.emitter.scope():
+            roots = [m for n in self._other_stores for m in (self._body.stores[n].node, self._body.stores[n].guard) if m >= 0]
+            self._resolve(roots, [point.scalar])
+            self.emitter.stores(point.scalar, self._other_stores)
+        return []
+
+    def _resolve(self, roots: list[int], points: list[Point]) -> None:
+        if self._depth is not None and points:
+            self._depth.resolve(roots, points)
+
+    def _roots_within(self, each: schedule.Pass, axes: frozenset[str]) -> list[int]:
+        """Values that a pass needs and that depend on no other axes."""
+        found, pending, seen = [], each.roots(self._body, self._column_stores), set()
+        while pending:
+            n = pending.pop()
+            if n in seen:
+                continue
+            seen.add(n)
+            if self._body.deps[n] <= axes:
+                found.append(n)
+            elif not (self._body.nodes[n].op == "reduce" and self._body.nodes[n].axis == "k"):
+                pending += self._body.operands(n)
+        return found
+
+    def _stores_of(self, each: schedule.Pass) -> tuple[int, ...]:
+        return self._column_stores if each.stores else ()
+
+    def _reductions(self, each: schedule.Pass) -> list[Reduction]:
+        high = bounds(self._kernel.cols)[1]
+        wide = high is None or high >= 1 << 31
+        nodes = self._body.nodes
+        return [Reduction(self._fn, self._target, nodes[n], nodes[nodes[n].args[0]].dtype, wide) for n in each.reductions]
+
+    # -- choices -------------------------------------------------------------------------------------------------------
+    def _operations(self, each: schedule.Pass) -> int:
+        own = schedule.costs(self._body, self.lanes)
+        known: set[int] = set()
+        return sum(schedule.recompute_cost(self._body, n, own, known) for n in each.roots(self._body, self._column_stores))
+
+    def _unroll(self, each: schedule.Pass) -> int:
+        """Enough vectors at once to hide latencies; fewer of them where one is already a lot of code."""
+        operations = self._operations(each)
+        if self._depth is not None and any(node.op == "reduce" and node.axis == "k" for node in self._body.nodes):
+            return 4
+        return 4 if operations <= 12 else 2 if operations <= 60 else 1
+
+    def _fits_in_registers(self) -> bool:
+        """Whether a row is so short that all its vectors stay in registers between the passes."""
+        columns = self._kernel.cols
+        if not isinstance(columns, int) or len(self._plan) < 2 or self._depth is not None:
+            return False
+        vectors, tail = divmod(columns, self.lanes)
+        if tail and not self._target.masked_memory:
+            return False
+        vectors += 1 if tail else 0
+        alive = schedule.live_between(self._body, self._plan, self._column_stores)
+        budget = self._target.registers - (8 if self._target.registers > 16 else 6)
+        operations = sum(self._operations(each) for each in self._plan)
+        return vectors * alive <= budget and vectors * operations <= _UNROLLED_OPERATIONS
+
+    def _arrays(self, columns: Dim) -> dict[int, Val]:
+        """Arrays on the stack for what is worth keeping between passes, as far as they fit."""
+        schedule.add_kept(self._body, self._plan, self._column_stores, self.lanes)
+        high = bounds(columns)[1]
+        room = _SCRATCH_BYTES
+        arrays: dict[int, Val] = {}
+        for each in self._plan:
+            for n in each.keep:
+                size = (-(-(high or 0) // self.lanes) * self.lanes) * self._body.nodes[n].dtype.bytes
+                if high is not None and size <= room:
+                    arrays[n] = self._fn.alloca(max(size, 64))
+                    room -= size
+        return arrays
+
+    def _constant_mask(self, active: int) -> Val:
+        flags = ", ".join(f"i1 {'true' if lane < active else 'false'}" for lane in range(self.lanes))
+        return Val(const(I64, 0).ty.of("i1").vec(self.lanes), f"<{flags}>")

@@ -1,0 +1,115 @@
+"""What the functions are made of. Everything works for any number of lanes and uses only portable LLVM IR."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..builder import I1, Function, Ty, Val, const, i64
+
+ABS_MASK, SIGN_MASK, INFINITY = 0x7FFFFFFF, -0x80000000, 0x7F800000
+# 1.5 * 2^23: adding it to a float of magnitude below 2^22 rounds that to an integer, found in the low bits of the sum.
+MAGIC = float(3 << 22)
+
+
+def k(like: Val, value: float) -> Val:
+    """A constant of the type of `like`."""
+    return const(like.ty, value)
+
+
+def horner(fn: Function, x: Val, coefficients: Sequence[float]) -> Val:
+    """The polynomial with these coefficients, lowest power first. One fused multiply-add each: least work, not least latency."""
+    total = k(x, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        total = fn.fma(total, x, k(x, c))
+    return total
+
+
+def bits(fn: Function, x: Val) -> Val:
+    """The bits of a float as an integer of the same width."""
+    return fn.convert("bitcast", x, x.ty.of("i64" if x.ty.scalar == "double" else "i32"))
+
+
+def from_bits(fn: Function, x: Val) -> Val:
+    return fn.convert("bitcast", x, x.ty.of("double" if x.ty.scalar == "i64" else "float"))
+
+
+def absolute(fn: Function, x: Val) -> Val:
+    return fn.intrinsic("fabs", x.ty, [x])
+
+
+def copysign(fn: Function, magnitude: Val, sign: Val) -> Val:
+    return fn.intrinsic("copysign", magnitude.ty, [magnitude, sign])
+
+
+def at_most(fn: Function, x: Val, limit: float) -> Val:
+    """min(x, limit); NaN stays NaN. Operand order as in x86's MINPS, so that it is one instruction there."""
+    bound = k(x, limit)
+    return fn.select(fn.fcmp("olt", bound, x), bound, x)
+
+
+def at_least(fn: Function, x: Val, limit: float) -> Val:
+    """max(x, limit); NaN stays NaN."""
+    bound = k(x, limit)
+    return fn.select(fn.fcmp("ogt", bound, x), bound, x)
+
+
+def nearest(fn: Function, x: Val, factor: float, offset: int = 0) -> tuple[Val, Val]:
+    """n = round(x * factor) as a float, and the bits of n + offset + MAGIC, whose low 22 bits are those of n + offset.
+
+    |x * factor| + offset < 2^22; beyond it n is meaningless but nothing traps.
+    """
+    magic = k(x, MAGIC + offset)
+    shifted = fn.fma(x, k(x, factor), magic)
+    return fn.sub(shifted, magic), bits(fn, shifted)
+
+
+def power_of_two(fn: Function, exponent_bits: Val) -> Val:
+    """2^n for n in [-126, 127] from the second result of `nearest(..., offset=127)`: the shift leaves just the exponent field."""
+    return from_bits(fn, fn.shl(exponent_bits, const(exponent_bits.ty, 23)))
+
+
+def scaled(fn: Function, x: Val, exponent_bits: Val) -> Val:
+    """x * 2^n for n in [-252, 254] from the second result of `nearest(..., offset=254)`, rounded once even where it is denormal.
+
+    2^n is not a float for all these n, hence two factors 2^(n // 2) and 2^(n - n // 2); only the second product can round.
+    """
+    half = fn.lshr(exponent_bits, const(exponent_bits.ty, 1))
+    rest = fn.sub(exponent_bits, half)
+    return fn.mul(fn.mul(x, power_of_two(fn, half)), power_of_two(fn, rest))
+
+
+def any_lane(fn: Function, condition: Val) -> Val:
+    """i1: whether the condition holds in some lane."""
+    return fn.call(f"llvm.vector.reduce.or.{condition.ty.mangled}", I1, [condition]) if condition.ty.lanes else condition
+
+
+def lanewise(fn: Function, symbol: str, args: Sequence[Val]) -> Val:
+    """Calls the C function `symbol` for every lane, through a helper function of the module. Slow: for rare cases and for float64."""
+    ty = args[0].ty
+    scalar = Ty(ty.scalar)
+    if not ty.lanes:
+        return fn.call(symbol, scalar, args)
+    name = f"sashiko.{symbol}.{ty.mangled}"
+    if name not in fn.module.functions:
+        helper = Function(fn.module, name, ty, [ty] * len(args), internal=True)
+        size = ty.lanes * ty.bits // 8
+        places = [helper.alloca(size) for _ in args]
+        for place, arg in zip(places, helper.args):
+            helper.store(arg, place)
+
+        def lane(i: Val, _: list[Val]) -> list[Val]:
+            values = [helper.load(scalar, helper.gep(place, i, scalar)) for place in places]
+            helper.store(helper.call(symbol, scalar, values), helper.gep(places[0], i, scalar))
+            return []
+
+        helper.loop(i64(0), i64(ty.lanes), 1, [], lane)
+        helper.ret(helper.load(ty, places[0]))
+        helper.finish()
+    text = f"call {ty} @{name}({', '.join(f'{a.ty} {a.ref}' for a in args)})"
+    return fn.emit(ty, text)
+
+
+def or_lanewise(fn: Function, rare: Val, symbol: str, args: Sequence[Val], usual: Val) -> Val:
+    """`usual`, but the C function `symbol` in the lanes where `rare` holds, which costs a branch when there is none."""
+    wide = fn.branch(any_lane(fn, rare), lambda: [lanewise(fn, symbol, args)], lambda: [usual])[0]
+    return fn.select(rare, wide, usual)

@@ -1,0 +1,83 @@
+"""Rounding conversions found in a body: cast(clamp(round(x) + zero)) to integers is one conversion instruction that rounds.
+
+That is what quantization looks like. Clamping first is the same, since rounding is monotone and the bounds are integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..graph.types import DType, f32, f64
+from ..platforms.target import Target
+from ..stitch.loops import Body, Node
+from . import convert, elementwise
+from .builder import Function, Val, const
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Clamp node by (op, bound) in this order, round it to an integer, add `zero`."""
+
+    node: int
+    clamps: tuple[tuple[str, float], ...]
+    zero: int
+
+
+def never_nan(nodes: Sequence[Node], n: int) -> bool:
+    """Whether a value is known to be a number: constants, parameters and what comes from integers."""
+    node = nodes[n]
+    if node.op == "const":
+        return node.value == node.value
+    if node.op == "cast":
+        return not nodes[node.args[0]].dtype.is_float
+    return node.op == "param"
+
+
+def chains(body: Body) -> dict[int, Chain]:
+    """The chain that ends in each cast that has one."""
+    found = ((n, rounded_chain(body.nodes, node)) for n, node in enumerate(body.nodes) if node.op == "cast")
+    return {n: chain for n, chain in found if chain is not None}
+
+
+def rounded_chain(nodes: Sequence[Node], cast: Node) -> Chain | None:
+    """The chain that ends in this cast, or None."""
+    n = cast.args[0]
+    if cast.dtype.kind not in ("int", "uint") or nodes[n].dtype not in (f32, f64):
+        return None
+    clamps: list[tuple[str, float]] = []
+    while nodes[n].op in ("maximum", "minimum"):
+        split = _with_integer(nodes, n)
+        if split is None:
+            return None
+        clamps.insert(0, (nodes[n].op, split[1]))
+        n = split[0]
+    zero = 0
+    if nodes[n].op == "add":
+        split = _with_integer(nodes, n)
+        if split is None:
+            return None
+        n, zero = split
+    if nodes[n].op != "round":
+        return None
+    return Chain(nodes[n].args[0], tuple((op, bound - zero) for op, bound in clamps), zero)
+
+
+def _with_integer(nodes: Sequence[Node], n: int) -> tuple[int, int] | None:
+    """(other operand, number) when one operand of a binary operation is a constant whole number that floats hold exactly."""
+    for at, other in ((1, 0), (0, 1)):
+        operand = nodes[nodes[n].args[at]]
+        if operand.op == "const" and abs(operand.value) < 1 << 22 and operand.value == int(operand.value):
+            return nodes[n].args[other], int(operand.value)
+    return None
+
+
+def emit(fn: Function, target: Target, chain: Chain, x: Val, dtype: DType) -> Val:
+    """The chain applied to the value of its node."""
+    for op, bound in chain.clamps:
+        x = elementwise.extreme(fn, target, op, x, const(x.ty, bound), (False, True))
+    bits = max(32, dtype.bits)
+    whole = convert.round_to_int(fn, x, bits)
+    if chain.zero:
+        whole = fn.add(whole, const(whole.ty, chain.zero))
+    return whole if dtype.bits == bits else fn.convert("trunc", whole, whole.ty.of(f"i{dtype.bits}"))

@@ -1,0 +1,133 @@
+"""Visiting all columns of a range with vectors: unrolled, then single ones, then the tail; partial results carried along.
+
+With mask registers everything after the unrolled loop is one masked loop. Elsewhere whole vectors come first and the tail is done
+element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .body import BodyEmitter, Point
+from .builder import I64, Function, Ty, Val, const, const_vec, i64
+from .reduce import Reduction, State, flatten, unflatten
+
+Copies = list[list[State]]  # for each unrolled vector the state of each reduction
+Visit = Callable[[list[Point], Copies], Copies]
+
+
+class Sweep:
+    """Columns [start, stop) of one row, `lanes` at a time. `static`: how many there are, when known (then start is 0).
+
+    start is a multiple of `lanes`. `visit(points, states)` emits the code of some vectors and gives their states.
+    """
+
+    def __init__(self, emitter: BodyEmitter, lanes: int, start: Val, stop: Val, static: int | None = None) -> None:
+        self._emitter, self._fn, self._lanes = emitter, emitter.fn, lanes
+        self._start, self._stop, self._static = start, stop, static
+
+    def run(self, row: Point, unroll: int, reductions: Sequence[Reduction], visit: Visit) -> list[State]:
+        """Emits the whole visit; gives the scalar states of the reductions."""
+        self._row, self._reductions, self._visit = row, reductions, visit
+        if self._static is not None:
+            return self._run_static(unroll, self._static)
+        return self._run_dynamic(unroll)
+
+    # -- the two plans -----------------------------------------------------------------------------------------------
+    def _run_static(self, unroll: int, count: int) -> list[State]:
+        lanes = self._lanes
+        vectors, tail = divmod(count, lanes)
+        trips = vectors // unroll if vectors > unroll else 0
+        left = vectors - trips * unroll
+        states = [self._identity(lanes) for _ in range(max(unroll if trips else left, 1))]
+        if trips:
+            states = self._loop(i64(0), i64(trips * unroll * lanes), unroll, states)
+        if left:
+            at = [i64((trips * unroll + n) * lanes) for n in range(left)]
+            states[:left] = self._step([self._point(c) for c in at], states[:left])
+        merged = self._merged(states)
+        if tail and self._emitter.target.masked_memory:
+            mask = const_vec(Ty("i1", lanes), [lane < tail for lane in range(lanes)])
+            merged = self._step([self._point(i64(vectors * lanes), mask)], [merged])[0]
+        scalars = self._across(merged)
+        if tail and not self._emitter.target.masked_memory:
+            scalars = self._elements(i64(vectors * lanes), i64(count), scalars)
+        return scalars
+
+    def _run_dynamic(self, unroll: int) -> list[State]:
+        fn, lanes = self._fn, self._lanes
+        states = [self._identity(lanes) for _ in range(unroll)]
+        main = self._whole(self._start, unroll * lanes)
+        states = self._loop(self._start, main, unroll, states)
+        merged = self._merged(states)
+        if self._emitter.target.masked_memory:
+            def masked(c: Val, carried: list[Val]) -> list[Val]:
+                point = self._point(c, tail_mask(fn, fn.sub(self._stop, c), lanes))
+                return flatten(self._step([point], [unflatten(carried, merged)])[0])
+
+            return self._across(unflatten(fn.loop(main, self._stop, lanes, flatten(merged), masked), merged))
+        vectors = main
+        if unroll > 1:
+            vectors = self._whole(self._start, lanes)
+            merged = self._loop(main, vectors, 1, [merged])[0]
+        return self._elements(vectors, self._stop, self._across(merged))
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+    def _loop(self, start: Val, stop: Val, unroll: int, states: Copies) -> Copies:
+        def body(c: Val, carried: list[Val]) -> list[Val]:
+            points = [self._point(self._fn.add(c, i64(n * self._lanes))) for n in range(unroll)]
+            return flatten([s for copy in self._step(points, self._split(carried, states)) for s in copy])
+
+        flat = flatten([s for copy in states for s in copy])
+        return self._split(self._fn.loop(start, stop, unroll * self._lanes, flat, body), states)
+
+    def _elements(self, start: Val, stop: Val, states: list[State]) -> list[State]:
+        """One element at a time."""
+        def body(c: Val, carried: list[Val]) -> list[Val]:
+            point = Point(0, {**self._row.axes, "c": c})
+            return flatten(self._step([point], [unflatten(carried, states)])[0])
+
+        return unflatten(self._fn.loop(start, stop, 1, flatten(states), body), states)
+
+    def _step(self, points: list[Point], states: Copies) -> Copies:
+        with self._emitter.scope():
+            return self._visit(points, states)
+
+    def _point(self, c: Val, mask: Val | None = None) -> Point:
+        return Point(self._lanes, {**self._row.axes, "c": c}, mask)
+
+    def _identity(self, lanes: int) -> list[State]:
+        return [reduction.identity(lanes) for reduction in self._reductions]
+
+    def _split(self, values: list[Val], like: Copies) -> Copies:
+        states = unflatten(values, [s for copy in like for s in copy])
+        each = len(self._reductions)
+        return [states[n * each : (n + 1) * each] for n in range(len(like))]
+
+    def _merged(self, copies: Copies) -> list[State]:
+        return merge_copies(self._reductions, copies)
+
+    def _across(self, states: list[State]) -> list[State]:
+        return [reduction.across(state) for reduction, state in zip(self._reductions, states)]
+
+    def _whole(self, start: Val, size: int) -> Val:
+        """The end of the last whole group of `size` columns."""
+        fn = self._fn
+        count = fn.sub(self._stop, start)
+        return fn.add(start, fn.and_(count, i64(-size))) if size & (size - 1) == 0 else fn.sub(self._stop, fn.urem(count, i64(size)))
+
+
+def merge_copies(reductions: Sequence[Reduction], copies: Copies) -> list[State]:
+    """The states of all copies together, pairwise so that no chain is long."""
+    while len(copies) > 1:
+        pairs = [[r.merge(a, b) for r, a, b in zip(reductions, x, y)] for x, y in zip(copies[::2], copies[1::2])]
+        copies = pairs + ([copies[-1]] if len(copies) % 2 else [])
+    return copies[0]
+
+
+def tail_mask(fn: Function, left: Val, lanes: int) -> Val:
+    """Lanes below `left` (i64, at least 1), as a mask."""
+    ty = Ty(f"i{max(8, min(64, 512 // lanes))}", lanes)
+    capped = fn.smin(left, const(I64, lanes))
+    narrow = capped if ty.bits == 64 else fn.convert("trunc", capped, ty.vec(0))
+    return fn.icmp("slt", fn.lane_ids(ty), fn.splat(narrow, lanes))

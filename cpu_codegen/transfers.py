@@ -1,0 +1,104 @@
+"""Loads and stores of a body: where their lanes are, which are active, and how element types change between memory and registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..graph.dims import Dim
+from ..graph.types import DType
+from ..platforms.target import Target
+from ..stitch.loops import Node, Store
+from . import convert
+from .access import Memory, Place
+from .addresses import Addresses
+from .builder import Function, Ty, Val
+from .scopes import Point
+from .slots import Slots
+
+Operand = Callable[[int, int, Point], Val]
+
+
+class Transfers:
+    """`operand(node, lanes, point)` gives the value of a node in every lane; buffer i of the body is operand `offset` + i of the kernel."""
+
+    def __init__(self, fn: Function, target: Target, slots: Slots, addresses: Addresses, operand: Operand, offset: int) -> None:
+        self._fn, self._slots, self._addresses, self._operand, self._offset = fn, slots, addresses, operand, offset
+        self.memory = Memory(fn, target)
+
+    def load(self, node: Node, lanes: int, point: Point, guard: Val | None) -> Val:
+        """The node's element at every lane. `guard`: i1, one or one for each lane; where false nothing is read."""
+        fn, dtype = self._fn, node.dtype
+        ty = convert.memory_type(dtype, lanes)
+        other = self._operand(node.args[1], lanes, point) if guard is not None else None
+        if not lanes:
+            pointer = self._addresses.pointer(node.buffer + self._offset, ty, node.index, point)
+            if guard is None or other is None:
+                return convert.from_memory(fn, fn.load(ty, pointer), dtype)
+            value = convert.from_memory(fn, fn.load(ty, self.memory.only_if(guard, pointer)), dtype)
+            return fn.select(guard, value, other)
+        place = self._place(node.buffer, ty.vec(0), node.index, point)
+        place, mask = self._restricted(place, lanes, point.mask, guard)
+        passed = convert.to_memory(fn, other, dtype) if other is not None and guard is not None and guard.ty.lanes else None
+        value = convert.from_memory(fn, self.memory.load(ty, place, mask, passed), dtype)
+        if guard is None or other is None or guard.ty.lanes:
+            return value
+        return fn.select(guard, value, other)
+
+    def store(self, spec: Store, dtype: DType, lanes: int, point: Point, guard: Val | None) -> None:
+        """Stores the node of a store, whose element type is `dtype`, at every active lane."""
+        fn = self._fn
+        value = self._operand(spec.node, lanes, point)
+        data = convert.to_memory(fn, value, dtype)
+        if not lanes:
+            pointer = self._addresses.pointer(spec.buffer + self._offset, data.ty, spec.index, point)
+            fn.store(data, pointer if guard is None else self.memory.only_if(guard, pointer))
+            return
+        place = self._place(spec.buffer, data.ty.vec(0), spec.index, point)
+        place, mask = self._restricted(place, lanes, point.mask, guard)
+        if mask is not None and data.ty.bits < 32 and not point.axes["c"].ref.startswith("%"):
+            mask = fn.and_(mask, self._true(lanes))
+        self.memory.store(data, place, mask)
+
+    def _true(self, lanes: int) -> Val:
+        """A mask of all lanes that LLVM cannot see through.
+
+        LLVM 22 turns a masked store of truncated elements whose mask is constant with one lane into a store of that element before
+        truncation, which writes beyond it.
+        """
+        pointer = self._slots.status()
+        return self._fn.splat(self._fn.emit(Ty("i1"), f"icmp ne ptr {pointer.ref}, null"), lanes)
+
+    def reach(self, buffer: int, dtype: DType, index: Dim, point: Point, within: frozenset[str]) -> None:
+        """Computes now the part of an address that needs no other axes than `within`."""
+        if self._addresses.form(index, point.lanes) is not None:
+            self._addresses.pointer(buffer + self._offset, convert.memory_type(dtype), index, point, within)
+
+    def load_at(self, pointer: Val, dtype: DType, lanes: int, point: Point) -> Val:
+        """Element c of an array over the columns."""
+        ty = convert.memory_type(dtype, lanes)
+        return convert.from_memory(self._fn, self._fn.load(ty, self._fn.gep(pointer, point.axes["c"], ty.vec(0))), dtype)
+
+    def store_at(self, value: Val, pointer: Val, dtype: DType, point: Point) -> None:
+        """Stores whole vectors into an array over the columns, inactive lanes too: it has room for them."""
+        data = convert.to_memory(self._fn, value, dtype)
+        self._fn.store(data, self._fn.gep(pointer, point.axes["c"], data.ty.vec(0)))
+
+    def _place(self, buffer: int, element: Ty, index: Dim, point: Point) -> Place:
+        form = self._addresses.form(index, point.lanes)
+        if form is None:
+            return Place(self._slots.buffer(buffer + self._offset), offsets=self._addresses.vector(index, point))
+        pointer = self._addresses.pointer(buffer + self._offset, element, index, point)
+        if form.offsets:
+            return Place(pointer, offsets=self._addresses.offsets(form, point))
+        return Place(pointer, step=form.step if isinstance(form.step, int) else self._addresses.scalar(form.step, point))
+
+    def _restricted(self, place: Place, lanes: int, mask: Val | None, guard: Val | None) -> tuple[Place, Val | None]:
+        """The place and the mask of its active lanes. One guard for all lanes moves the whole vector to unused bytes."""
+        if guard is None:
+            # Lane 0 of a masked tail is always active, and all lanes of a splat are lane 0.
+            return place, None if place.step == 0 else mask
+        if not guard.ty.lanes and place.step in (0, 1):
+            return replace(place, pointer=self.memory.only_if(guard, place.pointer)), None if place.step == 0 else mask
+        each = guard if guard.ty.lanes else self._fn.splat(guard, lanes)
+        return place, each if mask is None else self._fn.and_(mask, each)

@@ -1,0 +1,1 @@
+"""Errors, environment variables and stage dumps: what every other folder may use."""

@@ -1,0 +1,53 @@
+"""The exceptions of the project.
+
+Every message says what happened, where in the user's code, and what to do about it. `docs/errors.md` is the manual page.
+"""
+
+from __future__ import annotations
+
+
+class SashikoError(Exception):
+    """Base of every exception raised on purpose.
+
+    what: one sentence saying what happened.
+    where: the place in the user's code or file, such as `model.py:12 in forward`; empty when there is none.
+    hint: what the user can do; empty when there is nothing better than `what`.
+    """
+
+    def __init__(self, what: str, where: str = "", hint: str = "") -> None:
+        # All three go into args, so that pickling (process pools, pytest-xdist) rebuilds the same error.
+        super().__init__(what, where, hint)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class Unsupported(SashikoError):
+    """Something the compiler does not cover. The driver turns it into a call of the original PyTorch op, unless `strict=True`."""
+
+
+class InvalidGraph(SashikoError):
+    """A defect of the compiler itself: a pass produced a graph that the verifier rejects. `where` names the pass."""
+
+
+class CalibrationError(SashikoError):
+    """The calibration data cannot be used: empty, NaN or infinite, or it does not fit the model's arguments."""
+
+
+class ArtifactError(SashikoError):
+    """A saved file cannot be used: damaged, made by something else, by a newer version, or for another machine."""
+
+
+class InputError(SashikoError, TypeError, ValueError):
+    """The arguments of a call do not fit: number, dtype, device or shape.
+
+    It is also a TypeError and a ValueError, because code around a PyTorch module catches those.
+    """

@@ -1,0 +1,118 @@
+"""The backend for `torch.compile(model, backend="sashiko")`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.fx import GraphModule
+
+from ..diagnostics.dump import say
+from ..diagnostics.errors import InputError, Unsupported
+from ..graph.capture import from_fx
+from ..graph.exporting import decompositions
+from ..platforms.host import default_target
+from .build import Options, build
+from .model import CompiledModel
+from .pipeline import PRECISIONS
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+def backend(module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Any:
+    """Compile one graph of Dynamo. Graphs that need gradients run as PyTorch runs them; so does a graph we cannot capture.
+
+    options: `precision` ("fp32", "bf16", "auto") and `strict` (an operation without a native form raises), as in `sashiko.compile`.
+    """
+    del mode  # there is one mode: as fast as we can
+    settings = dict(options or {})
+    unknown = settings.keys() - {"precision", "strict"}
+    if unknown:
+        raise InputError(f"unknown options {sorted(unknown)}", hint="precision and strict are known")
+    if settings.setdefault("precision", "fp32") not in PRECISIONS:
+        raise InputError(f"precision is {settings['precision']!r}", hint=f"one of {', '.join(PRECISIONS)}")
+    given = tuple(example_inputs)
+
+    def inference(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
+        return _Inference(graph, inputs, _frozen(graph, given), settings).boxed()
+
+    return aot_autograd(
+        fw_compiler=_as_it_is, inference_compiler=inference, decompositions=decompositions(), keep_inference_input_mutations=True,
+    )(module, example_inputs)
+
+
+def _as_it_is(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
+    """Training graphs are run by PyTorch: the compiler is for inference."""
+    return _box(graph.forward)
+
+
+def _box(call: Callable[..., Sequence[Any]]) -> Boxed:
+    def boxed(arguments: list[Any]) -> Sequence[Any]:
+        passed = list(arguments)
+        arguments.clear()  # the caller's references end here, so that PyTorch can free what it no longer needs
+        return call(*passed)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+def _frozen(graph: GraphModule, given: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Inputs of the graph that are parameters or buffers which it does not write, by position."""
+    context = TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    placeholders = sum(node.op == "placeholder" for node in graph.graph.nodes)
+    if metadata is None or placeholders != len(given):
+        return {}
+    fixed = {n: given[n] for n in metadata.static_input_indices if n < len(given)}
+    return {n: t for n, t in fixed.items() if isinstance(t, torch.Tensor) and not isinstance(t, FakeTensor) and _only_read(metadata, n)}
+
+
+def _refuse_effects(graph: GraphModule) -> None:
+    """Operations with effects (checks that raise, prints) are ordered by tokens that only PyTorch's own runtime passes."""
+    for node in graph.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise Unsupported(f"the graph uses {node.target.name()}")
+
+
+def _only_read(metadata: Any, position: int) -> bool:
+    return position >= len(metadata.input_info) or not metadata.input_info[position].mutates_data
+
+
+class _Inference:
+    """One inference graph. Weights are frozen into the code; when a call brings other ones, the graph is compiled for those."""
+
+    def __init__(self, graph: GraphModule, inputs: Sequence[Any], frozen: dict[int, torch.Tensor], settings: Mapping[str, Any]) -> None:
+        self.graph, self.inputs, self.settings = graph, inputs, settings
+        self.frozen: dict[int, torch.Tensor] = {}
+        self.model = self._compiled(frozen)
+
+    def _compiled(self, frozen: dict[int, torch.Tensor]) -> CompiledModel | None:
+        with unset_fake_temporarily():  # Dynamo calls us in its world of fake tensors, where constants have no values
+            return self._really_compiled(frozen)
+
+    def _really_compiled(self, frozen: dict[int, torch.Tensor]) -> CompiledModel | None:
+        self.frozen = frozen
+        try:
+            _refuse_effects(self.graph)
+            captured = from_fx(self.graph, self.inputs, frozen)
+        except Unsupported as error:
+            if self.settings.get("strict"):
+                raise
+            say(1, f"left to PyTorch as a whole: {error}")
+            return None
+        built = build(captured, Options(default_target(), self.settings["precision"], bool(self.settings.get("strict")), name="dynamo"))
+        return CompiledModel(captured, built.executable, built)
+
+    def boxed(self) -> Boxed:
+        return _box(self.call if self.model is not None else self.graph.forward)
+
+    def call(self, *arguments: Any) -> Sequence[Any]:
+        if any(arguments[n] is not tensor for n, tensor in self.frozen.items()):
+            self.model = self._compiled({n: arguments[n] for n in self.frozen})
+        assert self.model is not None
+        result: Sequence[Any] = self.model.call_flat(arguments)
+        return result

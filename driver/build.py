@@ -1,0 +1,142 @@
+"""From a captured graph to an executable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..cpu_codegen import cache
+from ..diagnostics.dump import dump_stage, say
+from ..diagnostics.errors import Unsupported
+from ..graph import attrs as A
+from ..graph.captured import Captured, IntInput, SymbolicOutput, TensorInput
+from ..graph.ir import Graph, Value
+from ..graph.passes import PassReport, run
+from ..graph.types import TensorType
+from ..platforms.target import Target
+from ..rewrite import RuleSet, Trace
+from ..runtime.executable import Executable, with_runner
+from ..runtime.plan import AtenStep, Input, InputInt, InputTensor, Output, OutputDim, OutputTensor, Plan, Segment
+from ..stitch.layout import choose_layouts
+from ..stitch.partition import Extern, Native, partition
+from ..stitch.stitcher import stitch
+from .pipeline import passes
+from .segments import Constants, Kernels, Note, SegmentBuilder
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a compilation depends on besides the graph."""
+
+    target: Target
+    precision: str = "fp32"
+    strict: bool = False
+    rules: RuleSet = ()
+    name: str = "model"
+
+
+@dataclass(eq=False)
+class Built:
+    """An executable and the story of its making, for explain()."""
+
+    executable: Executable
+    graph: Graph
+    notes: tuple[tuple[Note, ...] | AtenStep, ...]
+    trace: Trace
+    reports: tuple[PassReport, ...]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def build(captured: Captured, options: Options) -> Built:
+    """Compile. Raises Unsupported with `strict` when an operation would be left to PyTorch."""
+    clock = time.perf_counter
+    start = clock()
+    trace, reports = Trace(), list[PassReport]()
+    declared = [i.dim for i in captured.inputs if isinstance(i, IntInput)]
+    graph = replace(captured.graph, name=options.name)
+    graph = run(graph, passes(options.precision, options.target, options.rules, trace), declared=declared, reports=reports)
+    if options.strict:
+        _refuse_leftovers(graph)
+    graph = choose_layouts(graph)
+    rewritten = clock()
+    planner = _Planner(graph, captured, Kernels(options.target))
+    plan = planner.plan()
+    emitted = clock()
+    text = planner.kernels.module.text()
+    dump_stage(options.name, 90, "llvm", text)
+    objects = [cache.compiled(text, options.target)] if plan.symbols else []
+    compiled = clock()
+    executable = Executable(plan, with_runner(objects, options.target))
+    seconds = {"rewrite": rewritten - start, "stitch and emit": emitted - rewritten, "machine code": compiled - emitted, "load": clock() - compiled}
+    say(1, f"{options.name}: " + ", ".join(f"{what} {took * 1e3:.0f} ms" for what, took in seconds.items()))
+    return Built(executable, graph, tuple(planner.notes), trace, tuple(reports), seconds)
+
+
+def _refuse_leftovers(graph: Graph) -> None:
+    for value in graph.order:
+        if isinstance(value.attrs, A.AtenAttrs):
+            raise Unsupported(f"{value.attrs.target} has no native form: {value.attrs.reason}", value.origin, "compile without strict=True to leave it to PyTorch")
+
+
+class _Planner:
+    """Numbers the values that torch sees and builds the segments over them."""
+
+    def __init__(self, graph: Graph, captured: Captured, kernels: Kernels) -> None:
+        self.graph, self.captured, self.kernels = graph, captured, kernels
+        self.constants = Constants()
+        self.notes: list[tuple[Note, ...] | AtenStep] = []
+        self._ids: dict[Value, int] = {}
+        self._constant_values: dict[int, int] = {}
+
+    def plan(self) -> Plan:
+        parts, constants = partition(self.graph)
+        self._known_constants = set(constants)
+        segments = tuple(self._native(p) if isinstance(p, Native) else self._extern(p) for p in parts)
+        outputs: list[Output] = [OutputTensor(self._visible(v)) for v in self.graph.outputs]
+        outputs += [OutputDim(o.dim) for o in self.captured.outputs if isinstance(o, SymbolicOutput)]
+        return Plan(tuple(self._inputs()), tuple(outputs), segments, tuple(self.constants.sources), tuple(self._constant_values.items()),
+                    self.graph.name)
+
+    def _id(self, value: Value) -> int:
+        return self._ids.setdefault(value, len(self._ids))
+
+    def _visible(self, value: Value) -> int:
+        """The number of a value that torch sees: also constants, which the plan hands out."""
+        number = self._id(value)
+        if value in self._known_constants and number not in self._constant_values:
+            self._constant_values[number] = self.constants.number(value)
+        return number
+
+    def _inputs(self) -> list[Input]:
+        result: list[Input] = []
+        for spec in self.captured.inputs:
+            if isinstance(spec, TensorInput):
+                result.append(InputTensor(spec.name, TensorType(spec.dtype, spec.shape), self._id(self.graph.inputs[spec.index])))
+            elif isinstance(spec, IntInput):
+                result.append(InputInt(spec.name, spec.dim))
+        for state in self.captured.state:
+            value = self.graph.inputs[state.index]
+            result.append(InputTensor(state.name, value.tensor, self._id(value)))
+        return result
+
+    def _native(self, part: Native) -> Segment:
+        program = stitch(part.outputs, part.inputs, part.constants)
+        ids = {v: self._id(v) for v in (*part.inputs, *part.outputs)}
+        builder = SegmentBuilder(program, self.kernels, self.constants, ids)
+        segment = builder.build()
+        self.notes.append(tuple(builder.notes))
+        return segment
+
+    def _extern(self, part: Extern) -> AtenStep:
+        attrs = part.value.attrs
+        assert isinstance(attrs, A.AtenAttrs)
+        operands = tuple(self._visible(v) for v in part.value.inputs)
+        several = not isinstance(part.value.type, TensorType)
+        results: Sequence[int | None] = [self._id(part.value)]
+        if not isinstance(part.value.type, TensorType):
+            taken = {u.attrs.index: u for u in part.elements if isinstance(u.attrs, A.GetAttrs)}
+            results = [self._id(taken[n]) if n in taken else None for n in range(len(part.value.type.elements))]
+        step = AtenStep(attrs.target, attrs.args, attrs.kwargs, operands, tuple(results), attrs.reason, several)
+        self.notes.append(step)
+        return step

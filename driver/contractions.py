@@ -1,0 +1,81 @@
+"""Contractions as kernels want them: strides of operands as (batch, row, column)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph import attrs as A
+from ..graph.dims import Dim, evaluate, product
+from ..graph.ir import Value
+from ..graph.types import DType, bf16, f32, i8, strides, u8
+from ..kernels.attention_spec import AttentionSpec, HeadStrides
+from ..kernels.spec import BATCH, GemmSpec, Strides
+from ..stitch.program import ContractionItem, Strided
+from ..stitch.views import delinearize
+
+GEMM_TYPES: tuple[tuple[DType, DType], ...] = ((f32, f32), (bf16, bf16), (i8, i8), (u8, i8))
+
+
+def has_kernel(value: Value) -> bool:
+    """Whether the kernel table takes a contraction of these types; others are spelled out in loops."""
+    types = tuple(v.dtype for v in value.inputs)
+    if value.op == "attention":
+        depth, width = value.inputs[0].shape[-1], value.inputs[2].shape[-1]
+        return types[0] in (f32, bf16) and types[0] == types[1] == types[2] and isinstance(depth, int) and isinstance(width, int)
+    return types[:2] in GEMM_TYPES
+
+
+def gemm_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
+    """The product behind a linear, int_linear or matmul item."""
+    x, y = item.anchor.inputs[:2]
+    left, right = item.pointers
+    *batch, m, n = (1, *item.anchor.shape) if item.anchor.tensor.rank == 1 else item.anchor.shape
+    common = {"epilogue": item.epilogue, "params": item.params}
+    if item.anchor.op == "matmul":
+        lhs = Strides(_batched(left.strides[:-2], x.shape[:-2], batch), left.strides[-2], left.strides[-1])
+        rhs = Strides(_batched(right.strides[:-2], y.shape[:-2], batch), right.strides[-1], right.strides[-2])
+        return GemmSpec(x.dtype, y.dtype, m, n, x.shape[-1], lhs, batch=product(batch), constant_rhs=False, rhs_strides=rhs, **common)  # type: ignore[arg-type]
+    n, k = y.shape
+    rows, row = _merged(x.shape[:-1], left.strides[:-1])
+    batch, m, lhs = (1, rows, Strides(0, row, left.strides[-1])) if row is not None else (  # type: ignore[assignment]
+        product(x.shape[:-2]), x.shape[-2], Strides(_batched(left.strides[:-2], x.shape[:-2], list(x.shape[:-2])), left.strides[-2], left.strides[-1]))
+    constant = right.value in constants and right.offset == 0 and right.strides == strides(y.tensor) and isinstance(n, int) and isinstance(k, int)
+    rhs_strides = None if constant else Strides(0, right.strides[0], right.strides[1])
+    return GemmSpec(x.dtype, y.dtype, m, n, k, lhs, batch=batch, constant_rhs=constant, rhs_strides=rhs_strides, **common)  # type: ignore[arg-type]
+
+
+def _batched(steps: Sequence[Dim], shape: Sequence[Dim], batch: Sequence[Dim]) -> Dim:
+    """Offset of matrix number b, for an operand whose batch axes are broadcast to `batch`."""
+    index = delinearize(BATCH, tuple(batch))
+    own = index[len(index) - len(shape):]
+    offset: Dim = 0
+    for i, step, extent in zip(own, steps, shape, strict=True):
+        offset = offset + (0 if extent == 1 else i * step)
+    return offset
+
+
+def _merged(shape: Sequence[Dim], steps: Sequence[Dim]) -> tuple[Dim, Dim | None]:
+    """(number of rows, their common stride) of leading axes; None when they are not equally spaced."""
+    kept = [(extent, step) for extent, step in zip(shape, steps, strict=True) if extent != 1]
+    if not kept:
+        return 1, 0
+    for (_, outer), (extent, inner) in zip(kept, kept[1:]):
+        if outer != inner * extent:
+            return product(shape), None
+    return product(shape), kept[-1][1]
+
+
+def attention_spec(item: ContractionItem) -> AttentionSpec:
+    """The kernel's view of an attention item; its result has the value's own layout."""
+    q, k, v = item.anchor.inputs[:3]
+    assert isinstance(item.anchor.attrs, A.AttentionAttrs)
+    out = HeadStrides(*strides(item.anchor.tensor))
+    heads = [_head(p) for p in item.pointers]
+    depth, width = evaluate(q.shape[3], {}), evaluate(v.shape[3], {})
+    return AttentionSpec(q.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], depth, width, heads[0], heads[1], heads[2], out,
+                         item.epilogue, item.params)
+
+
+def _head(pointer: Strided) -> HeadStrides:
+    batch, head, row, col = pointer.strides
+    return HeadStrides(batch, head, row, col, pointer.offset)

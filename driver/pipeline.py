@@ -1,0 +1,44 @@
+"""The passes, in order: the table of contents of the compiler."""
+
+from __future__ import annotations
+
+from ..graph.ir import Graph
+from ..graph.passes import Pass
+from ..graph.simplify import canonical, cse
+from ..graph.types import bf16
+from ..platforms.target import Target
+from ..rewrite import RuleSet, Trace, apply
+from ..rewrite.rules import CANONICAL, INTEGER
+from ..rewrite.rules.precision import lower_precision
+from ..stitch.expand import expand_contractions, expand_unsupported
+from .contractions import has_kernel
+
+PRECISIONS = ("fp32", "bf16", "auto")
+
+
+def fast_bf16(target: Target) -> bool:
+    """Whether products in bf16 are faster than in fp32 on a target: it multiplies them natively."""
+    return any(target.has(feature) for feature in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
+def passes(precision: str, target: Target, rules: RuleSet = (), trace: Trace | None = None) -> tuple[Pass, ...]:
+    """Everything that happens to a graph before it is cut into kernels. `rules`: the user's own, tried after ours."""
+
+    def rewrite(name: str, chosen: RuleSet) -> Pass:
+        return Pass(name, lambda graph: apply(graph, chosen, trace))
+
+    narrow = precision == "bf16" or (precision == "auto" and fast_bf16(target))
+    return (
+        Pass("canonical", canonical),
+        Pass("cse", cse),
+        rewrite("rewrite", CANONICAL),
+        rewrite("integer", INTEGER),
+        *((rewrite("user", rules),) if rules else ()),
+        *((Pass("precision", lambda graph: lower_precision(graph, bf16)),) if narrow else ()),
+        Pass("unsupported", lambda graph: expand_unsupported(graph, has_kernel)),
+        Pass("contractions", expand_contractions),
+        Pass("fold", canonical),
+        Pass("share", cse),
+    )
+
+

@@ -1,0 +1,192 @@
+"""Native segments: kernels for the items of a stitched program, and the steps that call them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ..cpu_codegen.builder import Module
+from ..cpu_codegen.contract import KernelCode, ParamSlot
+from ..cpu_codegen.loops import emit_loop_kernel
+from ..graph.dims import Dim, product
+from ..graph.ir import Value
+from ..graph.types import i8
+from ..kernels import attention_table, table
+from ..kernels.attention_spec import AttentionCode, AttentionSpec
+from ..kernels.spec import GemmCode, GemmSpec
+from ..platforms.target import Target
+from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, Section, SegmentOutput, Step, single
+from ..stitch.constants import compute, watched_tensors
+from ..stitch.loops import LoopKernel
+from ..stitch.program import ContractionItem, LoopItem, Program
+from .contractions import attention_spec, gemm_spec
+
+Refusals = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Note:
+    """What explain() says of one step: the user's lines and operations behind it, the kernel, and why no earlier row of the table took it."""
+
+    label: str
+    kernel: str
+    ops: tuple[str, ...]
+    origin: str
+    refusals: Refusals = ()
+
+
+@dataclass
+class Kernels:
+    """All code of one compilation. Kernels that differ only in numbers are emitted once."""
+
+    target: Target
+    module: Module = field(default_factory=Module)
+    _loops: dict[LoopKernel, KernelCode] = field(default_factory=dict)
+    _gemms: dict[GemmSpec, tuple[GemmCode, table.Selection]] = field(default_factory=dict)
+    _attention: dict[AttentionSpec, tuple[AttentionCode, attention_table.Selection]] = field(default_factory=dict)
+
+    def loop(self, kernel: LoopKernel) -> KernelCode:
+        key = replace(kernel, name="", params=())
+        if key not in self._loops:
+            self._loops[key] = emit_loop_kernel(self.module, self.target, replace(kernel, name=f"loop{len(self._loops)}_{kernel.name}"))
+        return with_params(self._loops[key], kernel.params)
+
+    def gemm(self, spec: GemmSpec) -> tuple[GemmCode, table.Selection]:
+        key = replace(spec, params=())
+        if key not in self._gemms:
+            selection = table.select(self.target, spec)
+            code = selection.kernel.emit(self.module, self.target, spec, f"gemm{len(self._gemms)}_{selection.kernel.name}")
+            self._gemms[key] = code, selection
+        code, selection = self._gemms[key]
+        columns = None if code.columns is None else with_params(code.columns, spec.params)
+        return replace(code, rows=with_params(code.rows, spec.params), columns=columns), selection
+
+    def attention(self, spec: AttentionSpec) -> tuple[AttentionCode, attention_table.Selection]:
+        key = replace(spec, params=())
+        if key not in self._attention:
+            selection = attention_table.select(self.target, spec)
+            code = selection.kernel.emit(self.module, self.target, spec, f"attention{len(self._attention)}")
+            self._attention[key] = code, selection
+        code, selection = self._attention[key]
+        return replace(code, run=with_params(code.run, spec.params)), selection
+
+
+def with_params(code: KernelCode, params: tuple[float, ...]) -> KernelCode:
+    """The same code for an instance with other numbers."""
+    return replace(code, slots=tuple(ParamSlot(params) if isinstance(s, ParamSlot) else s for s in code.slots))
+
+
+@dataclass
+class Constants:
+    """The plan's constants: plain values of constant expressions, and packed weights."""
+
+    sources: list[ConstantSource] = field(default_factory=list)
+    _known: dict[tuple[Value, str], int] = field(default_factory=dict)
+
+    def number(self, value: Value, kernel: table.Kernel | None = None) -> int:
+        """Position in the plan's constants of a constant expression, packed for the kernel of a contraction or as it is."""
+        form = kernel.name if kernel is not None else ""
+        if (value, form) not in self._known:
+            self._known[value, form] = len(self.sources)
+            pack = kernel.pack if kernel is not None else torch.Tensor.contiguous
+            self.sources.append(ConstantSource(watched_tensors(value), lambda: pack(compute(value)), f"{value.name or value.op} {form}".strip()))
+        return self._known[value, form]
+
+
+class SegmentBuilder:
+    """Builds the plan of one native segment."""
+
+    def __init__(self, program: Program, kernels: Kernels, constants: Constants, ids: Mapping[Value, int]) -> None:
+        self.program, self.kernels, self.constants, self.ids = program, kernels, constants, ids
+        self.buffers: list[Buffer] = []
+        self.numbers: dict[Value, int] = {}
+        self.notes: list[Note] = []
+        self._constant_values = set(program.constants)
+        self._packed: dict[int, int] = {}
+        outputs = {v: n for n, v in enumerate(program.outputs)}
+        for n, value in enumerate(program.inputs):
+            self._add(value, "input", n)
+        for value in program.stored:
+            self._add(value, "output" if value in outputs else "arena", outputs.get(value, 0))
+
+    def build(self) -> NativeSegment:
+        sections: list[Section] = []
+        for item in self.program.items:
+            sections += self._loop(item) if isinstance(item, LoopItem) else self._contraction(item)
+        outputs = tuple(SegmentOutput(self.ids[v], v.tensor) for v in self.program.outputs)
+        return NativeSegment(tuple(self.ids[v] for v in self.program.inputs), outputs, tuple(self.buffers), tuple(sections))
+
+    def _add(self, value: Value, kind: str, index: int) -> int:
+        self.numbers[value] = self._buffer(kind, index, product(value.shape) * value.dtype.bytes, value)
+        return self.numbers[value]
+
+    def _buffer(self, kind: str, index: int, nbytes: Dim, value: Value) -> int:
+        self.buffers.append(Buffer(kind, index, nbytes, value.dtype, value.name or value.op))  # type: ignore[arg-type]
+        return len(self.buffers) - 1
+
+    def _operand(self, value: Value, offset: Dim = 0) -> Operand:
+        number = self.numbers.get(value)
+        if number is None:
+            assert value in self._constant_values, f"{value} has no memory"
+            number = self._add(value, "constant", self.constants.number(value))
+        return Operand(number, offset)
+
+    def _loop(self, item: LoopItem) -> list[Section]:
+        code = self.kernels.loop(item.kernel)
+        operands = tuple(self._operand(v) for v in item.operands)
+        writes = tuple(n for n, v in enumerate(item.operands) if v in item.writes)
+        note = self._note(item.writes[-1], item.fused, code.symbol)
+        return [single(Step(code, operands, writes, note.label))]
+
+    def _contraction(self, item: ContractionItem) -> list[Section]:
+        return self._attention(item) if item.anchor.op == "attention" else self._gemm(item)
+
+    def _gemm(self, item: ContractionItem) -> list[Section]:
+        spec = gemm_spec(item, self._constant_values)
+        code, selection = self.kernels.gemm(spec)
+        lhs, rhs = item.pointers
+        note = self._note(item.anchor, (item.anchor, *item.fused), selection.kernel.name, selection.refusals)
+        sections: list[Section] = []
+        left = self._operand(lhs.value, lhs.offset * lhs.value.dtype.bytes)
+        if spec.constant_rhs:
+            constant = self.constants.number(rhs.value, selection.kernel)
+            if constant not in self._packed:
+                self._packed[constant] = self._buffer("constant", constant, code.packed_bytes, rhs.value)
+            right = Operand(self._packed[constant])
+        else:
+            right = self._operand(rhs.value, rhs.offset * rhs.value.dtype.bytes)
+            if code.pack is not None:
+                packed = Operand(self._scratch(code.packed_bytes, item.anchor))
+                sections.append(single(Step(code.pack, (right, packed), (1,), f"{note.label} (pack)")))
+                right = packed
+        operands = [left, right, *(self._operand(v) for v in item.operands)]
+        writes = [2 + n for n, v in enumerate(item.operands) if v in item.writes]
+        if code.workspace_bytes != 0:
+            writes.append(len(operands))
+            operands.append(Operand(self._scratch(code.workspace_bytes, item.anchor)))
+        sections.append(single(Step(code.rows, tuple(operands), tuple(writes), note.label, alternative=code.columns)))
+        return sections
+
+    def _attention(self, item: ContractionItem) -> list[Section]:
+        spec = attention_spec(item)
+        code, selection = self.kernels.attention(spec)
+        note = self._note(item.anchor, (item.anchor, *item.fused), selection.kernel.name, selection.refusals)
+        pointers = tuple(self._operand(p.value) for p in item.pointers)
+        workspace = Operand(self._scratch(code.workspace_bytes if code.workspace_bytes != 0 else 64, item.anchor))
+        operands = (*pointers, self._operand(item.anchor), workspace, *(self._operand(v) for v in item.operands))
+        sections = []
+        if code.pack is not None:
+            sections.append(single(Step(code.pack, operands, (4,), f"{note.label} (pack)")))
+        return [*sections, single(Step(code.run, operands, (3,) if code.pack is not None else (3, 4), note.label))]
+
+    def _scratch(self, nbytes: Dim, value: Value) -> int:
+        self.buffers.append(Buffer("arena", 0, nbytes, i8, f"{value.op} scratch"))
+        return len(self.buffers) - 1
+
+    def _note(self, value: Value, fused: tuple[Value, ...], kernel: str, refusals: Refusals = ()) -> Note:
+        ops = tuple(dict.fromkeys(v.op for v in fused if v.op not in ("full", "reshape", "expand", "permute")))
+        note = Note(" + ".join(ops) or value.op, kernel, ops, value.origin, refusals)
+        self.notes.append(note)
+        return note

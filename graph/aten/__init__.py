@@ -1,0 +1,14 @@
+"""The ATen tables: which PyTorch operations have a native form, one row each, by theme. `docs/add_an_op.md` says how to add one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import creation, indexing, linear_algebra, normalization, pointwise, reductions, shape
+from .call import Call, Row, SymScalar
+
+TABLE: dict[Any, Row] = {
+    **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
+}
+
+__all__ = ["TABLE", "Call", "Row", "SymScalar"]

@@ -1,0 +1,117 @@
+"""What a row of the ATen tables may ask about the call it translates, and how operands are brought to one dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+
+from ...diagnostics.errors import Unsupported
+from .. import build as b
+from ..dims import Dim, Poly, Shape, bounds
+from ..ir import Value
+from ..types import FROM_TORCH, DType, TensorType, Type, bf16, f16, f32
+
+
+@dataclass(frozen=True, eq=False)
+class SymScalar:
+    """A float computed from sizes, as an f64 tensor of shape (); takes part in type promotion as a Python float."""
+
+    value: Value
+
+
+Operand = Union[Value, Dim, float, bool, SymScalar]
+Result = Union[Value, tuple[Union[Value, None], ...]]
+Row = Callable[..., Result]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One ATen call: the type that torch says it has, and which elements of a tuple result are read."""
+
+    type: Type
+    used: frozenset[int]
+
+    @property
+    def tensor(self) -> TensorType:
+        """The result's type. Raises Unsupported when it is no single tensor."""
+        if not isinstance(self.type, TensorType):
+            raise Unsupported("the result is not one tensor")
+        return self.type
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.tensor.shape
+
+    def element(self, index: int) -> TensorType:
+        """The type of one element of a tuple result."""
+        if isinstance(self.type, TensorType):
+            raise Unsupported("the result is no tuple")
+        element = self.type.elements[index]
+        if element is None:
+            raise Unsupported(f"element {index} of the result is no tensor")
+        return element
+
+    @property
+    def count(self) -> int:
+        """How many elements a tuple result has."""
+        return 1 if isinstance(self.type, TensorType) else len(self.type.elements)
+
+    def need_only(self, *indices: int) -> None:
+        """Raises Unsupported when an element that the row does not produce is read."""
+        extra = sorted(self.used - set(indices))
+        if extra:
+            raise Unsupported(f"result number {extra[0]} is used")
+
+
+def opmath(dtype: DType) -> DType:
+    """The dtype torch computes in: f32 for narrower floats."""
+    return f32 if dtype in (f16, bf16) else dtype
+
+
+def promote(x: Operand, y: Operand) -> DType:
+    """torch's type promotion of two operands."""
+    if isinstance(x, Value) and isinstance(y, Value) and x.dtype == y.dtype:
+        return x.dtype
+    return FROM_TORCH[torch.result_type(_stand_in(x), _stand_in(y))]
+
+
+def _stand_in(x: Operand) -> Any:
+    """Something with the same say in type promotion."""
+    if isinstance(x, Value):
+        return torch.empty((1,) if x.tensor.rank else (), dtype=x.dtype.torch, device="meta")
+    return 1.0 if isinstance(x, SymScalar) else 1 if isinstance(x, Poly) else x
+
+
+def as_value(x: Operand, dtype: DType) -> Value:
+    """An operand as a value of `dtype`."""
+    if isinstance(x, Value):
+        return b.cast(x, dtype)
+    if isinstance(x, SymScalar):
+        return b.cast(x.value, dtype)
+    if isinstance(x, Poly):
+        return b.scalar(x, dtype)
+    return b.full(float(x) if dtype.is_float else bool(x) if dtype.kind == "bool" else int(x), dtype)
+
+
+def known_number(x: Operand) -> float | None:
+    """The number that an operand is known to be."""
+    if isinstance(x, (int, float)):
+        return x
+    if isinstance(x, Value) and x.op == "full":
+        return getattr(x.attrs, "value", None)
+    return None
+
+
+def need_divisor(x: Operand, dtype: DType) -> None:
+    """Raises Unsupported when an integer division by `x` might be by zero, or overflow; PyTorch raises there, a CPU traps."""
+    number = known_number(x)
+    positive = isinstance(x, Poly) and (bounds(x)[0] or 0) > 0
+    if not dtype.is_float and not positive and (number is None or number in (0, -1)):
+        raise Unsupported("integer division by a number that may be 0")

@@ -1,0 +1,93 @@
+"""Lookups by integer indices. `take` and `gather` need indices in [0, size), so negative ones are wrapped first where torch does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...diagnostics.errors import Unsupported
+from .. import build as b
+from ..attrs import IotaAttrs
+from ..dims import Dim, product
+from ..ir import Value
+from ..ops import broadcast
+from ..types import boolean, i64, u8
+from .call import Call, Row, as_value
+
+aten = torch.ops.aten
+
+
+def wrapped(index: Value, size: Dim) -> Value:
+    """Negative indices count from the end."""
+    index = b.cast(index, i64)
+    if never_negative(index):
+        return index
+    return b.where(b.lt(index, 0), b.add(index, as_value(size, i64)), index)
+
+
+def never_negative(index: Value) -> bool:
+    """True for positions that were counted upwards from 0 or more."""
+    while index.op in ("reshape", "expand", "cast"):
+        index = index.inputs[0]
+    a = index.attrs
+    return isinstance(a, IotaAttrs) and isinstance(a.start, int) and isinstance(a.step, int) and a.start >= 0 and a.step >= 0
+
+
+def counting_axis(index: Value, size: Dim) -> int | None:
+    """The axis along which `index` runs 0, 1, .. size - 1, constant along all others; None for any other index."""
+    value = index
+    while value.op in ("reshape", "cast"):
+        value = value.inputs[0]
+    a = value.attrs
+    if not isinstance(a, IotaAttrs) or a.start != 0 or a.step != 1 or a.length != size:
+        return None
+    axes = [axis for axis, d in enumerate(index.shape) if d != 1]
+    return axes[0] if len(axes) == 1 and index.shape[axes[0]] == size else None
+
+
+def index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    """x[i, :, j]: the indexed axes are flattened into one, and one `take` reads it."""
+    found = [(axis, i) for axis, i in enumerate(indices) if i is not None]
+    if any(i.dtype in (boolean, u8) for _, i in found):
+        raise Unsupported("indexing with a mask gives a size that depends on the data")
+    axes = [axis for axis, _ in found]
+    adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
+    rest = [a for a in range(x.tensor.rank) if a not in axes]
+    place = axes[0] if adjacent else 0
+    order = [*rest[:place], *axes, *rest[place:]]
+    moved = b.permute(x, order)
+    sizes = [x.shape[a] for a in axes]
+    common = broadcast(tuple(i.shape for _, i in found))
+    runs = [counting_axis(i, s) for (_, i), s in zip(found, sizes, strict=True)]
+    if None not in runs and runs == sorted({r for r in runs if r is not None}) and len(runs) == sum(d != 1 for d in common):
+        return b.reshape(moved, c.shape)
+    flat: Value | None = None
+    for (_, i), size in zip(found, sizes, strict=True):
+        step = wrapped(i, size)
+        flat = step if flat is None else b.add(b.mul(flat, as_value(size, i64)), step)
+    assert flat is not None
+    table = b.reshape(moved, (*moved.shape[:place], product(sizes), *moved.shape[place + len(axes):]))
+    return b.take(table, b.expand(flat, common), place)
+
+
+def index_select(c: Call, x: Value, axis: int, positions: Value) -> Value:
+    if not x.tensor.rank:
+        raise Unsupported("index_select of a scalar")
+    return b.reshape(b.take(x, b.reshape(positions, (product(positions.shape),)), axis), c.shape)
+
+
+def gather(c: Call, x: Value, axis: int, positions: Value, sparse_grad: bool = False) -> Value:
+    if not x.tensor.rank or not positions.tensor.rank:
+        raise Unsupported("gather of a scalar")
+    return b.gather(x, positions, axis)
+
+
+ROWS: dict[Any, Row] = {
+    aten.embedding.default: lambda c, table, positions, *_: b.take(table, positions, 0),
+    aten.index.Tensor: index,
+    aten._unsafe_index.Tensor: index,
+    aten.index_select.default: index_select,
+    aten.gather.default: gather,
+}

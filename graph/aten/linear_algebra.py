@@ -1,0 +1,149 @@
+"""Contractions: matrix products, linear layers, attention. Results of narrow operands are rounded back to the call's dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...diagnostics.errors import Unsupported
+from .. import build as b
+from ..attrs import PermuteAttrs
+from ..dims import divides, floordiv, product
+from ..ir import Value
+from ..ops import broadcast
+from ..types import boolean, f32
+from .call import Call, Row, opmath
+
+aten = torch.ops.aten
+
+
+def need_float(*items: Value) -> None:
+    """Raises Unsupported for integer products, which wrap around in torch."""
+    if not all(i.dtype.is_float for i in items):
+        raise Unsupported("a product of integer matrices")
+
+
+def transposed(x: Value) -> Value | None:
+    """w when x is w^T of a matrix, so that x @ w^T can be a `linear`."""
+    return x.inputs[0] if x.op == "permute" and isinstance(x.attrs, PermuteAttrs) and x.attrs.order == (1, 0) else None
+
+
+def matmul_2d(c: Call, x: Value, y: Value) -> Value:
+    """x[..., K] @ y[K, N]"""
+    need_float(x, y)
+    w = transposed(y)
+    return b.linear(x, w) if w is not None else b.matmul(x, y)
+
+
+def matmul(c: Call, x: Value, y: Value) -> Value:
+    """torch.matmul with its rules for vectors."""
+    need_float(x, y)
+    left = b.unsqueeze(x, 0) if x.tensor.rank == 1 else x
+    right = b.unsqueeze(y, 1) if y.tensor.rank == 1 else y
+    out = matmul_2d(c, left, right) if right.tensor.rank == 2 else b.matmul(left, right)
+    return b.cast(b.reshape(out, c.shape), c.dtype)
+
+
+def addmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: float = 1) -> Value:
+    """beta * bias + alpha * x @ y"""
+    need_float(x, y)
+    w = transposed(y)
+    if w is not None and beta == 1 and alpha == 1 and bias.shape == (w.shape[0],):
+        return b.cast(b.linear(x, w, bias), c.dtype)
+    out = matmul_2d(c, x, y) if y.tensor.rank == 2 else b.matmul(x, y)
+    out = b.mul(out, float(alpha)) if alpha != 1 else out
+    if beta == 0:
+        return b.cast(out, c.dtype)
+    added = b.cast(bias, out.dtype)
+    return b.cast(b.add(out, b.mul(added, float(beta)) if beta != 1 else added), c.dtype)
+
+
+def linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
+    need_float(x, w)
+    if w.tensor.rank == 1:
+        return b.cast(b.reshape(matmul(c, x, w), c.shape), c.dtype)
+    return b.cast(b.linear(x, w, bias), c.dtype)
+
+
+def bilinear_sum(c: Call, x: Value, y: Value) -> Value:
+    """dot: sum of products of two vectors."""
+    need_float(x, y)
+    work = opmath(c.dtype)
+    return b.cast(b.reduce(b.mul(b.cast(x, work), b.cast(y, work)), "sum"), c.dtype)
+
+
+def attention_of(c: Call, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None, grouped: bool) -> Value:
+    """Scaled dot product attention; operands of other ranks are brought to [batch, heads, length, size]."""
+    need_float(q, k, v)
+    if q.tensor.rank < 3 or not (q.tensor.rank == k.tensor.rank == v.tensor.rank):
+        raise Unsupported(f"attention over tensors with {q.tensor.rank} and {k.tensor.rank} axes")
+    size = q.shape[-1]
+    if not isinstance(size, int):
+        raise Unsupported("attention with heads of unknown size")
+    if q.tensor.rank > 4:
+        raise Unsupported("attention with several batch axes")
+    if q.tensor.rank == 3:
+        # The leading axis is the batch; torch lines masks up from the right, so they need the head axis too.
+        q, k, v = (b.unsqueeze(x, 1) for x in (q, k, v))
+        mask = b.unsqueeze(mask, 1) if mask is not None and mask.tensor.rank == 3 else mask
+    batch = q.shape[:2] if grouped else broadcast((q.shape[:2], k.shape[:2], v.shape[:2]))
+    q = b.expand(q, batch + q.shape[2:])
+    if not grouped:
+        k, v = b.expand(k, batch + k.shape[2:]), b.expand(v, batch + v.shape[2:])
+    if mask is not None:
+        mask = b.reshape(mask, (1,) * (4 - mask.tensor.rank) + mask.shape)
+        mask = mask if mask.dtype == boolean else b.cast(mask, f32) if q.dtype.bits < 32 else mask
+    factor = 1.0 / math.sqrt(size) if scale is None else float(scale)
+    return b.cast(b.reshape(b.attention(q, k, v, mask, scale=factor, causal=causal), c.shape), c.dtype)
+
+
+def attention(c: Call, q: Value, k: Value, v: Value, mask: Value | None = None, dropout: float = 0.0, causal: bool = False,
+              scale: float | None = None, grouped: bool = False) -> Value:
+    if dropout:
+        raise Unsupported("attention with dropout")
+    return attention_of(c, q, k, v, mask, causal, scale, grouped)
+
+
+def flash_attention(c: Call, q: Value, k: Value, v: Value, dropout: float = 0.0, causal: bool = False, mask: Value | None = None,
+                    scale: float | None = None) -> tuple[Value | None, ...]:
+    """What scaled_dot_product_attention becomes on CPU; the log-sum-exp is for training only."""
+    c.need_only(0)
+    if dropout:
+        raise Unsupported("attention with dropout")
+    inner = Call(c.element(0), frozenset())
+    return attention_of(inner, q, k, v, mask, causal, scale, False), None
+
+
+def patches(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+            flipped: bool, output_padding: Sequence[int], groups: int) -> Value:
+    """A convolution whose windows do not overlap (patch embedding) is a linear layer over the windows; any other is left alone."""
+    kernel = w.shape[2:]
+    tiles = all(divides(k, d) for k, d in zip(kernel, x.shape[2:], strict=True)) and set(kernel) != {1}
+    if flipped or groups != 1 or tuple(stride) != kernel or any(padding) or any(d != 1 for d in dilation) or not tiles:
+        raise Unsupported("a convolution with overlapping windows")
+    need_float(x, w)
+    spatial = range(len(kernel))
+    split = b.reshape(x, (*x.shape[:2], *(d for a in spatial for d in (floordiv(x.shape[2 + a], kernel[a]), kernel[a]))))
+    ordered = b.permute(split, (0, *(2 + 2 * a for a in spatial), 1, *(3 + 2 * a for a in spatial)))
+    size = product((x.shape[1], *kernel))
+    rows = b.reshape(ordered, (*ordered.shape[: 1 + len(kernel)], size))
+    out = b.linear(rows, b.reshape(w, (w.shape[0], size)), bias)
+    return b.cast(b.permute(out, (0, out.tensor.rank - 1, *range(1, out.tensor.rank - 1))), c.dtype)
+
+
+ROWS: dict[Any, Row] = {
+    aten.linear.default: linear,
+    aten.addmm.default: addmm,
+    aten.baddbmm.default: addmm,
+    aten.mm.default: matmul,
+    aten.bmm.default: matmul,
+    aten.mv.default: matmul,
+    aten.matmul.default: matmul,
+    aten.dot.default: bilinear_sum,
+    aten.convolution.default: patches,
+    aten.scaled_dot_product_attention.default: attention,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
+}

@@ -1,0 +1,76 @@
+"""Normalization layers in inference form. Statistics are computed in f32 for narrower dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import build as b
+from ..dims import Dim, Shape
+from ..ir import Value
+from .call import Call, Row, opmath
+from .reductions import mean_of, variance
+
+aten = torch.ops.aten
+
+
+def affine(x: Value, weight: Value | None, bias: Value | None, shape: Shape | None = None) -> Value:
+    """x * weight + bias in x's dtype, each reshaped to `shape` before it is broadcast."""
+    for op, item in ((b.mul, weight), (b.add, bias)):
+        if item is not None:
+            x = op(x, b.cast(item if shape is None else b.reshape(item, shape), x.dtype))
+    return x
+
+
+def normalized(x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
+    """((x - mean) / sqrt(var + eps), mean, 1 / sqrt(var + eps)) with kept axes."""
+    var, mean = variance(x, axes, True, 0)
+    scale = b.rsqrt(b.add(var, float(eps)))
+    return b.mul(b.sub(x, mean), scale), mean, scale
+
+
+def layer_norm(c: Call, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float) -> tuple[Value, ...]:
+    axes = tuple(range(x.tensor.rank - len(shape), x.tensor.rank))
+    out, mean, scale = normalized(b.cast(x, opmath(x.dtype)), axes, eps)
+    return (b.cast(affine(out, weight, bias), x.dtype), b.cast(mean, c.element(1).dtype), b.cast(scale, c.element(2).dtype))
+
+
+def rms_norm(c: Call, x: Value, shape: Sequence[Dim], weight: Value | None = None, eps: float | None = None) -> tuple[Value, ...]:
+    axes = tuple(range(x.tensor.rank - len(shape), x.tensor.rank))
+    wide = b.cast(x, opmath(x.dtype))
+    small = torch.finfo(x.dtype.torch).eps if eps is None else float(eps)
+    scale = b.rsqrt(b.add(mean_of(b.mul(wide, wide), axes, True), small))
+    return b.cast(affine(b.mul(wide, scale), weight, None), x.dtype), b.cast(scale, c.element(1).dtype)
+
+
+def group_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, n: Dim, channels: int, spatial: Dim, groups: int,
+               eps: float) -> tuple[Value, ...]:
+    grouped = b.reshape(b.cast(x, opmath(x.dtype)), (n, groups, channels // groups, spatial))
+    out, mean, scale = normalized(grouped, (2, 3), eps)
+    shape = (channels, *(1 for _ in x.shape[2:]))
+    stats = tuple(b.cast(b.reshape(s, (n, groups)), c.element(i).dtype) for i, s in enumerate((mean, scale), 1))
+    return (b.cast(affine(b.reshape(out, x.shape), weight, bias, shape), x.dtype), *stats)
+
+
+def batch_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, momentum: float,
+               eps: float) -> tuple[Value | None, ...]:
+    """Inference with running statistics: x * alpha + beta, both per channel, as eager computes it."""
+    c.need_only(0)
+    work = opmath(x.dtype)
+    alpha = b.rsqrt(b.add(b.cast(var, work), float(eps)))
+    alpha = alpha if weight is None else b.mul(alpha, b.cast(weight, work))
+    beta = b.neg(b.mul(b.cast(mean, work), alpha))
+    beta = beta if bias is None else b.add(beta, b.cast(bias, work))
+    shape = (x.shape[1], *(1 for _ in x.shape[2:]))
+    out = b.add(b.mul(b.cast(x, work), b.reshape(alpha, shape)), b.reshape(beta, shape))
+    return b.cast(out, x.dtype), None, None
+
+
+ROWS: dict[Any, Row] = {
+    aten.native_layer_norm.default: layer_norm,
+    aten._fused_rms_norm.default: rms_norm,
+    aten.native_group_norm.default: group_norm,
+    aten._native_batch_norm_legit_no_training.default: batch_norm,
+}

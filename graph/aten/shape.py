@@ -1,0 +1,185 @@
+"""Views, concatenation, padding, conversion: operations that move elements without computing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...diagnostics.errors import Unsupported
+from .. import build as b
+from ..dims import Dim, bounds, maximum, minimum, product
+from ..ir import Value
+from .call import Call, Result, Row
+
+aten = torch.ops.aten
+
+
+def as_shape(c: Call, x: Value, *_: Any) -> Value:
+    """Any view that keeps the row-major order of elements: torch already knows the resulting shape."""
+    return b.reshape(x, c.shape)
+
+
+def same(c: Call, x: Value, *_: Any) -> Value:
+    return x
+
+
+def convert(c: Call, x: Value, *_: Any) -> Value:
+    return b.cast(x, c.dtype)
+
+
+def transpose(c: Call, x: Value, first: int, second: int) -> Value:
+    order = list(range(x.tensor.rank))
+    if order:
+        i, j = b.axis_of(first, len(order)), b.axis_of(second, len(order))
+        order[i], order[j] = order[j], order[i]
+    return b.permute(x, order)
+
+
+def movable(position: Dim, size: Dim) -> Dim:
+    """A Python-style position as one in [0, size]."""
+    low, high = bounds(position)
+    if high is not None and high < 0:
+        position = maximum(position + size, 0)
+    elif low is None or low < 0:
+        raise Unsupported(f"a position {position} of unknown sign")
+    return minimum(position, size)
+
+
+def cut(c: Call, x: Value, axis: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Value:
+    """slice: torch knows the length, so only the start is computed."""
+    axis = b.axis_of(axis, x.tensor.rank)
+    return b.slice_(x, axis, movable(0 if start is None else start, x.shape[axis]), c.shape[axis], step)
+
+
+def pick(c: Call, x: Value, axis: int, index: Dim) -> Value:
+    axis = b.axis_of(axis, x.tensor.rank)
+    return b.reshape(b.slice_(x, axis, movable(index, x.shape[axis]), 1), c.shape)
+
+
+def parts(x: Value, axis: int, sizes: Sequence[Dim]) -> tuple[Value, ...]:
+    start: Dim = 0
+    found = []
+    for size in sizes:
+        found.append(b.slice_(x, axis, start, size))
+        start = start + size
+    return tuple(found)
+
+
+def split(c: Call, x: Value, sizes: Any, axis: int = 0) -> Result:
+    """split, split_with_sizes and chunk: torch already knows how long each part is."""
+    axis = b.axis_of(axis, x.tensor.rank)
+    return parts(x, axis, [c.element(i).shape[axis] for i in range(c.count)])
+
+
+def unbind(c: Call, x: Value, axis: int = 0) -> Result:
+    axis = b.axis_of(axis, x.tensor.rank)
+    size = x.shape[axis]
+    if not isinstance(size, int):
+        raise Unsupported("unbind over an axis of unknown size")
+    return tuple(b.reshape(p, x.shape[:axis] + x.shape[axis + 1:]) for p in parts(x, axis, [1] * size))
+
+
+def concat(c: Call, items: Sequence[Value], axis: int = 0) -> Value:
+    """cat, without the empty one-dimensional tensors that torch lets pass for history's sake."""
+    full_rank = [b.cast(i, c.dtype) for i in items if not (i.shape == (0,) and len(c.shape) != 1)]
+    return b.concat(full_rank, axis)
+
+
+def stack(c: Call, items: Sequence[Value], axis: int = 0) -> Value:
+    axis = b.axis_of(axis, len(c.shape))
+    return b.concat([b.unsqueeze(b.cast(i, c.dtype), axis) for i in items], axis)
+
+
+def flip(c: Call, x: Value, axes: Sequence[int]) -> Value:
+    for axis in axes:
+        if x.tensor.rank:
+            at = b.axis_of(axis, x.tensor.rank)
+            x = b.slice_(x, at, x.shape[at] - 1, x.shape[at], -1)
+    return x
+
+
+def roll(c: Call, x: Value, shifts: Sequence[Dim], axes: Sequence[int] = ()) -> Value:
+    flat = x if axes else b.reshape(x, (product(x.shape),))
+    for shift, axis in zip(shifts, axes or (0,), strict=True):
+        size = flat.shape[b.axis_of(axis, flat.tensor.rank)]
+        if not isinstance(size, int) or not isinstance(shift, int) or not size:
+            raise Unsupported("roll over an axis of unknown size")
+        first, second = parts(flat, b.axis_of(axis, flat.tensor.rank), (size - shift % size, shift % size))
+        flat = b.concat((second, first), axis)
+    return b.reshape(flat, x.shape)
+
+
+def repeat(c: Call, x: Value, times: Sequence[Dim]) -> Value:
+    """Each axis becomes a pair (times, size), the first of which is broadcast."""
+    sizes = (1,) * (len(times) - x.tensor.rank) + x.shape
+    pairs = b.reshape(x, tuple(d for size in sizes for d in (1, size)))
+    return b.reshape(b.expand(pairs, tuple(d for pair in zip(times, sizes, strict=True) for d in pair)), c.shape)
+
+
+def pad(c: Call, x: Value, amounts: Sequence[Dim], value: float = 0) -> Value:
+    """constant_pad_nd: torch lists (low, high) from the last axis backwards."""
+    pairs: list[tuple[Dim, Dim]] = [(amounts[i], amounts[i + 1]) for i in range(0, len(amounts), 2)]
+    full: list[tuple[Dim, Dim]] = [(0, 0)] * (x.tensor.rank - len(pairs))
+    return b.pad(x, (*full, *reversed(pairs)), value)
+
+
+def slice_scatter(c: Call, x: Value, part: Value, axis: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Value:
+    """x with one slice replaced, as a concatenation of three parts."""
+    if step != 1:
+        raise Unsupported("slice_scatter with a step")
+    axis = b.axis_of(axis, x.tensor.rank)
+    size, length = x.shape[axis], part.shape[axis]
+    first = movable(0 if start is None else start, size)
+    after = size - first - length
+    pieces = [b.slice_(x, axis, 0, first) if first != 0 else None, b.cast(part, x.dtype),
+              b.slice_(x, axis, first + length, after) if after != 0 else None]
+    return b.concat([p for p in pieces if p is not None], axis)
+
+
+def select_scatter(c: Call, x: Value, part: Value, axis: int, index: Dim) -> Value:
+    axis = b.axis_of(axis, x.tensor.rank)
+    return slice_scatter(c, x, b.unsqueeze(part, axis), axis, movable(index, x.shape[axis]))
+
+
+def stretch(c: Call, x: Value, shape: Any, *_: Any) -> Value:
+    return b.expand(x, c.shape)
+
+
+ROWS: dict[Any, Row] = {
+    aten.view.default: as_shape,
+    aten._unsafe_view.default: as_shape,
+    aten.reshape.default: as_shape,
+    aten.unsqueeze.default: as_shape,
+    aten.squeeze.default: as_shape,
+    aten.squeeze.dim: as_shape,
+    aten.squeeze.dims: as_shape,
+    aten.flatten.using_ints: as_shape,
+    aten.view_copy.default: as_shape,
+    aten.expand.default: stretch,
+    aten.permute.default: lambda c, x, order: b.permute(x, order),
+    aten.t.default: lambda c, x: b.permute(x, tuple(reversed(range(x.tensor.rank)))),
+    aten.transpose.int: transpose,
+    aten.alias.default: same,
+    aten.detach.default: same,
+    aten.clone.default: same,
+    aten.contiguous.default: same,
+    aten.lift_fresh_copy.default: same,
+    aten._to_copy.default: convert,
+    torch.ops.prims.convert_element_type.default: convert,
+    aten.slice.Tensor: cut,
+    aten.select.int: pick,
+    aten.split.Tensor: split,
+    aten.split_with_sizes.default: split,
+    aten.chunk.default: split,
+    aten.unbind.int: unbind,
+    aten.cat.default: concat,
+    aten.stack.default: stack,
+    aten.flip.default: flip,
+    aten.roll.default: roll,
+    aten.repeat.default: repeat,
+    aten.constant_pad_nd.default: pad,
+    aten.slice_scatter.default: slice_scatter,
+    aten.select_scatter.default: select_scatter,
+}

@@ -1,0 +1,159 @@
+"""Attributes of operations: one frozen dataclass for each kind of operation that has any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .dims import Dim, Shape
+from .types import DType, QParams
+
+
+@dataclass(frozen=True)
+class Attrs:
+    """Base of all attribute classes."""
+
+
+@dataclass(frozen=True)
+class NoAttrs(Attrs):
+    """For operations that need none."""
+
+
+@dataclass(frozen=True)
+class InputAttrs(Attrs):
+    """`index`: position in the call; the call passes tensors only (symbolic ints are read from their shapes)."""
+
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class ConstantAttrs(Attrs):
+    """A tensor frozen into the graph. `watched`: a parameter or buffer of the user's model, whose changes are noticed."""
+
+    tensor: torch.Tensor
+    watched: bool = False
+
+
+@dataclass(frozen=True)
+class FullAttrs(Attrs):
+    """A tensor of one repeated number."""
+
+    value: float | int | bool
+    dtype: DType
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class IotaAttrs(Attrs):
+    """start + step * i for i < length, one-dimensional."""
+
+    length: Dim
+    dtype: DType
+    start: Dim | float = 0
+    step: Dim | float = 1
+
+
+@dataclass(frozen=True)
+class CastAttrs(Attrs):
+    """Conversion as torch's `.to(dtype)`: float to int truncates, to bool is `!= 0`."""
+
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class ReduceAttrs(Attrs):
+    """`kind`: sum, prod, max, min, any, all, argmax, argmin (the last two over exactly one axis, first on ties)."""
+
+    kind: str
+    axes: tuple[int, ...]
+    keepdim: bool
+
+
+@dataclass(frozen=True)
+class ShapeAttrs(Attrs):
+    """Target shape of reshape (same elements, row-major) and expand (right-aligned broadcast)."""
+
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class PermuteAttrs(Attrs):
+    """result.shape[i] == input.shape[order[i]]"""
+
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SliceAttrs(Attrs):
+    """Elements start, start + step, ... along one axis, `length` of them; step may be negative (flip)."""
+
+    axis: int
+    start: Dim
+    length: Dim
+    step: int = 1
+
+
+@dataclass(frozen=True)
+class PadAttrs(Attrs):
+    """Constant padding: (low, high) per axis, negative amounts crop."""
+
+    amounts: tuple[tuple[Dim, Dim], ...]
+    value: float
+
+
+@dataclass(frozen=True)
+class AxisAttrs(Attrs):
+    """The axis of concat, take and gather."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class QuantizeAttrs(Attrs):
+    """quantize: real to `dtype` by round-half-to-even(x / scale) + zero_point, saturated to [qmin, qmax]; NaN becomes qmin."""
+
+    dtype: DType
+    qparams: QParams
+
+
+@dataclass(frozen=True)
+class AttentionAttrs(Attrs):
+    """softmax(q @ k^T * scale + mask) @ v. `causal`: key j is seen by query i when j <= i (torch's top-left rule)."""
+
+    scale: float
+    causal: bool
+
+
+@dataclass(frozen=True)
+class CallAttrs(Attrs):
+    """A custom kernel by name; `options` are name/number pairs that the kernel's `emit` receives."""
+
+    kernel: str
+    options: tuple[tuple[str, float | int | str], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class AtenAttrs(Attrs):
+    """An operation left to PyTorch. `args`/`kwargs` are as in the call, with `Slot(i)` where operand i goes and a
+    Dim wherever a symbolic int goes; `reason` says why there is no native form."""
+
+    target: torch._ops.OpOverload | Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Place of operand `index` in AtenAttrs.args."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class GetAttrs(Attrs):
+    """Element of a tuple-typed value."""
+
+    index: int

@@ -1,0 +1,197 @@
+"""Capture: from an exported program or an FX graph to `Captured`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from ..diagnostics.errors import Unsupported
+from . import build as b
+from .captured import (
+    Captured,
+    FixedInput,
+    FixedOutput,
+    GraphOutput,
+    Input,
+    InputOutput,
+    IntInput,
+    Mutation,
+    OutputSpec,
+    StateInput,
+    SymbolicOutput,
+    TensorInput,
+    symbol_sources,
+)
+from .dims import Poly
+from .exporting import decompositions, export, functional
+from .ir import Graph, Value
+from .lower import Lowering, constant_value, tensor_type
+from .symbols import Symbols, integer_bounds
+
+__all__ = ["Captured", "decompositions", "export", "from_exported", "from_fx", "functional"]
+
+_Specs = tuple[pytree.TreeSpec | None, pytree.TreeSpec | None]
+
+
+@dataclass
+class _Signature:
+    """The inputs as they are found: flat inputs of the call, and the graph's tensors."""
+
+    lowering: Lowering
+    inputs: list[Input] = field(default_factory=list)
+    tensors: list[Value] = field(default_factory=list)
+    state: list[StateInput] = field(default_factory=list)
+
+    def tensor(self, node: Node, name: str, meta: torch.Tensor) -> Value:
+        """A new tensor input of the graph."""
+        kind = tensor_type(meta, self.lowering.symbols)
+        value = b.input_(len(self.tensors), kind.dtype, kind.shape, name)
+        self.tensors.append(value)
+        self.lowering.env[node] = value
+        return value
+
+    def user(self, node: Node, meta: Any) -> None:
+        """A flat input of the call: a tensor, an integer, or a Python value that the graph is specialized on."""
+        if isinstance(meta, torch.Tensor):
+            value = self.tensor(node, node.name, meta)
+            self.inputs.append(TensorInput(node.name, len(self.tensors) - 1, value.dtype, value.shape))
+        elif isinstance(meta, torch.SymInt):
+            self.lowering.env[node] = self.lowering.symbols.dim(meta)
+            self.inputs.append(IntInput(node.name, self.lowering.env[node]))
+        else:
+            self.lowering.env[node] = meta
+            self.inputs.append(FixedInput(node.name, meta))
+
+    def finish(self, results: Sequence[Any], writes: Mapping[int, int], specs: _Specs = (None, None)) -> Captured:
+        """The captured model. `writes`: which results are copied into which graph inputs; all others are returned."""
+        positions = {i.index: p for p, i in enumerate(self.inputs) if isinstance(i, TensorInput)}
+        outputs: list[Value] = []
+        returned: list[OutputSpec] = []
+        mutations: list[Mutation] = []
+        for number, result in enumerate(results):
+            if number in writes:
+                mutations.append(Mutation(_output(outputs, result), writes[number]))
+            else:
+                returned.append(self._returned(result, outputs, positions))
+        graph = Graph(tuple(self.tensors), tuple(outputs))
+        self.lowering.check_random_order(graph)
+        alive = set(graph.order)
+        leftovers = tuple(note for value, note in self.lowering.leftovers if value in alive)
+        return Captured(graph, tuple(self.inputs), tuple(self.state), tuple(returned), tuple(mutations), symbol_sources(self.inputs),
+                        leftovers, *specs)
+
+    def _returned(self, result: Any, outputs: list[Value], positions: Mapping[int, int]) -> OutputSpec:
+        if isinstance(result, Poly):
+            return SymbolicOutput(result)
+        if not isinstance(result, Value):
+            if result is not None and not isinstance(result, (int, float, bool, str)):
+                raise Unsupported(f"the model returns a {type(result).__name__} computed from sizes")
+            return FixedOutput(result)
+        if result in self.tensors and self.tensors.index(result) in positions:
+            return InputOutput(positions[self.tensors.index(result)])
+        if result.op == "constant":
+            return FixedOutput(getattr(result.attrs, "tensor", None))
+        return GraphOutput(_output(outputs, result))
+
+
+def _output(outputs: list[Value], value: Value) -> int:
+    """The index of `value` among the graph's outputs, where it is appended when new."""
+    if value not in outputs:
+        outputs.append(value)
+    return outputs.index(value)
+
+
+def _shape_env(nodes: Sequence[Node]) -> ShapeEnv | None:
+    """The shape environment that the placeholders' fake values share."""
+    for node in nodes:
+        meta = node.meta.get("val")
+        if isinstance(meta, torch.SymInt):
+            env = meta.node.shape_env
+        else:
+            env = getattr(getattr(meta, "fake_mode", None), "shape_env", None)
+        if isinstance(env, ShapeEnv):
+            return env
+    return None
+
+
+def _declared(bounds: tuple[int, int | None]) -> tuple[int, int | None]:
+    """torch assumes sizes of at least 2 while tracing and then admits 1; so do we."""
+    return (1 if bounds[0] == 2 else bounds[0]), bounds[1]
+
+
+def _stored(program: ExportedProgram, name: str) -> torch.Tensor:
+    """A parameter, buffer or constant: the model's own tensor."""
+    found = program.state_dict.get(name, program.constants.get(name))
+    if not isinstance(found, torch.Tensor):
+        raise Unsupported(f"{name} is a {type(found).__name__}")
+    return found
+
+
+def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Captured:
+    """The graph of an exported program. `decomposed`: it went through `functional` already, as those from `export` did.
+
+    Parameters and buffers become watched constants that hold the program's own tensors; buffers that the model writes become
+    inputs. Raises Unsupported when the program as a whole has no native form.
+    """
+    program = program if decomposed else functional(program)
+    signature = program.graph_signature
+    nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
+    ranges = {s.name: _declared(integer_bounds(r)) for s, r in program.range_constraints.items()}
+    found = _Signature(Lowering(Symbols(_shape_env(nodes), ranges)))
+    written = {s.target for s in signature.output_specs if s.kind == OutputKind.BUFFER_MUTATION}
+    targets: dict[str, int] = {}
+    late: list[tuple[Node, str, torch.Tensor]] = []
+    for node, spec in zip(nodes, signature.input_specs, strict=True):
+        if spec.kind == InputKind.USER_INPUT:
+            found.user(node, getattr(spec.arg, "value", None) if type(spec.arg).__name__ == "ConstantArgument" else node.meta["val"])
+            targets[node.name] = len(found.tensors) - 1
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            tensor = _stored(program, str(spec.target))
+            if spec.target in written:
+                late.append((node, str(spec.target), tensor))
+            else:
+                found.lowering.env[node] = constant_value(tensor, str(spec.target), spec.kind != InputKind.CONSTANT_TENSOR)
+        else:
+            found.lowering.env[node] = program.constants.get(str(spec.target))
+    for node, name, tensor in late:
+        found.tensor(node, name, node.meta["val"])
+        targets[name] = len(found.tensors) - 1
+        found.state.append(StateInput(name, targets[name], tensor))
+    results = found.lowering.run(program.graph_module)
+    writes: dict[int, int] = {}
+    for number, output in enumerate(signature.output_specs):
+        if output.kind != OutputKind.USER_OUTPUT:
+            if str(output.target) not in targets:
+                raise Unsupported(f"the model writes to {output.target or output.kind.name}, which is no buffer and no input")
+            writes[number] = targets[str(output.target)]
+    return found.finish(list(results), writes, (program.call_spec.in_spec, program.call_spec.out_spec))
+
+
+def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[int, torch.Tensor] | None = None) -> Captured:
+    """The graph of an FX module of functional ATen calls with fake results in `meta["val"]`, as AOTAutograd's compilers receive it.
+
+    example_inputs: one for each placeholder; used where a placeholder has no fake value. frozen: placeholders (by position) that are
+    parameters or buffers; they become watched constants and a call must pass the same tensors there. Calls are flat, results are a
+    list. Raises Unsupported.
+    """
+    nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
+    found = _Signature(Lowering(Symbols(_shape_env(nodes))))
+    for position, node in enumerate(nodes):
+        if frozen is not None and position in frozen:
+            found.lowering.env[node] = constant_value(frozen[position], node.name, True)
+            found.inputs.append(FixedInput(node.name, frozen[position]))
+        else:
+            found.user(node, node.meta.get("val", example_inputs[position]))
+    results = found.lowering.run(module)
+    results = list(results) if isinstance(results, (list, tuple)) else [results]
+    copies = found.lowering.copies
+    writes = {len(results) + i: found.tensors.index(target) for i, (target, _) in enumerate(copies)}
+    return found.finish([*results, *(source for _, source in copies)], writes)

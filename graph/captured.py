@@ -1,0 +1,212 @@
+"""What capture hands on: the graph, and how a call of the user's model maps to its inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..diagnostics.errors import InputError
+from .dims import Dim, Shape, evaluate, symbols
+from .ir import Graph
+from .symbols import solve
+from .types import DType
+
+
+@dataclass(frozen=True)
+class TensorInput:
+    """A tensor of the call, which is graph.inputs[index] even when nothing reads it."""
+
+    name: str
+    index: int
+    dtype: DType
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class IntInput:
+    """An integer of the call that is the value of `dim` (a symbol, or a fixed number)."""
+
+    name: str
+    dim: Dim
+
+
+@dataclass(frozen=True)
+class FixedInput:
+    """A Python value that the graph was specialized on; a call must pass an equal one."""
+
+    name: str
+    value: Any
+
+
+Input = TensorInput | IntInput | FixedInput
+
+
+@dataclass(frozen=True, eq=False)
+class StateInput:
+    """A buffer that the model writes: an input of the graph (number `index`) that the runtime binds to `tensor` itself."""
+
+    name: str
+    index: int
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class SymbolSource:
+    """Where a symbol's number comes from in a call: size `axis` of flat input `position`, or the integer there when axis is None."""
+
+    name: str
+    position: int
+    axis: int | None
+    lo: int
+    hi: int | None
+
+
+@dataclass(frozen=True)
+class GraphOutput:
+    """Result number `index` of the graph."""
+
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class FixedOutput:
+    """A Python value, or a parameter of the model handed out as it is."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class SymbolicOutput:
+    """An integer computed from the input sizes."""
+
+    dim: Dim
+
+
+@dataclass(frozen=True)
+class InputOutput:
+    """The flat input number `position`, handed back as it is."""
+
+    position: int
+
+
+OutputSpec = GraphOutput | FixedOutput | SymbolicOutput | InputOutput
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """After a run, graph output `output` is copied into graph input `input` (a buffer or an argument that the model writes)."""
+
+    output: int
+    input: int
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """An operation left to PyTorch: its name, the reason, and the user's file:line."""
+
+    op: str
+    reason: str
+    origin: str
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A captured model.
+
+    graph.inputs: the tensors among `inputs`, in order, then the tensors of `state`. graph.outputs: those that `outputs` name,
+    then those that `mutations` name. `in_spec`/`out_spec` are pytree specs of (args, kwargs) and of the result; None after `from_fx`,
+    where calls are flat.
+    """
+
+    graph: Graph
+    inputs: tuple[Input, ...]
+    state: tuple[StateInput, ...]
+    outputs: tuple[OutputSpec, ...]
+    mutations: tuple[Mutation, ...]
+    symbols: tuple[SymbolSource, ...]
+    leftovers: tuple[Leftover, ...]
+    in_spec: pytree.TreeSpec | None = None
+    out_spec: pytree.TreeSpec | None = None
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The flat inputs of a call. Raises InputError when the arguments are nested or named otherwise than when captured."""
+        assert self.in_spec is not None, "a graph from from_fx is called with flat inputs"
+        names = list(self.in_spec.child(1).context)
+        if sorted(names) != sorted(kwargs):
+            raise InputError(f"called with keyword arguments {sorted(kwargs)}, captured with {sorted(names)}")
+        flat, spec = pytree.tree_flatten((tuple(args), {n: kwargs[n] for n in names}))
+        if spec != self.in_spec:
+            raise InputError("the arguments are nested otherwise than when the model was captured", hint=f"captured with {self.in_spec}")
+        return flat
+
+    def bind(self, flat: Sequence[Any]) -> tuple[list[torch.Tensor], dict[str, int]]:
+        """The graph's input tensors and the symbols' numbers for one call. Raises InputError saying which argument does not fit."""
+        if len(flat) != len(self.inputs):
+            raise InputError(f"called with {len(flat)} inputs, captured with {len(self.inputs)}")
+        tensors: list[torch.Tensor] = []
+        pairs: list[tuple[Dim, int, str]] = []
+        for spec, value in zip(self.inputs, flat, strict=True):
+            if isinstance(spec, TensorInput):
+                pairs += _tensor_pairs(spec, value)
+                tensors.append(value)
+            elif isinstance(spec, IntInput):
+                pairs.append((spec.dim, int(value), f"argument {spec.name}"))
+            elif not (value is spec.value or (type(value) is type(spec.value) and value == spec.value)):
+                raise InputError(f"argument {spec.name} is {value!r}, captured with {spec.value!r}", hint="capture again for another value")
+        return [*tensors, *(s.tensor for s in self.state)], solve(pairs)
+
+    def results(self, flat: Sequence[Any], outputs: Sequence[Any], env: Mapping[str, int]) -> Any:
+        """What the model returns, from the flat inputs and the graph's outputs of one call."""
+        found: list[Any] = []
+        for spec in self.outputs:
+            if isinstance(spec, GraphOutput):
+                found.append(outputs[spec.index])
+            elif isinstance(spec, InputOutput):
+                found.append(flat[spec.position])
+            else:
+                found.append(evaluate(spec.dim, env) if isinstance(spec, SymbolicOutput) else spec.value)
+        return found if self.out_spec is None else pytree.tree_unflatten(found, self.out_spec)
+
+
+def _tensor_pairs(spec: TensorInput, value: Any) -> list[tuple[Dim, int, str]]:
+    """One equation per dimension of a tensor argument, after checking what is no equation."""
+    if not isinstance(value, torch.Tensor):
+        raise InputError(f"argument {spec.name} is a {type(value).__name__}, expected a tensor")
+    if value.dtype != spec.dtype.torch:
+        wanted = spec.dtype.torch
+        raise InputError(f"argument {spec.name} is {value.dtype}, captured with {wanted}", hint=f"convert it with .to({wanted})")
+    if value.device.type != "cpu":
+        raise InputError(f"argument {spec.name} is on {value.device}, expected a CPU tensor")
+    if value.dim() != len(spec.shape):
+        raise InputError(f"argument {spec.name} has {value.dim()} dimensions, captured with {len(spec.shape)}")
+    sizes = zip(spec.shape, value.shape, strict=True)
+    return [(dim, size, f"argument {spec.name}, dimension {axis}") for axis, (dim, size) in enumerate(sizes)]
+
+
+def symbol_sources(inputs: Sequence[Input]) -> tuple[SymbolSource, ...]:
+    """The first place where each symbol can be read off directly."""
+    found: dict[str, SymbolSource] = {}
+    for position, spec in enumerate(inputs):
+        sizes: list[tuple[int | None, Dim]] = []
+        if isinstance(spec, TensorInput):
+            sizes = list(enumerate(spec.shape))
+        elif isinstance(spec, IntInput):
+            sizes = [(None, spec.dim)]
+        for axis, dim in sizes:
+            symbol = plain_symbol(dim)
+            if symbol is not None and symbol[0] not in found:
+                found[symbol[0]] = SymbolSource(symbol[0], position, axis, symbol[1], symbol[2])
+    return tuple(found.values())
+
+
+def plain_symbol(dim: Dim) -> tuple[str, int, int | None] | None:
+    """(name, lo, hi) when `dim` is one symbol and nothing else."""
+    unknown = symbols(dim)
+    if len(unknown) != 1:
+        return None
+    (symbol,) = unknown
+    return (symbol.name, symbol.lo, symbol.hi) if str(dim) == symbol.name else None

@@ -1,0 +1,391 @@
+"""Symbolic integers: dimensions, strides and index expressions are polynomials in canonical form.
+
+A `Dim` is a Python int or a `Poly`. Arithmetic on them gives canonical results, so equal expressions compare equal
+and `product([B, S]) == product([S, B])` needs no solver. Floor division, remainder, minimum and maximum that do not
+simplify become opaque atoms. Symbols carry their range, which is all that the proofs in this file use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Union
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """An unknown non-negative integer in [lo, hi]; an axis of a loop also knows the `extent` it stays below."""
+
+    name: str
+    lo: int = 0
+    hi: int | None = None
+    extent: "Dim | None" = None
+
+    @cached_property
+    def key(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Func:
+    """An opaque integer function of other expressions; `kind` is floordiv, mod, min or max."""
+
+    kind: str
+    args: tuple["Dim", ...]
+
+    @cached_property
+    def key(self) -> str:
+        return f"{self.kind}({', '.join(map(str, self.args))})"
+
+
+Atom = Union[Symbol, Func]
+Monomial = tuple[Atom, ...]
+
+
+@dataclass(frozen=True)
+class Poly:
+    """Sum of coefficient * product of atoms; never a plain constant (that is an int)."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(str(self))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __add__(self, other: "Dim") -> "Dim":
+        merged = dict(self.terms)
+        for mono, coefficient in _terms(other):
+            merged[mono] = merged.get(mono, 0) + coefficient
+        return _poly(merged)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> "Dim":
+        return self * -1
+
+    def __sub__(self, other: "Dim") -> "Dim":
+        return self + other * -1
+
+    def __rsub__(self, other: "Dim") -> "Dim":
+        return self * -1 + other
+
+    def __mul__(self, other: "Dim") -> "Dim":
+        merged: dict[Monomial, int] = {}
+        for mono_a, a in self.terms:
+            for mono_b, b in _terms(other):
+                mono = tuple(sorted(mono_a + mono_b, key=_atom_key))
+                merged[mono] = merged.get(mono, 0) + a * b
+        return _poly(merged)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: "Dim") -> "Dim":
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: "Dim") -> "Dim":
+        return floordiv(other, self)
+
+    def __mod__(self, other: "Dim") -> "Dim":
+        return mod(self, other)
+
+    def __rmod__(self, other: "Dim") -> "Dim":
+        return mod(other, self)
+
+    @cached_property
+    def _text(self) -> str:
+        parts = []
+        for mono, coefficient in self.terms:
+            factors = [a.key for a in mono]
+            if coefficient != 1 or not factors:
+                factors.insert(0, str(coefficient))
+            parts.append("*".join(factors))
+        return " + ".join(parts)
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+Dim = Union[int, Poly]
+Shape = tuple[Dim, ...]
+
+
+def _atom_key(atom: Atom) -> str:
+    return atom.key
+
+
+def _terms(value: Dim) -> tuple[tuple[Monomial, int], ...]:
+    if isinstance(value, Poly):
+        return value.terms
+    return (((), int(value)),) if value else ()
+
+
+def _poly(terms: Mapping[Monomial, int]) -> Dim:
+    kept = {mono: c for mono, c in terms.items() if c}
+    if not kept:
+        return 0
+    if len(kept) == 1 and () in kept:
+        return kept[()]
+    return Poly(tuple(sorted(kept.items(), key=lambda item: (len(item[0]) == 0, tuple(a.key for a in item[0])))))
+
+
+def symbol(name: str, lo: int = 0, hi: int | None = None, extent: Dim | None = None) -> Dim:
+    """The expression that is just one unknown; a symbol whose range is one value is that value."""
+    if hi is not None and hi == lo:
+        return lo
+    return Poly((((Symbol(name, lo, hi, extent),), 1),))
+
+
+def _func(kind: str, *args: Dim) -> Dim:
+    return Poly((((Func(kind, args),), 1),))
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """Product of dimensions; 1 for none."""
+    result: Dim = 1
+    for dim in dims:
+        result = result * dim
+    return result
+
+
+def bounds(value: Dim) -> tuple[int | None, int | None]:
+    """Inclusive integer bounds (None: unbounded) by interval arithmetic over the symbols' ranges."""
+    if not isinstance(value, Poly):
+        return value, value
+    low: int | None = 0
+    high: int | None = 0
+    for mono, coefficient in value.terms:
+        lo: int | None = 1
+        hi: int | None = 1
+        for atom in mono:
+            a_lo, a_hi = _atom_bounds(atom)
+            if a_lo is None or a_lo < 0:
+                lo, hi = None, None
+                break
+            lo = None if lo is None else lo * a_lo
+            hi = None if hi is None or a_hi is None else hi * a_hi
+        if coefficient < 0:
+            lo, hi = hi, lo
+        low = None if low is None or lo is None else low + coefficient * lo
+        high = None if high is None or hi is None else high + coefficient * hi
+    return low, high
+
+
+def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
+    if isinstance(atom, Symbol):
+        hi = atom.hi
+        if hi is None and atom.extent is not None:
+            extent_hi = bounds(atom.extent)[1]
+            hi = None if extent_hi is None else extent_hi - 1
+        return atom.lo, hi
+    spans = [bounds(a) for a in atom.args]
+    (a_lo, a_hi), (b_lo, b_hi) = spans[0], spans[-1]
+    if atom.kind == "mod":
+        return 0, None if b_hi is None else b_hi - 1
+    if atom.kind == "floordiv":
+        if a_lo is None or a_lo < 0 or b_lo is None or b_lo < 1:
+            return None, None
+        return (0 if b_hi is None else a_lo // b_hi), (None if a_hi is None else a_hi // b_lo)
+    los, his = [s[0] for s in spans], [s[1] for s in spans]
+    if atom.kind == "min":
+        known = [h for h in his if h is not None]
+        return (None if None in los else min(x for x in los if x is not None)), (min(known) if known else None)
+    known = [x for x in los if x is not None]
+    return (max(known) if known else None), (None if None in his else max(h for h in his if h is not None))
+
+
+def non_negative(value: Dim) -> bool:
+    low = bounds(value)[0]
+    return low is not None and low >= 0
+
+
+def less(a: Dim, b: Dim) -> bool:
+    """True when a < b is proved for every value in range."""
+    low = bounds(b - a)[0]
+    if low is not None and low > 0:
+        return True
+    if isinstance(a, Poly) and len(a.terms) == 1 and a.terms[0][1] == 1 and len(a.terms[0][0]) == 1:
+        atom = a.terms[0][0][0]
+        if isinstance(atom, Symbol) and atom.extent is not None:
+            return atom.extent == b or non_negative(b - atom.extent)
+        if isinstance(atom, Func) and atom.kind == "mod":
+            return atom.args[1] == b
+    return False
+
+
+def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
+    """a / b when b is one monomial that divides every term of a."""
+    (divisor, scale), *rest = _terms(b) or (((), 0),)
+    if rest or scale == 0:
+        return None
+    quotient: dict[Monomial, int] = {}
+    for mono, coefficient in _terms(a):
+        left = list(mono)
+        for atom in divisor:
+            if atom not in left:
+                return None
+            left.remove(atom)
+        if coefficient % scale:
+            return None
+        quotient[tuple(left)] = quotient.get(tuple(left), 0) + coefficient // scale
+    return _poly(quotient)
+
+
+def divides(b: Dim, a: Dim) -> bool:
+    """True when a % b == 0 is evident from the form of a and b."""
+    return a == b or _exact_quotient(a, b) is not None
+
+
+def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
+    """a == quotient * b + rest, with every term that b divides in the quotient."""
+    quotient: Dim = 0
+    rest: Dim = 0
+    for mono, coefficient in _terms(a):
+        term = _poly({mono: coefficient})
+        exact = _exact_quotient(term, b)
+        if exact is None:
+            rest = rest + term
+        else:
+            quotient = quotient + exact
+    return quotient, rest
+
+
+def floordiv(a: Dim, b: Dim) -> Dim:
+    """a // b, simplified when terms divide exactly or the remainder is provably in [0, b)."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if b == 1:
+        return a
+    if a == b:
+        return 1
+    quotient, rest = _split(a, b)
+    if rest == 0 or (non_negative(rest) and less(rest, b)):
+        return quotient
+    inner = _single(rest, "floordiv")
+    if inner is not None:  # (x // p) // q == x // (p * q) for positive p, q
+        return quotient + floordiv(inner[0], inner[1] * b)
+    return quotient + _func("floordiv", rest, b)
+
+
+def _single(value: Dim, kind: str) -> tuple[Dim, ...] | None:
+    """The arguments of `value` when it is exactly one function of `kind`."""
+    if isinstance(value, Poly) and len(value.terms) == 1:
+        mono, factor = value.terms[0]
+        if factor == 1 and len(mono) == 1 and isinstance(mono[0], Func) and mono[0].kind == kind:
+            return mono[0].args
+    return None
+
+
+def rejoin(value: Dim) -> Dim:
+    """Undo splits: t * b * (x // b) + t * (x % b) becomes t * x."""
+    changed = True
+    while changed and isinstance(value, Poly):
+        changed = False
+        for mono, factor in value.terms:
+            split = next((a for a in mono if isinstance(a, Func) and a.kind == "mod"), None)
+            if split is None:
+                continue
+            left = list(mono)
+            left.remove(split)
+            scale = _poly({tuple(left): factor})
+            x, by = split.args
+            joined = value - _poly({mono: factor}) - scale * by * floordiv(x, by) + scale * x
+            if len(_terms(joined)) < len(value.terms):
+                value, changed = joined, True
+                break
+    return value
+
+
+def mod(a: Dim, b: Dim) -> Dim:
+    """a % b, simplified as `floordiv` is."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if b == 1 or a == b:
+        return 0
+    rest = _split(a, b)[1]
+    if rest == 0 or (non_negative(rest) and less(rest, b)):
+        return rest
+    return _func("mod", rest, b)
+
+
+def minimum(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    if a == b or non_negative(b - a):
+        return a
+    return b if non_negative(a - b) else _func("min", a, b)
+
+
+def maximum(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    if a == b or non_negative(a - b):
+        return a
+    return b if non_negative(b - a) else _func("max", a, b)
+
+
+def ceildiv(a: Dim, b: Dim) -> Dim:
+    return floordiv(a + b - 1, b)
+
+
+_FOLD = {"floordiv": floordiv, "mod": mod, "min": minimum, "max": maximum}
+
+
+def substitute(value: Dim, env: Mapping[str, Dim]) -> Dim:
+    """Replace symbols by name; with ints for all of them the result is an int."""
+    if not isinstance(value, Poly):
+        return value
+    result: Dim = 0
+    for mono, coefficient in value.terms:
+        term: Dim = coefficient
+        for atom in mono:
+            if isinstance(atom, Symbol):
+                new = env.get(atom.name)
+                term = term * (Poly((((atom,), 1),)) if new is None else new)
+            else:
+                term = term * _FOLD[atom.kind](*(substitute(a, env) for a in atom.args))
+        result = result + term
+    return result
+
+
+def evaluate(value: Dim, env: Mapping[str, int]) -> int:
+    """The number that `value` is under `env`. Raises KeyError naming a symbol that env lacks."""
+    result = substitute(value, env)
+    if isinstance(result, Poly):
+        raise KeyError(", ".join(sorted(s.name for s in symbols(result) if s.name not in env)))
+    return result
+
+
+def symbols(value: Dim) -> set[Symbol]:
+    """All symbols in an expression."""
+    found: set[Symbol] = set()
+    for mono, _ in _terms(value):
+        for atom in mono:
+            if isinstance(atom, Symbol):
+                found.add(atom)
+            else:
+                for arg in atom.args:
+                    found |= symbols(arg)
+    return found
+
+
+def coefficient(value: Dim, name: str) -> tuple[Dim, Dim] | None:
+    """(c, rest) with value == c * symbol + rest, or None when the symbol occurs any other way."""
+    slope: Dim = 0
+    rest: Dim = 0
+    for mono, factor in _terms(value):
+        here = [a for a in mono if isinstance(a, Symbol) and a.name == name]
+        others = tuple(a for a in mono if a not in here)
+        if any(name in {s.name for s in symbols(_poly({(a,): 1}))} for a in others) or len(here) > 1:
+            return None
+        if here:
+            slope = slope + _poly({others: factor})
+        else:
+            rest = rest + _poly({mono: factor})
+    return slope, rest

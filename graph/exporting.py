@@ -1,0 +1,79 @@
+"""torch.export with this project's decompositions, and its errors in this project's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from ..diagnostics.errors import InputError, SashikoError, Unsupported
+from .aten import TABLE
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The decompositions to give to AOTAutograd before `from_fx`: core ATen's, without the operations that have a row."""
+    table: dict[Any, Callable[..., Any]] = dict(torch._decomp.core_aten_decompositions())
+    return {op: fn for op, fn in table.items() if op not in TABLE}
+
+
+def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+           dynamic_shapes: Any = None) -> ExportedProgram:
+    """torch.export of a model in evaluation mode; the result is functional and decomposed, ready for `from_exported`.
+
+    dynamic_shapes: as in torch.export. Raises InputError for a model in training mode or dynamic_shapes that do not fit, Unsupported
+    (with torch's reason and the user's line) for what torch.export cannot trace.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if model.training:
+        what = "the model is in training mode, where dropout and normalization differ"
+        raise InputError(what, type(model).__name__, "call model.eval() first")
+    try:
+        with torch.no_grad():
+            program = torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False)
+    except Exception as error:
+        raise translated(error) from error
+    return functional(program)
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """The program with in-place operations, and everything else without a row, decomposed into functional core ATen.
+
+    An operation that has a row is kept whole; views are decomposed all the same, or functionalization could not see the aliasing.
+    """
+    table: Any = torch.export.default_decompositions()
+    for op in TABLE:
+        if op in table and not any(argument.alias_info is not None for argument in op._schema.arguments):
+            table.pop(op)
+    try:
+        result: ExportedProgram = program.run_decompositions(table)
+    except Exception as error:
+        raise translated(error) from error
+    return result
+
+
+def translated(error: Exception) -> SashikoError:
+    """torch's error as one of ours: its first line, and the last place outside torch that its text names."""
+    if isinstance(error, SashikoError):
+        return error
+    text = str(error)
+    short = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:300]
+    frames = [(p, n) for p, n in re.findall(r'File "([^"]+)", line (\d+)', text) if not re.search(r"[/\\]torch[/\\]", p)]
+    where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else _raised_at(error)
+    if "Suggested fixes" in text or "Constraints violated" in text or "dynamic_shapes" in text:
+        return InputError(f"dynamic_shapes do not fit the model: {short}", where, text.rpartition("Suggested fixes:")[2].strip()[:600])
+    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where)
+
+
+def _raised_at(error: Exception) -> str:
+    """The innermost frame of the traceback that is neither torch's nor ours."""
+    where, step = "", error.__traceback__
+    while step is not None:
+        path = step.tb_frame.f_code.co_filename
+        if not re.search(r"[/\\](torch|sympy|contextlib\.py|sashiko)([/\\]|$)|^<", path) and path != __file__:
+            where = f"{path}:{step.tb_lineno}"
+        step = step.tb_next
+    return where

@@ -1,0 +1,277 @@
+"""The reference interpreter: what every operation means, said with torch, one row each. Slow, exact, and independent of any backend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..diagnostics.errors import InvalidGraph
+from . import attrs as A
+from .dims import Dim, Poly, evaluate
+from .ir import Graph, Value
+from .symbols import bind_symbols
+from .types import DType, QParams, boolean
+
+Env = Mapping[str, int]
+Kernels = Mapping[str, Callable[..., Any]]
+Tensor = torch.Tensor
+
+ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
+    "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1, "log": torch.log,
+    "log2": torch.log2, "log10": torch.log10, "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal, "sin": torch.sin, "cos": torch.cos, "tan": torch.tan, "tanh": torch.tanh, "sigmoid": torch.sigmoid,
+    "erf": torch.erf, "floor": torch.floor, "ceil": torch.ceil, "trunc": torch.trunc, "round": torch.round, "relu": torch.relu,
+    "logical_not": torch.logical_not, "bitwise_not": torch.bitwise_not, "isnan": torch.isnan, "isinf": torch.isinf,
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
+    "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"), "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "remainder": torch.remainder, "fmod": torch.fmod, "pow": torch.pow, "atan2": torch.atan2, "maximum": torch.maximum,
+    "minimum": torch.minimum, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
+    "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
+    "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "where": torch.where,
+}
+
+
+def identity(kind: str, dtype: DType) -> float | int | bool:
+    """What a reduction over no elements gives."""
+    if kind in ("sum", "any"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    if dtype.is_float:
+        return -math.inf if kind == "max" else math.inf
+    if dtype == boolean:
+        return kind == "min"
+    info = torch.iinfo(dtype.torch)
+    return info.min if kind == "max" else info.max
+
+
+def _reduce(v: Value, env: Env, x: Tensor) -> Tensor:
+    a = v.attrs
+    assert isinstance(a, A.ReduceAttrs)
+    if a.kind in ("argmax", "argmin"):
+        return (torch.argmax if a.kind == "argmax" else torch.argmin)(x, dim=a.axes[0] if a.axes and x.dim() else None, keepdim=a.keepdim)
+    shape = tuple(evaluate(d, env) for d in v.shape)
+    if not x.numel() and a.kind in ("max", "min"):
+        return torch.full(shape, identity(a.kind, v.dtype), dtype=v.dtype.torch)
+    if not a.axes:
+        return x.to(v.dtype.torch)
+    if a.kind == "sum":
+        return torch.sum(x, a.axes, keepdim=True, dtype=v.dtype.torch).reshape(shape)
+    if a.kind in ("max", "min"):
+        return (torch.amax if a.kind == "max" else torch.amin)(x, a.axes, keepdim=True).reshape(shape)
+    for axis in a.axes:
+        if a.kind == "prod":
+            x = torch.prod(x, axis, keepdim=True, dtype=v.dtype.torch)
+        else:
+            x = (torch.any if a.kind == "any" else torch.all)(x, axis, keepdim=True)
+    return x.reshape(shape)
+
+
+def _slice(v: Value, env: Env, x: Tensor) -> Tensor:
+    a = v.attrs
+    assert isinstance(a, A.SliceAttrs)
+    start, length = evaluate(a.start, env), evaluate(a.length, env)
+    return x.index_select(a.axis, torch.arange(length) * a.step + start)
+
+
+def _pad(v: Value, env: Env, x: Tensor) -> Tensor:
+    a = v.attrs
+    assert isinstance(a, A.PadAttrs)
+    flat = [evaluate(amount, env) for pair in reversed(a.amounts) for amount in pair]
+    if v.dtype == boolean:
+        return F.pad(x.to(torch.uint8), flat, value=float(bool(a.value))).bool()
+    return F.pad(x, flat, value=a.value)
+
+
+def _in_range(index: Tensor, size: int, op: str) -> Tensor:
+    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= size):
+        raise IndexError(f"{op}: index {int(index.min())} or {int(index.max())} is out of range [0, {size})")
+    return index.long()
+
+
+def _take(v: Value, env: Env, table: Tensor, index: Tensor) -> Tensor:
+    assert isinstance(v.attrs, A.AxisAttrs)
+    axis = v.attrs.axis
+    flat = _in_range(index, table.shape[axis], "take").reshape(-1)
+    return table.index_select(axis, flat).reshape(table.shape[:axis] + index.shape + table.shape[axis + 1:])
+
+
+def _gather(v: Value, env: Env, x: Tensor, index: Tensor) -> Tensor:
+    assert isinstance(v.attrs, A.AxisAttrs)
+    return torch.gather(x, v.attrs.axis, _in_range(index, x.shape[v.attrs.axis], "gather"))
+
+
+def _accumulator(x: Tensor) -> Tensor:
+    """Operands as the accumulator sees them: narrow floats in f32, integers exactly in i64."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x if x.is_floating_point() else x.long()
+
+
+def _matmul(v: Value, env: Env, x: Tensor, y: Tensor) -> Tensor:
+    return torch.matmul(_accumulator(x), _accumulator(y)).to(v.dtype.torch)
+
+
+def _linear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    out = torch.matmul(_accumulator(x), _accumulator(w).t()) if not x.is_floating_point() else F.linear(
+        _accumulator(x), _accumulator(w), None if b is None else _accumulator(b))
+    out = out.to(v.dtype.torch)
+    return out + b.to(out.dtype) if b is not None and not x.is_floating_point() else out
+
+
+def _qlinear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    xq, wq = v.inputs[0].tensor.qparams, v.inputs[1].tensor.qparams
+    if xq is None or wq is None or wq.axis not in (None, 0) or xq.axis is not None:
+        raise InvalidGraph("qlinear needs x quantized per tensor and w per tensor or per output channel")
+    total = torch.matmul(x.long() - xq.zero_point, (w.long() - wq.zero_point).t())
+    out = total.float() * (torch.tensor(xq.scale) * torch.tensor(wq.scale))
+    return out if b is None else out + b.float()
+
+
+def _int_linear(v: Value, env: Env, x: Tensor, w: Tensor) -> Tensor:
+    return torch.matmul(x.long(), w.long().t()).to(torch.int32)
+
+
+def _attention(v: Value, env: Env, q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    a = v.attrs
+    assert isinstance(a, A.AttentionAttrs)
+    groups = q.shape[1] // k.shape[1]
+    if groups != 1:
+        k, value = k.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if a.causal:
+        keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        causal = keep if mask is None or mask.dtype == torch.bool else torch.zeros(keep.shape).masked_fill(~keep, -math.inf)
+        mask = causal if mask is None else mask & keep if mask.dtype == torch.bool else mask.float() + causal
+    if mask is not None and mask.dtype not in (torch.bool, q.dtype):
+        q, k, value, mask = q.float(), k.float(), value.float(), mask.float()
+    return F.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=a.scale).to(v.dtype.torch)
+
+
+def _channelwise(numbers: tuple[float, ...], axis: int | None, rank: int) -> Tensor:
+    """Per-channel numbers as a tensor that broadcasts along `axis`."""
+    shape = [1] * rank
+    if axis is not None:
+        shape[axis] = len(numbers)
+    return torch.tensor(numbers, dtype=torch.float32).reshape(shape if axis is not None else ())
+
+
+def quantize(x: Tensor, dtype: torch.dtype, q: QParams) -> Tensor:
+    """Integers of `x`: round half to even of x / scale, plus zero point, saturated; NaN becomes qmin."""
+    real = torch.round(x.float() / _channelwise(q.scale, q.axis, x.dim())) + q.zero_point
+    return torch.where(real.isnan(), torch.full_like(real, q.qmin), real.clamp(q.qmin, q.qmax)).to(dtype)
+
+
+def dequantize(x: Tensor, q: QParams) -> Tensor:
+    """scale * (x - zero_point) in f32."""
+    return (x.to(torch.int32) - q.zero_point).float() * _channelwise(q.scale, q.axis, x.dim())
+
+
+def _quantize(v: Value, env: Env, x: Tensor) -> Tensor:
+    assert isinstance(v.attrs, A.QuantizeAttrs)
+    return quantize(x, v.dtype.torch, v.attrs.qparams)
+
+
+def _dequantize(v: Value, env: Env, x: Tensor) -> Tensor:
+    q = v.inputs[0].tensor.qparams
+    assert q is not None
+    return dequantize(x, q)
+
+
+def _number(value: Dim | float, env: Env) -> float | int:
+    return evaluate(value, env) if isinstance(value, (int, Poly)) else value
+
+
+def _iota(v: Value, env: Env) -> Tensor:
+    a = v.attrs
+    assert isinstance(a, A.IotaAttrs)
+    wide = torch.float64 if a.dtype.is_float else torch.int64
+    steps = torch.arange(evaluate(a.length, env), dtype=wide)
+    return (steps * _number(a.step, env) + _number(a.start, env)).to(a.dtype.torch)
+
+
+def _full(v: Value, env: Env) -> Tensor:
+    assert isinstance(v.attrs, A.FullAttrs)
+    return torch.full(tuple(evaluate(d, env) for d in v.attrs.shape), v.attrs.value, dtype=v.attrs.dtype.torch)
+
+
+def _shape(v: Value, env: Env) -> tuple[int, ...]:
+    return tuple(evaluate(d, env) for d in v.shape)
+
+
+def fill_slots(item: Any, operands: Sequence[Any], env: Env) -> Any:
+    """An argument of an aten value with its operands and the numbers of this call put in."""
+    if isinstance(item, A.Slot):
+        return operands[item.index]
+    if isinstance(item, Poly):
+        return evaluate(item, env)
+    if isinstance(item, (list, tuple)):
+        return type(item)(fill_slots(i, operands, env) for i in item)
+    if isinstance(item, dict):
+        return {k: fill_slots(i, operands, env) for k, i in item.items()}
+    return item
+
+
+def _aten(v: Value, env: Env, *operands: Any) -> Any:
+    a = v.attrs
+    assert isinstance(a, A.AtenAttrs)
+    result = a.target(*fill_slots(a.args, operands, env), **{k: fill_slots(i, operands, env) for k, i in a.kwargs})
+    return tuple(result) if isinstance(result, list) else result
+
+
+def _attribute_tensor(v: Value, env: Env) -> Tensor:
+    assert isinstance(v.attrs, A.ConstantAttrs)
+    return v.attrs.tensor.detach()
+
+
+def _elementwise(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda v, env, *xs: fn(*xs)
+
+
+def _get(v: Value, env: Env, items: Any) -> Any:
+    assert isinstance(v.attrs, A.GetAttrs)
+    return items[v.attrs.index]
+
+
+ROWS: dict[str, Callable[..., Any]] = {
+    **{name: _elementwise(fn) for name, fn in ELEMENTWISE.items()},
+    "cast": lambda v, env, x: x.to(v.dtype.torch),
+    "quantize": _quantize, "dequantize": _dequantize, "reduce": _reduce,
+    "reshape": lambda v, env, x: x.reshape(_shape(v, env)),
+    "expand": lambda v, env, x: x.expand(_shape(v, env)),
+    "permute": lambda v, env, x: x.permute(v.attrs.order),
+    "slice": _slice, "pad": _pad, "concat": lambda v, env, *xs: torch.cat(xs, v.attrs.axis), "take": _take, "gather": _gather,
+    "linear": _linear, "qlinear": _qlinear, "int_linear": _int_linear, "matmul": _matmul, "attention": _attention,
+    "constant": _attribute_tensor, "full": _full, "iota": _iota, "aten": _aten, "get": _get,
+}
+
+
+@torch.no_grad()
+def run(graph: Graph, inputs: Sequence[Tensor], symbols: Env | None = None, kernels: Kernels | None = None) -> list[Any]:
+    """The graph's outputs for these tensors. Sizes are read from them unless `symbols` gives them.
+
+    kernels: meaning of `call` values by kernel name, a function of the operands. Raises InputError when the tensors do not fit,
+    IndexError for an index out of range, InvalidGraph for an operation without a meaning.
+    """
+    env = bind_symbols(graph.inputs, inputs, symbols)
+    results: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    for value in graph.order:
+        if value not in results:
+            operands = [results[v] for v in value.inputs]
+            results[value] = evaluate_one(value, operands, env, kernels or {})
+    return [results[v] for v in graph.outputs]
+
+
+def evaluate_one(value: Value, operands: Sequence[Any], env: Env, kernels: Kernels) -> Any:
+    """The result of one operation on the given operands."""
+    if value.op == "call":
+        assert isinstance(value.attrs, A.CallAttrs)
+        kernel = kernels.get(value.attrs.kernel)
+        if kernel is None:
+            raise InvalidGraph(f"the kernel {value.attrs.kernel!r} has no meaning here", value.origin, "pass it in `kernels`")
+        return kernel(*operands, **dict(value.attrs.options))
+    row = ROWS.get(value.op)
+    if row is None:
+        raise InvalidGraph(f"the interpreter has no row for {value.op!r}", value.origin)
+    return row(value, env, *operands)

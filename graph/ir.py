@@ -1,0 +1,100 @@
+"""The graph: immutable values in SSA form. Construction goes through `graph.ops.make`, which infers and checks types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from .attrs import Attrs
+from .dims import Shape
+from .types import DType, TensorType, Type
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """The result of one operation. Equality is identity; `origin` is the user's file:line, `name` a readable hint."""
+
+    op: str
+    inputs: tuple["Value", ...]
+    attrs: Attrs
+    type: Type
+    origin: str = ""
+    name: str = ""
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type, for values that are one tensor."""
+        assert isinstance(self.type, TensorType), f"{self.op} has several results"
+        return self.type
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.tensor.shape
+
+    def __repr__(self) -> str:
+        return f"<{self.op}{' ' + self.name if self.name else ''}: {self.type}>"
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A program: `inputs` in call order, `outputs` in return order. Constants are values of op `constant`."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    name: str = "graph"
+
+    @cached_property
+    def order(self) -> tuple[Value, ...]:
+        """Every value reachable from inputs and outputs, operands before users, deterministic."""
+        seen: set[Value] = set()
+        result: list[Value] = []
+        for root in (*self.inputs, *self.outputs):
+            stack: list[tuple[Value, bool]] = [(root, False)]
+            while stack:
+                value, expanded = stack.pop()
+                if expanded:
+                    result.append(value)
+                elif value not in seen:
+                    seen.add(value)
+                    stack.append((value, True))
+                    stack.extend((v, False) for v in reversed(value.inputs) if v not in seen)
+        return tuple(dict.fromkeys(result))
+
+    @cached_property
+    def users(self) -> dict[Value, tuple[Value, ...]]:
+        """Values that read each value (once per operand position); graph outputs are not users."""
+        found: dict[Value, list[Value]] = {v: [] for v in self.order}
+        for value in self.order:
+            for operand in value.inputs:
+                found[operand].append(value)
+        return {v: tuple(u) for v, u in found.items()}
+
+    @cached_property
+    def constants(self) -> tuple[Value, ...]:
+        return tuple(v for v in self.order if v.op == "constant")
+
+    def is_output(self, value: Value) -> bool:
+        return any(value is o for o in self.outputs)
+
+
+def rebuild(graph: Graph, visit: Callable[[Value, tuple[Value, ...]], Value]) -> Graph:
+    """A new graph from `visit(old_value, new_inputs)`, called operands first for every value but the inputs."""
+    new: dict[Value, Value] = {v: v for v in graph.inputs}
+    for value in graph.order:
+        if value not in new:
+            new[value] = visit(value, tuple(new[v] for v in value.inputs))
+    return Graph(graph.inputs, tuple(new[v] for v in graph.outputs), graph.name)
+
+
+def with_inputs(value: Value, inputs: Iterable[Value]) -> Value:
+    """`value` itself when its inputs did not change, else a copy that reads `inputs` (types must be the same)."""
+    inputs = tuple(inputs)
+    if len(inputs) == len(value.inputs) and all(a is b for a, b in zip(inputs, value.inputs)):
+        return value
+    return Value(value.op, inputs, value.attrs, value.type, value.origin, value.name)
+

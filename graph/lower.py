@@ -1,0 +1,246 @@
+"""From an FX graph of ATen calls to values: one walk, each call through its table row, or left to PyTorch with a reason."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..diagnostics.errors import InvalidGraph, Unsupported
+from . import attrs as A
+from . import build as b
+from .aten import TABLE, Call, SymScalar
+from .captured import Leftover
+from .dims import Poly
+from .ir import Graph, Value
+from .ops import make
+from .symbols import Symbols
+from .types import FROM_TORCH, TensorType, TupleType, Type, f64
+
+aten = torch.ops.aten
+
+# Calls that check what the captured sizes already say, or say something to other parts of PyTorch. They have no result.
+_IGNORED: frozenset[Any] = frozenset({
+    aten._assert_tensor_metadata.default, aten._assert_scalar.default, aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default, torch._check, operator.ge, operator.le, operator.gt, operator.lt, operator.eq, operator.ne,
+})
+_SCALAR: dict[Any, Callable[..., Value]] = {
+    operator.add: b.add, operator.sub: b.sub, operator.mul: b.mul, operator.truediv: b.div, operator.pow: b.pow_, operator.neg: b.neg,
+    torch.sym_float: lambda x: x, torch.sym_int: b.trunc, math.sqrt: b.sqrt, math.floor: b.floor, math.ceil: b.ceil,
+}
+_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|torch|functorch)[/\\]|[/\\]lib[/\\]python3|^<")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+def origin_of(node: Node) -> str:
+    """`file.py:12` of the innermost frame that is the user's; of the innermost outside torch when all are libraries'."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [f for f in frames if not _LIBRARY.search(f[0])] or [f for f in frames if not re.search(r"[/\\]torch[/\\]", f[0])]
+    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+def type_of(meta: Any, symbols: Symbols) -> Type:
+    """The type of a fake result. Raises Unsupported for what no type describes."""
+    if isinstance(meta, torch.Tensor):
+        return tensor_type(meta, symbols)
+    if isinstance(meta, (tuple, list)):
+        return TupleType(tuple(tensor_type(m, symbols) if isinstance(m, torch.Tensor) else None for m in meta))
+    raise Unsupported(f"a result of type {type(meta).__name__}")
+
+
+def tensor_type(meta: torch.Tensor, symbols: Symbols) -> TensorType:
+    """The type of a fake tensor. Raises Unsupported for devices, layouts and dtypes that are not covered."""
+    if meta.dtype not in FROM_TORCH:
+        raise Unsupported(f"a tensor of {meta.dtype}")
+    if meta.layout != torch.strided or meta.device.type not in ("cpu", "meta"):
+        raise Unsupported(f"a tensor with layout {meta.layout} on {meta.device}")
+    return TensorType(FROM_TORCH[meta.dtype], tuple(symbols.dim(s) for s in meta.shape))
+
+
+@dataclass
+class Lowering:
+    """The state of one walk: what each FX node became, and what was left to PyTorch."""
+
+    symbols: Symbols
+    env: dict[Node, Any] = field(default_factory=dict)
+    leftovers: list[tuple[Value, Leftover]] = field(default_factory=list)
+    copies: list[tuple[Value, Value]] = field(default_factory=list)
+    random: list[Value] = field(default_factory=list)
+
+    def run(self, module: GraphModule) -> Any:
+        """The output node's argument, with every node replaced. Placeholders must be in `env` already."""
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return self.resolve(node.args[0])
+            if node.op == "get_attr":
+                self.env[node] = self.attribute(module, str(node.target))
+            elif node.op == "call_function":
+                with b.at(origin_of(node)):
+                    self.env[node] = self.call(node)
+            elif node.op != "placeholder":
+                raise Unsupported(f"FX node {node.op} {node.target}", origin_of(node))
+        return ()
+
+    def attribute(self, module: GraphModule, path: str) -> Any:
+        found: Any = module
+        for part in path.split("."):
+            found = getattr(found, part)
+        if isinstance(found, torch.Tensor):
+            return constant_value(found, path, isinstance(found, torch.nn.Parameter))
+        return found
+
+    def resolve(self, item: Any) -> Any:
+        """An FX argument with nodes replaced by what they became."""
+        if isinstance(item, Node):
+            return self.env[item]
+        if isinstance(item, (list, tuple)):
+            return type(item)(self.resolve(i) for i in item) if type(item) in (list, tuple) else [self.resolve(i) for i in item]
+        if isinstance(item, slice):
+            return slice(self.resolve(item.start), self.resolve(item.stop), self.resolve(item.step))
+        if isinstance(item, Mapping):
+            return {k: self.resolve(v) for k, v in item.items()}
+        return self.symbols.dim(item) if isinstance(item, torch.SymInt) else item
+
+    def call(self, node: Node) -> Any:
+        """What a call becomes: a Value, a tuple of Values, a Dim, a SymScalar, or None for an assertion."""
+        meta = node.meta.get("val")
+        if isinstance(meta, (torch.SymInt, int)) and not isinstance(meta, bool):
+            return self.symbols.dim(meta)
+        if node.target in _IGNORED or isinstance(meta, torch.SymBool):
+            return None
+        if isinstance(meta, (torch.SymFloat, float)):
+            return self.scalar(node)
+        if node.target is operator.getitem:
+            return self.element(node)
+        if node.target is aten.copy_.default:
+            return self.copy(node)
+        if meta is None and not node.users:
+            raise Unsupported(f"{name_of(node)} has an effect besides its result", origin_of(node))
+        kind = type_of(meta, self.symbols)
+        try:
+            return self.native(node, kind)
+        except (Unsupported, InvalidGraph) as error:
+            return self.leave(node, kind, error.what)
+
+    def copy(self, node: Node) -> Value:
+        """The write-back of an input at the end of a graph: (input, new value) in `copies`."""
+        target, source = node.args[0], self.resolve(node.args[1])
+        after = {n for n in node.graph.nodes if n > node}
+        if not isinstance(target, Node) or target.op != "placeholder" or any(user in after for user in target.users):
+            raise Unsupported("copy_ to something that is no input, or that is read again", origin_of(node))
+        value: Value = self.env[target]
+        source = b.expand(b.cast(source, value.dtype), value.shape)
+        self.copies.append((value, source))
+        return source
+
+    def scalar(self, node: Node) -> SymScalar:
+        """A float computed from sizes, in f64 as Python does."""
+        rule = _SCALAR.get(node.target)
+        if rule is None:
+            raise Unsupported(f"{name_of(node)} computes a float from sizes", origin_of(node))
+        return SymScalar(rule(*(self.as_scalar(self.resolve(a)) for a in node.args)))
+
+    @staticmethod
+    def as_scalar(item: Any) -> Value:
+        if isinstance(item, SymScalar):
+            return item.value
+        return b.scalar(item, f64) if isinstance(item, Poly) else b.full(float(item), f64)
+
+    def element(self, node: Node) -> Any:
+        source, index = self.resolve(node.args[0]), int(node.args[1])  # type: ignore[arg-type]
+        return b.get(source, index) if isinstance(source, Value) else source[index]
+
+    def native(self, node: Node, kind: Type) -> Any:
+        """The table row's result, checked against the type that torch says it has. Raises Unsupported with the reason."""
+        row = TABLE.get(node.target)
+        if row is None:
+            raise Unsupported("no native form")
+        arguments = [self.resolve(a) for a in schema_arguments(node)]
+        if any(t.dtype.kind == "complex" for t in (*tensors_of(kind), *operand_types(arguments))):
+            raise Unsupported("complex numbers")
+        used = frozenset(int(u.args[1]) for u in node.users if u.target is operator.getitem)  # type: ignore[arg-type]
+        result = row(Call(kind, used), *arguments)
+        for value, expected in zip(result if isinstance(result, tuple) else (result,), tensors_or_none(kind), strict=True):
+            if value is not None and value.type != expected:
+                raise Unsupported(f"the native form would be {value.type}, PyTorch says {expected}")
+        return result
+
+    def leave(self, node: Node, kind: Type, reason: str) -> Value:
+        """An `aten` value. Raises Unsupported when the call cannot run on its own."""
+        where = origin_of(node)
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            raise Unsupported(f"{name_of(node)} writes to its operands", where)
+        if node.target is aten.as_strided.default and not node.args[0].meta["val"].is_contiguous():  # type: ignore[union-attr]
+            raise Unsupported("as_strided of a tensor that is not contiguous", where)
+        operands: list[Value] = []
+        attrs = A.AtenAttrs(node.target, tuple(self.slots(self.resolve(a), operands, where) for a in node.args), tuple(
+            (k, self.slots(self.resolve(a), operands, where)) for k, a in node.kwargs.items()), reason)
+        value = make("aten", *operands, attrs=attrs, type=kind, origin=where, name=name_of(node))
+        self.leftovers.append((value, Leftover(name_of(node), reason, where)))
+        if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+            self.random.append(value)
+        return value
+
+    def slots(self, item: Any, operands: list[Value], where: str) -> Any:
+        """An argument of an aten value: tensors become slots."""
+        if isinstance(item, Value):
+            operands.append(item)
+            return A.Slot(len(operands) - 1)
+        if isinstance(item, (list, tuple)):
+            return type(item)(self.slots(i, operands, where) for i in item)
+        if isinstance(item, SymScalar):
+            raise Unsupported("an operation left to PyTorch takes a float computed from sizes", where)
+        return item
+
+    def check_random_order(self, graph: Graph) -> None:
+        """Raises Unsupported when random operations would draw their numbers in another order than eager does."""
+        drawn = [v for v in graph.order if v in self.random]
+        if drawn != self.random:
+            raise Unsupported("several random operations whose order cannot be kept", self.random[0].origin)
+
+
+def constant_value(tensor: torch.Tensor, name: str, watched: bool) -> Value:
+    """A constant; a single number of the model's own code becomes a `full`, which every pass understands."""
+    if tensor.dtype not in FROM_TORCH or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise Unsupported(f"the tensor {name} is {tensor.dtype}, {tensor.layout}, on {tensor.device}")
+    if not watched and tensor.dim() == 0 and not tensor.is_complex():
+        return b.full(tensor.item(), FROM_TORCH[tensor.dtype])
+    return b.constant(tensor, name, watched)
+
+
+def name_of(node: Node) -> str:
+    """`aten.sort.default`"""
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+
+
+def schema_arguments(node: Node) -> list[Any]:
+    """All arguments of the schema in order, defaults filled in."""
+    result = list(node.args)
+    for argument in node.target._schema.arguments[len(result):]:  # type: ignore[union-attr]
+        result.append(node.kwargs.get(argument.name, argument.default_value))
+    return result
+
+
+def tensors_or_none(kind: Type) -> tuple[TensorType | None, ...]:
+    return (kind,) if isinstance(kind, TensorType) else kind.elements
+
+
+def tensors_of(kind: Type) -> list[TensorType]:
+    return [t for t in tensors_or_none(kind) if t is not None]
+
+
+def operand_types(arguments: Any) -> list[TensorType]:
+    """Types of all values in nested arguments."""
+    if isinstance(arguments, Value):
+        return tensors_of(arguments.type)
+    if isinstance(arguments, (list, tuple)):
+        return [t for a in arguments for t in operand_types(a)]
+    return []

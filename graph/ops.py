@@ -1,0 +1,275 @@
+"""The operations: one row each with arity and type rule. `make` is the only way to build a value.
+
+Elementwise operands broadcast as in torch (right-aligned, size 1 stretches) and must agree in dtype; conversions are
+explicit `cast`s. `linear`, `qlinear` and `matmul` accumulate in f32 (int32 exactly for qlinear) and give f32 for bf16/f16/int8 operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..diagnostics.errors import InvalidGraph
+from . import attrs as A
+from .dims import Dim, Shape, ceildiv, product
+from .ir import Value
+from .types import DType, TensorType, TupleType, Type, boolean, f32, i32, i64
+
+Infer = Callable[[tuple[TensorType, ...], A.Attrs], Type]
+
+UNARY = (
+    "neg", "abs", "sign", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan",
+    "tanh", "sigmoid", "erf", "floor", "ceil", "trunc", "round", "relu", "logical_not", "bitwise_not", "isnan", "isinf",
+)
+BINARY = (
+    "add", "sub", "mul", "div", "floordiv", "truncdiv", "remainder", "fmod", "pow", "atan2", "maximum", "minimum",
+    "and", "or", "xor", "shl", "shr",
+)
+COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
+PREDICATES = ("logical_not", "isnan", "isinf")
+FLOAT_ONLY = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "tanh", "sigmoid", "erf",
+    "div", "pow", "atan2",
+)
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One operation: least and greatest number of operands, attribute class, type rule."""
+
+    name: str
+    arity: tuple[int, int]
+    attrs: type[A.Attrs]
+    infer: Infer
+    group: str  # elementwise, reduce, view, index, contraction, quant, leaf, extern
+
+
+def broadcast(shapes: tuple[Shape, ...]) -> Shape:
+    """The common shape of right-aligned operands. Raises InvalidGraph when two sizes differ and neither is 1."""
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = [1] * rank
+    for shape in shapes:
+        for axis, dim in enumerate(shape, rank - len(shape)):
+            if dim != 1 and result[axis] not in (1, dim):
+                raise InvalidGraph(f"shapes {shapes} do not broadcast: {result[axis]} against {dim} on axis {axis}")
+            result[axis] = dim if result[axis] == 1 else result[axis]
+    return tuple(result)
+
+
+def _same_dtype(types: tuple[TensorType, ...]) -> DType:
+    if any(t.dtype != types[0].dtype for t in types):
+        raise InvalidGraph(f"operands differ in dtype: {', '.join(str(t.dtype) for t in types)}")
+    return types[0].dtype
+
+
+def _elementwise(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    return TensorType(_same_dtype(types), broadcast(tuple(t.shape for t in types)))
+
+
+def _predicate(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    _same_dtype(types)
+    return TensorType(boolean, broadcast(tuple(t.shape for t in types)))
+
+
+def _where(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    if types[0].dtype != boolean:
+        raise InvalidGraph(f"where: the condition is {types[0].dtype}, not bool")
+    return TensorType(_same_dtype(types[1:]), broadcast(tuple(t.shape for t in types)))
+
+
+def _cast(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.CastAttrs)
+    return types[0].with_dtype(attrs.dtype)
+
+
+def _reduce(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.ReduceAttrs)
+    shape = types[0].shape
+    kept = tuple(1 if a in attrs.axes else d for a, d in enumerate(shape)) if attrs.keepdim else tuple(
+        d for a, d in enumerate(shape) if a not in attrs.axes)
+    dtype = boolean if attrs.kind in ("any", "all") else i64 if attrs.kind.startswith("arg") else types[0].dtype
+    return TensorType(dtype, kept)
+
+
+def _reshape(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.ShapeAttrs)
+    if product(types[0].shape) != product(attrs.shape):
+        raise InvalidGraph(f"reshape: {types[0].shape} and {attrs.shape} hold different numbers of elements")
+    return types[0].with_shape(attrs.shape)
+
+
+def _expand(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.ShapeAttrs)
+    if broadcast((types[0].shape, attrs.shape)) != attrs.shape:
+        raise InvalidGraph(f"expand: {types[0].shape} does not stretch to {attrs.shape}")
+    return types[0].with_shape(attrs.shape)
+
+
+def _permute(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.PermuteAttrs)
+    if sorted(attrs.order) != list(range(types[0].rank)):
+        raise InvalidGraph(f"permute: {attrs.order} is no permutation of {types[0].rank} axes")
+    return types[0].with_shape(tuple(types[0].shape[a] for a in attrs.order))
+
+
+def _slice(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.SliceAttrs)
+    return types[0].with_shape(types[0].shape[: attrs.axis] + (attrs.length,) + types[0].shape[attrs.axis + 1:])
+
+
+def _pad(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.PadAttrs)
+    return types[0].with_shape(tuple(d + lo + hi for d, (lo, hi) in zip(types[0].shape, attrs.amounts, strict=True)))
+
+
+def _concat(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.AxisAttrs)
+    total: Dim = 0
+    for t in types:
+        if t.rank != types[0].rank or any(a != b for i, (a, b) in enumerate(zip(t.shape, types[0].shape)) if i != attrs.axis):
+            raise InvalidGraph(f"concat on axis {attrs.axis}: {t.shape} does not fit {types[0].shape}")
+        total = total + t.shape[attrs.axis]
+    _same_dtype(types)
+    return types[0].with_shape(types[0].shape[: attrs.axis] + (total,) + types[0].shape[attrs.axis + 1:])
+
+
+def _take(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.AxisAttrs)
+    table, index = types
+    return table.with_shape(table.shape[: attrs.axis] + index.shape + table.shape[attrs.axis + 1:])
+
+
+def _gather(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    return types[0].with_shape(types[1].shape)
+
+
+def _linear(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    x, w = types[0], types[1]
+    if w.rank != 2 or x.rank < 1 or x.shape[-1] != w.shape[1] or (len(types) == 3 and types[2].shape != (w.shape[0],)):
+        raise InvalidGraph(f"linear: {', '.join(map(str, types))} do not fit x[..., K], w[N, K], b[N]")
+    wide = x.dtype.bits < 32
+    return TensorType(f32 if wide else x.dtype, x.shape[:-1] + (w.shape[0],))
+
+
+def _int_linear(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    result = _linear(types, attrs)
+    if types[0].dtype.bits != 8 or types[1].dtype.bits != 8 or not isinstance(result, TensorType):
+        raise InvalidGraph(f"int_linear: {types[0]} and {types[1]} are not 8-bit integers")
+    return TensorType(i32, result.shape)
+
+
+def _matmul(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    a, b = types
+    if a.rank < 2 or b.rank < 2 or a.shape[-1] != b.shape[-2]:
+        raise InvalidGraph(f"matmul: {a} and {b} do not fit [..., M, K], [..., K, N]")
+    batch = broadcast((a.shape[:-2], b.shape[:-2]))
+    return TensorType(f32 if a.dtype.bits < 32 else a.dtype, batch + (a.shape[-2], b.shape[-1]))
+
+
+def _attention(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    q, k, v = types[:3]
+    if not (q.rank == k.rank == v.rank == 4) or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
+        raise InvalidGraph(f"attention: {q}, {k}, {v} do not fit q[B,H,M,D], k[B,G,S,D], v[B,G,S,E]")
+    return TensorType(q.dtype, q.shape[:3] + (v.shape[-1],))
+
+
+def _quantize(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.QuantizeAttrs)
+    return TensorType(attrs.dtype, types[0].shape, attrs.qparams)
+
+
+def _dequantize(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    if types[0].qparams is None:
+        raise InvalidGraph(f"dequantize: {types[0]} has no quantization parameters")
+    return TensorType(f32, types[0].shape)
+
+
+def _given(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    raise InvalidGraph("this operation's type must be given to make()")
+
+
+def _full(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.FullAttrs)
+    return TensorType(attrs.dtype, attrs.shape)
+
+
+def _iota(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.IotaAttrs)
+    return TensorType(attrs.dtype, (attrs.length,))
+
+
+_ROWS: tuple[OpSpec, ...] = (
+    *(OpSpec(n, (1, 1), A.NoAttrs, _predicate if n in PREDICATES else _elementwise, "elementwise") for n in UNARY),
+    *(OpSpec(n, (2, 2), A.NoAttrs, _elementwise, "elementwise") for n in BINARY),
+    *(OpSpec(n, (2, 2), A.NoAttrs, _predicate, "elementwise") for n in COMPARE),
+    OpSpec("where", (3, 3), A.NoAttrs, _where, "elementwise"),
+    OpSpec("cast", (1, 1), A.CastAttrs, _cast, "elementwise"),
+    OpSpec("quantize", (1, 1), A.QuantizeAttrs, _quantize, "elementwise"),
+    OpSpec("dequantize", (1, 1), A.NoAttrs, _dequantize, "elementwise"),
+    OpSpec("reduce", (1, 1), A.ReduceAttrs, _reduce, "reduce"),
+    OpSpec("reshape", (1, 1), A.ShapeAttrs, _reshape, "view"),
+    OpSpec("expand", (1, 1), A.ShapeAttrs, _expand, "view"),
+    OpSpec("permute", (1, 1), A.PermuteAttrs, _permute, "view"),
+    OpSpec("slice", (1, 1), A.SliceAttrs, _slice, "view"),
+    OpSpec("pad", (1, 1), A.PadAttrs, _pad, "index"),
+    OpSpec("concat", (1, 1 << 30), A.AxisAttrs, _concat, "index"),
+    OpSpec("take", (2, 2), A.AxisAttrs, _take, "index"),  # table, index: torch.embedding for axis 0; indices must be in [0, size)
+    OpSpec("gather", (2, 2), A.AxisAttrs, _gather, "index"),  # torch.gather; indices must be in [0, size)
+    OpSpec("linear", (2, 3), A.NoAttrs, _linear, "contraction"),  # x[..., K] @ w[N, K]^T + b[N]
+    OpSpec("qlinear", (2, 3), A.NoAttrs, _linear, "contraction"),  # the same on quantized x, w: real-valued result, f32 bias
+    OpSpec("int_linear", (2, 2), A.NoAttrs, _int_linear, "contraction"),  # x[..., K] @ w[N, K]^T of 8-bit integers, exact in i32
+    OpSpec("matmul", (2, 2), A.NoAttrs, _matmul, "contraction"),
+    OpSpec("attention", (3, 4), A.AttentionAttrs, _attention, "contraction"),  # q, k, v, mask (bool: keep; float: added)
+    OpSpec("input", (0, 0), A.InputAttrs, _given, "leaf"),
+    OpSpec("constant", (0, 0), A.ConstantAttrs, _given, "leaf"),
+    OpSpec("full", (0, 0), A.FullAttrs, _full, "leaf"),
+    OpSpec("iota", (0, 0), A.IotaAttrs, _iota, "leaf"),
+    OpSpec("call", (0, 1 << 30), A.CallAttrs, _given, "extern"),
+    OpSpec("aten", (0, 1 << 30), A.AtenAttrs, _given, "extern"),
+    OpSpec("get", (1, 1), A.GetAttrs, _given, "extern"),
+)
+OPS: dict[str, OpSpec] = {row.name: row for row in _ROWS}
+
+
+def infer(op: str, inputs: tuple[Value, ...], attrs: A.Attrs) -> Type:
+    """The type of `op(inputs)`. Raises InvalidGraph when operands or attributes do not fit."""
+    spec = OPS.get(op)
+    if spec is None:
+        raise InvalidGraph(f"unknown operation {op!r}")
+    if not spec.arity[0] <= len(inputs) <= spec.arity[1]:
+        raise InvalidGraph(f"{op} takes {spec.arity[0]} to {spec.arity[1]} operands, got {len(inputs)}")
+    if not isinstance(attrs, spec.attrs):
+        raise InvalidGraph(f"{op} needs {spec.attrs.__name__}, got {type(attrs).__name__}")
+    if op == "get":
+        assert isinstance(attrs, A.GetAttrs) and isinstance(inputs[0].type, TupleType)
+        element = inputs[0].type.elements[attrs.index]
+        assert element is not None
+        return element
+    types = tuple(v.tensor for v in inputs)
+    if op in FLOAT_ONLY and not types[0].dtype.is_float:
+        raise InvalidGraph(f"{op} needs floating-point operands, got {types[0].dtype}")
+    return spec.infer(types, attrs)
+
+
+_NONE = A.NoAttrs()
+
+
+def make(op: str, *inputs: Value, attrs: A.Attrs = _NONE, type: Type | None = None, origin: str = "", name: str = "") -> Value:
+    """A new value. The type is inferred, or checked for arity only where `type` is given (leaves, aten, call)."""
+    if type is None:
+        type = infer(op, inputs, attrs)
+    if not origin and inputs:
+        origin = inputs[0].origin
+    return Value(op, inputs, attrs, type, origin, name)
+
+
+def reordered(value: Value, order: tuple[int, ...]) -> Value:
+    """The same operation with its result laid out in physical `order`."""
+    return Value(value.op, value.inputs, value.attrs, replace(value.tensor, order=order), value.origin, value.name)
+
+
+def slice_length(start: Dim, stop: Dim, step: int) -> Dim:
+    return ceildiv(stop - start, step)
+
+
+__all__ = ["OPS", "OpSpec", "make", "infer", "broadcast", "reordered", "slice_length", "i32", "i64"]

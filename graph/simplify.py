@@ -1,0 +1,219 @@
+"""General simplifications: common subexpressions, constants, views, and the algebra that attention masks need.
+
+All of them are exact: the same bits come out, NaN and signed zero included. Watched constants are never folded, because a folded
+copy would go stale when the model's parameter changes. Dead values need no pass: a graph is what its outputs reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from . import attrs as A
+from . import build as b
+from .dims import Dim, bounds, product
+from .interpret import evaluate_one
+from .ir import Graph, Value, rebuild, with_inputs
+from .ops import COMPARE, OPS, make
+from .passes import Pass
+from .types import boolean
+
+Rule = Callable[[Value], Value | None]
+
+FOLD_LIMIT = 1 << 16  # elements: enough for masks and tables, too little to hold a weight twice
+
+
+def cse(graph: Graph) -> Graph:
+    """Equal operations on the same operands become one. Calls left to PyTorch are kept apart: they may be random."""
+    seen: dict[tuple[object, ...], Value] = {}
+
+    def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
+        value = with_inputs(old, inputs)
+        if value.op == "aten":
+            return value
+        a = value.attrs
+        # repr tells 0.0 from -0.0 and 1 from True, which == does not.
+        said: object = (id(a.tensor), a.watched) if isinstance(a, A.ConstantAttrs) else repr(a)
+        return seen.setdefault((value.op, tuple(map(id, inputs)), said, value.type), value)
+
+    return _changed(graph, rebuild(graph, visit))
+
+
+def _changed(old: Graph, new: Graph) -> Graph:
+    """`old` itself when nothing changed."""
+    return old if len(old.order) == len(new.order) and all(a is b for a, b in zip(old.order, new.order, strict=True)) else new
+
+
+def _number(value: Value) -> float | None:
+    """The number that a `full` repeats."""
+    return value.attrs.value if isinstance(value.attrs, A.FullAttrs) else None
+
+
+def _full_like(value: Value, number: float) -> Value:
+    with b.at(value.origin):
+        return b.full(number, value.dtype, value.shape)
+
+
+def fold_uniform(value: Value) -> Value | None:
+    """A view or elementwise function of repeated numbers is a repeated number."""
+    group = OPS[value.op].group
+    if not value.inputs or value.tensor.qparams is not None or any(v.op != "full" for v in value.inputs):
+        return None
+    if group == "view":
+        return _full_like(value, value.inputs[0].attrs.value) if isinstance(value.inputs[0].attrs, A.FullAttrs) else None
+    if group != "elementwise" or value.op in ("quantize", "dequantize"):
+        return None
+    operands = [torch.tensor(_number(v), dtype=v.dtype.torch) for v in value.inputs]
+    return _full_like(value, evaluate_one(value, operands, {}, {}).item())
+
+
+def fold_constants(value: Value) -> Value | None:
+    """Operations on small constants of the model's own code, such as position tables, are done once, now."""
+    size = product(value.shape) if OPS[value.op].group not in ("extern", "leaf") else None
+    frozen = [v for v in value.inputs if isinstance(v.attrs, A.ConstantAttrs) and not v.attrs.watched]
+    if not isinstance(size, int) or size > FOLD_LIMIT or not frozen or value.op in ("expand", "quantize"):
+        return None
+    if len(frozen) + sum(v.op == "full" for v in value.inputs) != len(value.inputs) or value.tensor.qparams is not None:
+        return None
+    if any(v.tensor.qparams is not None or not all(isinstance(d, int) for d in v.shape) for v in value.inputs):
+        return None
+    operands = [v.attrs.tensor.detach() if isinstance(v.attrs, A.ConstantAttrs) else _spread(v) for v in value.inputs]
+    result = evaluate_one(value, operands, {}, {}).contiguous()
+    return make("constant", attrs=A.ConstantAttrs(result), type=value.type, origin=value.origin, name=value.name or frozen[0].name)
+
+
+def _spread(value: Value) -> torch.Tensor:
+    return evaluate_one(value, [], {}, {})  # type: ignore[no-any-return]
+
+
+def _counting(value: Value) -> tuple[Dim, Dim] | None:
+    """(lowest, highest) of positions counted by an iota, seen through views and integer casts."""
+    while value.op in ("reshape", "expand", "permute") or (value.op == "cast" and value.dtype.kind == "int" and value.dtype.bits >= 32):
+        value = value.inputs[0]
+    a = value.attrs
+    if not isinstance(a, A.IotaAttrs) or isinstance(a.start, float) or not isinstance(a.step, int) or a.step < 0 or a.dtype.kind != "int":
+        return None
+    return a.start, a.start + a.step * (a.length - 1)
+
+
+def compare_positions(value: Value) -> Value | None:
+    """Comparisons of counted positions with a number that one answer fits: `arange(n) >= 0`."""
+    number = _number(value.inputs[1]) if len(value.inputs) == 2 else None
+    span = _counting(value.inputs[0]) if isinstance(number, int) else None
+    if span is None or number is None:
+        return None
+    (low, _), (_, high) = bounds(span[0]), bounds(span[1])
+    above = low is not None and (low > number or (low == number and value.op in ("ge", "lt")))
+    below = high is not None and (high < number or (high == number and value.op in ("le", "gt")))
+    if above or below:
+        return _full_like(value, (value.op in ("ge", "gt")) == above)
+    return None
+
+
+def _neutral(value: Value, place: int) -> bool:
+    """True when operand `place` of a binary operation leaves the other one as it is, bit for bit."""
+    number, floating = _number(value.inputs[place]), value.dtype.is_float
+    if number is None:
+        return False
+    if value.op in ("mul", "div", "floordiv") and (value.op != "floordiv" or not floating):
+        return number == 1 and (place == 1 or value.op == "mul")
+    if value.op in ("add", "sub") and not floating:
+        return number == 0 and (place == 1 or value.op == "add")
+    if value.dtype == boolean and value.op in ("and", "or"):
+        return number == (value.op == "and")
+    return False
+
+
+def drop_neutral(value: Value) -> Value | None:
+    """x * 1, and(x, True), integer x + 0, where(True, x, y)."""
+    if value.op == "where" and _number(value.inputs[0]) is not None:
+        return b.expand(value.inputs[1 if _number(value.inputs[0]) else 2], value.shape)
+    for place in (0, 1) if len(value.inputs) == 2 else ():
+        if _neutral(value, place):
+            return b.expand(value.inputs[1 - place], value.shape)
+    return None
+
+
+def compose_views(value: Value) -> Value | None:
+    """A view of a view of the same kind is one view; a view that changes nothing is none."""
+    x = value.inputs[0]
+    a, inner = value.attrs, x.attrs
+    same = x.op == value.op
+    if value.type == x.type and (value.op in ("reshape", "expand", "cast") or getattr(a, "order", None) == tuple(range(x.tensor.rank))):
+        return x
+    if value.op == "reshape" and same:
+        return b.reshape(x.inputs[0], value.shape)
+    if value.op == "expand" and same:
+        return b.expand(x.inputs[0], value.shape)
+    if isinstance(a, A.PermuteAttrs):
+        if isinstance(inner, A.PermuteAttrs):
+            return b.permute(x.inputs[0], tuple(inner.order[i] for i in a.order))
+        moved = [axis for axis in a.order if x.shape[axis] != 1]
+        return b.reshape(x, value.shape) if moved == sorted(moved) else None
+    if isinstance(a, A.SliceAttrs):
+        if a.start == 0 and a.step == 1 and value.shape == x.shape:
+            return x
+        if isinstance(inner, A.SliceAttrs) and inner.axis == a.axis:
+            return b.slice_(x.inputs[0], a.axis, inner.start + a.start * inner.step, a.length, inner.step * a.step)
+    return None
+
+
+def whole_linear(value: Value) -> Value | None:
+    """linear over flattened rows is linear over the rows as they were: the flattening moves behind it and can cancel there."""
+    x = value.inputs[0]
+    if x.op != "reshape" or x.tensor.rank != 2:
+        return None
+    source = x.inputs[0].shape
+    rows = next((i for i in range(len(source) - 1, 1, -1) if product(source[i:]) == x.shape[-1]), None)
+    if rows is None:
+        return None
+    inner = make(value.op, b.reshape(x.inputs[0], (*source[:rows], x.shape[-1])), *value.inputs[1:], origin=value.origin, name=value.name)
+    return b.reshape(inner, value.shape)
+
+
+def narrow_mask(value: Value) -> Value | None:
+    """attention broadcasts its mask itself, and takes a bool mask as it is: what would only write a larger one is left out."""
+    if len(value.inputs) != 4:
+        return None
+    mask = value.inputs[3]
+    if _number(mask) == (1 if mask.dtype == boolean else 0):
+        return replace(value, inputs=value.inputs[:3])
+    choice = (mask.op, *(_number(v) for v in mask.inputs[1:]))
+    if mask.op != "expand" and choice != ("where", 0.0, float("-inf")):
+        return None
+    mask = mask.inputs[0]
+    mask = b.reshape(mask, (1,) * (4 - mask.tensor.rank) + mask.shape)
+    return replace(value, inputs=(*value.inputs[:3], mask))
+
+
+_VIEWS: tuple[Rule, ...] = (fold_uniform, fold_constants, compose_views)
+RULES: dict[str, tuple[Rule, ...]] = {
+    **{n: (fold_uniform, fold_constants, drop_neutral) for n, s in OPS.items() if s.group == "elementwise"},
+    **dict.fromkeys(COMPARE, (fold_uniform, fold_constants, compare_positions)),
+    **dict.fromkeys(("reshape", "expand", "permute", "slice", "cast"), _VIEWS),
+    **dict.fromkeys(("reduce", "concat", "take", "gather", "pad"), (fold_constants,)),
+    "linear": (whole_linear,), "qlinear": (whole_linear,), "attention": (narrow_mask,),
+}
+
+
+def canonical(graph: Graph, rules: dict[str, tuple[Rule, ...]] = RULES) -> Graph:
+    """Every value after all rules of its operation, until none applies."""
+
+    def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
+        value = with_inputs(old, inputs)
+        changed = True
+        while changed:
+            changed = False
+            for rule in rules.get(value.op, ()):
+                new = rule(value)
+                if new is not None:
+                    value, changed = new, True
+                    break
+        return value
+
+    return _changed(graph, rebuild(graph, visit))
+
+
+PASSES: tuple[Pass, ...] = (Pass("canonical", canonical), Pass("cse", cse))

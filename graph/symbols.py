@@ -1,0 +1,146 @@
+"""Symbolic integers between three worlds: torch's sympy expressions, this project's `Dim`s, and the numbers of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+
+from ..diagnostics.errors import InputError, Unsupported
+from . import dims
+from .dims import Dim
+from .ir import Value
+
+_FUNCTIONS: dict[str, Callable[..., Dim]] = {
+    "FloorDiv": dims.floordiv, "CleanDiv": dims.floordiv, "CeilDiv": dims.ceildiv, "CeilToInt": lambda x: x, "FloorToInt": lambda x: x,
+    "Mod": dims.mod, "PythonMod": dims.mod, "Min": dims.minimum, "Max": dims.maximum, "Identity": lambda x: x,
+    "ModularIndexing": lambda x, step, size: dims.mod(dims.floordiv(x, step), size),
+}
+
+
+@dataclass
+class Symbols:
+    """Translates sympy to Dims for one capture. `ranges`: bounds that replace those of the shape environment, by symbol name.
+
+    Symbols that torch proved equal become one; every symbol has one range, so that equal dimensions are equal objects.
+    A size of 0 is left out of every range: reductions over nothing and divisions by a size have no good native form.
+    """
+
+    env: ShapeEnv | None
+    ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    found: dict[str, Dim] = field(default_factory=dict)
+
+    def dim(self, size: int | torch.SymInt) -> Dim:
+        """The Dim of a size. Raises Unsupported for one that depends on data."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        if size.node.expr.is_number:
+            return int(size.node.expr)
+        return self.expression(size.node.expr)
+
+    def expression(self, expr: sympy.Expr) -> Dim:
+        """The Dim of a sympy expression. Raises Unsupported when it has no polynomial form."""
+        if self.env is not None:
+            expr = self.env.simplify(self.env.replace(expr))
+        if free_unbacked_symbols(expr):
+            raise Unsupported(f"the size {expr} depends on the data, not on the shapes of the inputs")
+        return self._translate(expr)
+
+    def _translate(self, expr: sympy.Expr) -> Dim:
+        if isinstance(expr, sympy.Integer):
+            return int(expr)
+        if isinstance(expr, sympy.Symbol):
+            return self._symbol(expr)
+        if isinstance(expr, sympy.Add):
+            total: Dim = 0
+            for term in expr.args:
+                total = total + self._translate(term)
+            return total
+        if isinstance(expr, sympy.Mul):
+            return dims.product(self._translate(factor) for factor in expr.args)
+        if isinstance(expr, sympy.Pow) and isinstance(expr.exp, sympy.Integer) and int(expr.exp) > 0:
+            return dims.product([self._translate(expr.base)] * int(expr.exp))
+        rule = _FUNCTIONS.get(type(expr).__name__)
+        if rule is None:
+            raise Unsupported(f"the size {expr} has no integer form here ({type(expr).__name__})")
+        first, *rest = [self._translate(arg) for arg in expr.args]
+        if type(expr).__name__ in ("Min", "Max"):
+            for other in rest:
+                first = rule(first, other)
+            return first
+        return rule(first, *rest)
+
+    def _symbol(self, symbol: sympy.Symbol) -> Dim:
+        name = symbol.name
+        if name not in self.found:
+            low, high = self.ranges.get(name) or self._range(symbol)
+            self.found[name] = dims.symbol(name, max(low, 1), high)
+        return self.found[name]
+
+    def _range(self, symbol: sympy.Symbol) -> tuple[int, int | None]:
+        bounds = self.env.var_to_range.get(symbol) if self.env is not None else None
+        return (0, None) if bounds is None else integer_bounds(bounds)
+
+
+def integer_bounds(bounds: Any) -> tuple[int, int | None]:
+    """(low, high) of torch's ValueRanges; None for a side that is unbounded or larger than any tensor."""
+    low, high = (int(b) if isinstance(b, (int, sympy.Integer)) else None for b in (bounds.lower, bounds.upper))
+    return max(low or 0, 0), (high if high is not None and high < 1 << 48 else None)
+
+
+def bind_symbols(inputs: Sequence[Value], tensors: Sequence[torch.Tensor], known: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The numbers behind the symbols in the inputs' shapes, read from the tensors of one call.
+
+    Raises InputError when the tensors' number, ranks or sizes do not fit the inputs.
+    """
+    if len(inputs) != len(tensors):
+        raise InputError(f"the graph takes {len(inputs)} tensors, got {len(tensors)}")
+    pairs: list[tuple[Dim, int, str]] = []
+    for number, (value, tensor) in enumerate(zip(inputs, tensors, strict=True)):
+        label = f"input {number}{f' ({value.name})' if value.name else ''}"
+        if value.tensor.rank != tensor.dim():
+            raise InputError(f"{label} has {tensor.dim()} dimensions instead of {value.tensor.rank}")
+        pairs += [(dim, int(tensor.shape[axis]), f"{label}, dimension {axis}") for axis, dim in enumerate(value.shape)]
+    return solve(pairs, known)
+
+
+def solve(pairs: Iterable[tuple[Dim, int, str]], known: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Values of all symbols such that each expression is the number beside it. The text says where the number comes from.
+
+    Solves expressions that are linear in one unknown symbol, repeatedly. Raises InputError for a contradiction, a symbol out of
+    its range, or an expression that cannot be solved.
+    """
+    env: dict[str, int] = dict(known or {})
+    waiting = list(pairs)
+    while waiting:
+        left = [pair for pair in waiting if not _settle(*pair, env)]
+        if len(left) == len(waiting):
+            raise InputError(f"{left[0][2]}: cannot solve {left[0][0]} = {left[0][1]}")
+        waiting = left
+    return env
+
+
+def _settle(dim: Dim, size: int, where: str, env: dict[str, int]) -> bool:
+    """True when `dim` is known to be `size`, perhaps after learning one symbol."""
+    rest = dims.substitute(dim, env)
+    if isinstance(rest, int):
+        if rest != size:
+            raise InputError(f"{where} has size {size}, expected {rest if dim == rest else f'{dim} = {rest}'}")
+        return True
+    unknown = dims.symbols(rest)
+    if len(unknown) != 1:
+        return False
+    (symbol,) = unknown
+    parts = dims.coefficient(rest, symbol.name)
+    if parts is None or not isinstance(parts[0], int) or not isinstance(parts[1], int) or parts[0] == 0:
+        return False
+    number, remainder = divmod(size - parts[1], parts[0])
+    if remainder or number < symbol.lo or (symbol.hi is not None and number > symbol.hi):
+        limit = "and more" if symbol.hi is None else f"to {symbol.hi}"
+        raise InputError(f"{where} has size {size}, expected {dim} with {symbol.name} from {symbol.lo} {limit}")
+    env[symbol.name] = number
+    return True

@@ -1,0 +1,128 @@
+"""Element types and tensor types. A quantized tensor is a type: integers plus the `QParams` that give them meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .dims import Dim, Shape
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type; `kind` is float, int, uint, bool or complex (which only `aten` values have)."""
+
+    name: str
+    kind: str
+    bits: int
+
+    @property
+    def bytes(self) -> int:
+        return self.bits // 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def torch(self) -> torch.dtype:
+        return _TO_TORCH[self]
+
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = __str__
+
+
+f64 = DType("f64", "float", 64)
+f32 = DType("f32", "float", 32)
+f16 = DType("f16", "float", 16)
+bf16 = DType("bf16", "float", 16)
+i64 = DType("i64", "int", 64)
+i32 = DType("i32", "int", 32)
+i16 = DType("i16", "int", 16)
+i8 = DType("i8", "int", 8)
+u8 = DType("u8", "uint", 8)
+boolean = DType("bool", "bool", 8)
+c64 = DType("c64", "complex", 64)
+c128 = DType("c128", "complex", 128)
+
+_TO_TORCH: dict[DType, torch.dtype] = {
+    f64: torch.float64, f32: torch.float32, f16: torch.float16, bf16: torch.bfloat16, i64: torch.int64,
+    i32: torch.int32, i16: torch.int16, i8: torch.int8, u8: torch.uint8, boolean: torch.bool, c64: torch.complex64,
+    c128: torch.complex128,
+}
+FROM_TORCH: dict[torch.dtype, DType] = {t: d for d, t in _TO_TORCH.items()}
+BY_NAME: dict[str, DType] = {d.name: d for d in _TO_TORCH}
+
+
+@dataclass(frozen=True)
+class QParams:
+    """real = scale * (integer - zero_point); `axis` is the channel axis of a per-channel scale, None for per tensor.
+
+    `scale` has one entry per tensor or one per channel. Symmetric schemes have zero_point 0 and range [-127, 127].
+    """
+
+    scale: tuple[float, ...]
+    zero_point: int = 0
+    axis: int | None = None
+    qmin: int = -127
+    qmax: int = 127
+
+    def __str__(self) -> str:
+        text = f"scale={self.scale[0]:.6g}" if len(self.scale) == 1 else f"scale=[{len(self.scale)}]"
+        text += f", zero_point={self.zero_point}" if self.zero_point else ""
+        return text + (f", axis={self.axis}" if self.axis is not None else "")
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Element type, shape (ints or symbolic) and, for quantized tensors, what the integers mean.
+
+    `order` is the physical order of the logical dimensions, outermost first; None is row-major.
+    """
+
+    dtype: DType
+    shape: Shape
+    qparams: QParams | None = None
+    order: tuple[int, ...] | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def with_shape(self, shape: Shape) -> "TensorType":
+        return TensorType(self.dtype, shape, self.qparams)
+
+    def with_dtype(self, dtype: DType) -> "TensorType":
+        return TensorType(dtype, self.shape)
+
+    def __str__(self) -> str:
+        text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        if self.order is not None:
+            text += f" order={list(self.order)}"
+        return text + (f" <{self.qparams}>" if self.qparams else "")
+
+
+@dataclass(frozen=True)
+class TupleType:
+    """Results of an operation with several; elements are taken with the `get` op. None: a result that is no tensor."""
+
+    elements: tuple[TensorType | None, ...]
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.elements))})"
+
+
+Type = TensorType | TupleType
+
+
+def strides(ty: TensorType) -> tuple[Dim, ...]:
+    """Element strides of the dense buffer that holds a value of this type."""
+    result: list[Dim] = [0] * ty.rank
+    step: Dim = 1
+    for axis in reversed(ty.order if ty.order is not None else range(ty.rank)):
+        result[axis] = step
+        step = step * ty.shape[axis]
+    return tuple(result)

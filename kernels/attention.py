@@ -1,0 +1,82 @@
+"""The table of attention kernels: which code computes an attention on a target, and why not the rows before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..cpu_codegen.builder import Module
+from ..graph.types import DType, bf16, f16, f32
+from ..platforms.target import Target
+from .attention_amx import emit_amx
+from .attention_blocks import emit_blocks
+from .attention_reference import emit_reference
+from .attention_spec import AttentionCode, AttentionSpec, heads_as_queries
+from .attention_vector import VectorFamily
+
+# Rows of scratch are on the stack; longer ones are left to the reference.
+_LONGEST = 1024
+Emit = Callable[[Module, Target, AttentionSpec, str], AttentionCode]
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """One row.
+
+    name: by the grammar attention_<dst>_<operands>_<isa>. when: None, or the reason why the row does not apply. emit: adds the functions
+    to a module under a given name.
+    """
+
+    name: str
+    when: Callable[[Target, AttentionSpec], str | None]
+    emit: Emit
+
+
+@dataclass(frozen=True)
+class AttentionSelection:
+    """The row that computes an attention, and the rows before it with the reasons why they do not."""
+
+    kernel: AttentionKernel
+    refusals: tuple[tuple[str, str], ...]
+
+
+def select_attention(target: Target, spec: AttentionSpec) -> AttentionSelection:
+    """Returns the first row that accepts `spec` on `target`."""
+    refusals = []
+    for kernel in ATTENTION:
+        reason = kernel.when(target, spec)
+        if reason is None:
+            return AttentionSelection(kernel, tuple(refusals))
+        refusals.append((kernel.name, reason))
+    raise AssertionError("the last row accepts everything")
+
+
+def _row(dtype: DType, isa: str, features: tuple[str, ...], emit: Emit) -> AttentionKernel:
+    def when(target: Target, spec: AttentionSpec) -> str | None:
+        if spec.dtype != dtype:
+            return f"computes {dtype}, not {spec.dtype}"
+        missing = [f for f in features if f not in target.features]
+        if missing:
+            return f"{target.name} lacks {', '.join(missing)}"
+        longest = max(spec.depth, spec.width)
+        return f"keeps rows of at most {_LONGEST} elements on the stack, here they have {longest}" if longest > _LONGEST else None
+
+    return AttentionKernel(f"attention_{dtype}_{dtype}_{isa}", when, emit)
+
+
+def _vector(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
+    return AttentionCode(emit_blocks(module, target, heads_as_queries(spec), name, VectorFamily()))
+
+
+def _reference(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
+    return AttentionCode(emit_reference(module, target, spec, name))
+
+
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+_VECTORS = (("avx512", _AVX512), ("avx2", ("avx2", "fma", "f16c")), ("neon", ("neon",)))
+
+ATTENTION: tuple[AttentionKernel, ...] = (
+    _row(bf16, "amxbf16", ("amx_bf16", *_AVX512), emit_amx),
+    *(_row(dtype, isa, features, _vector) for dtype in (f32, bf16, f16) for isa, features in _VECTORS),
+    AttentionKernel("attention_reference", lambda target, spec: None, _reference),
+)

@@ -1,0 +1,353 @@
+"""Attention in bf16 on AMX: both products by TDPBF16PS, sums in f32.
+
+    products   [32 keys][queries]        += k tile [16 keys][32 of depth]    .  q pairs [16 pairs of depth][queries][2]
+    sums       [32 columns of v][queries] += v tile [16 columns][32 keys]    .  weights [16 pairs of keys][queries][2]
+
+Queries are columns of the tiles, so that scores come out with queries as lanes and two rows of weights make the pairs of the second product
+without a shuffle. Only v must be transposed; a kernel that runs before does that once for each head:
+
+    workspace   v   [batch * groups][blocks of 32 keys][16s of columns][16 columns][32 keys]
+                k   [batch * groups][blocks of 32 keys][2][32s of depth][16 keys][32 of depth]   where rows of k cannot serve as tiles
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..cpu_codegen import convert
+from ..cpu_codegen.builder import BF16, F32, I16, I32, I64, PTR, VOID, Function, Module, Val, const, i64
+from ..cpu_codegen.contract import KernelCode
+from ..cpu_codegen.slots import Slots
+from ..graph.dims import Dim, bounds, ceildiv, product
+from ..graph.types import bf16
+from ..platforms.target import Target
+from ..stitch.loops import Body
+from .amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles
+from .attention_blocks import Family, emit_blocks
+from .attention_rows import copy_row, emit_transpose, zero_row
+from .attention_spec import WORKSPACE, AttentionCode, AttentionSpec, HeadStrides, K, V, heads_as_queries
+from .attention_stream import PADDING, Stream, Tiling
+from .attention_vector import even_block, sizes_for
+
+KEYS = 32  # keys of one tile of v, and of two tiles of k
+_LANES = 16
+_BAD_PITCH = 2048  # rows so far apart share so few cache sets that tiles of them would push each other out
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where packed operands lie in the workspace, in bytes. direct: tiles of k are read from the user's rows."""
+
+    spec: AttentionSpec
+    direct: bool
+
+    @property
+    def blocks(self) -> Dim:
+        return ceildiv(self.spec.s, KEYS)
+
+    @property
+    def v_block(self) -> int:
+        return self.columns * TILE_BYTES
+
+    @property
+    def k_block(self) -> int:
+        return 0 if self.direct else 2 * self.chunks * TILE_BYTES
+
+    @property
+    def columns(self) -> int:
+        """Tiles across the columns of v."""
+        return -(-self.spec.width // ROWS)
+
+    @property
+    def chunks(self) -> int:
+        """Tiles along the depth."""
+        return -(-self.spec.depth // 32)
+
+    @property
+    def groups(self) -> Dim:
+        return product((self.spec.batch, self.spec.groups))
+
+    @property
+    def k_start(self) -> Dim:
+        return product((self.groups, self.blocks, self.v_block))
+
+    @property
+    def bytes(self) -> Dim:
+        return product((self.groups, self.blocks, self.v_block + self.k_block))
+
+
+def layout_of(spec: AttentionSpec) -> Layout:
+    """Rows of k serve as tiles when they are whole tiles wide and there are 16 of them, so that the last tile may overlap."""
+    least, row = bounds(spec.s)[0], spec.k.row
+    spread = not (isinstance(row, int) and row * 2 % _BAD_PITCH == 0)
+    return Layout(spec, spec.k.col == 1 and spec.depth % 32 == 0 and least is not None and least >= ROWS and spread)
+
+
+@dataclass(frozen=True)
+class AmxFamily(Family):
+    """Blocks by `AmxStream`."""
+
+    tiles: Tiles = INSTRUCTIONS
+
+    def tilings(self, target: Target, spec: AttentionSpec) -> tuple[Tiling, ...]:
+        found = []
+        for vectors in (2, 1):
+            queries = vectors * _LANES
+            room = target.l1d * 3 // 4 - queries * 4 * spec.width - queries * 2 * spec.depth
+            most = min(256, max(2 * KEYS, room // (queries * 4) // KEYS * KEYS))
+            found.append(Tiling(_LANES, vectors, KEYS, KEYS, even_block(spec, most, KEYS)))
+        return sizes_for(spec, found)
+
+    def stream(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> Stream:
+        return AmxStream(fn, target, spec, slots, body, tiling, self.tiles)
+
+    def enter(self, fn: Function) -> None:
+        self.tiles.configure(fn)
+
+    def leave(self, fn: Function) -> None:
+        self.tiles.release(fn)
+
+
+def emit_amx(module: Module, target: Target, spec: AttentionSpec, name: str, tiles: Tiles = INSTRUCTIONS) -> AttentionCode:
+    """Adds the kernel and the one that packs."""
+    layout = layout_of(spec)
+    run = emit_blocks(module, target, heads_as_queries(spec), name, AmxFamily(tiles))
+    return AttentionCode(run, _emit_pack(module, layout, f"{name}.pack"), layout.bytes)
+
+
+class AmxStream(Stream):
+    """`Stream` on tiles."""
+
+    unit = KEYS
+    margin = ROWS
+
+    def __init__(
+        self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling, tiles: Tiles
+    ) -> None:
+        super().__init__(fn, target, spec, slots, body, tiling)
+        self.tiles, self.layout = tiles, layout_of(spec)
+        self.pitch = i64(tiling.queries * 4)
+        self.queries = fn.alloca(self.layout.chunks * ROWS * tiling.queries * 4)
+        # What is read once for each block of queries should not push the scratch out of L1, unless it fits beside it.
+        most = bounds(spec.s)[1]
+        self.streamed = most is None or most * (spec.depth + spec.width) * 2 > target.l1d // 2
+
+    def load_queries(self) -> None:
+        """Pairs of depth by queries: 32-bit units are transposed."""
+        fn, spec, tiling = self.fn, self.spec, self.tiling
+        row_bytes, col = self.slots.dim(spec.q.row * 2), self.slots.dim(spec.q.col)
+        padded, last = self.layout.chunks * 32, fn.sub(self.rows, i64(1))
+        pitch = padded // 2 + PADDING
+        staging = fn.alloca(tiling.queries * pitch * 4)
+
+        def row(index: Val, _: list[Val]) -> list[Val]:
+            source = fn.gep(self.q, fn.mul(fn.smin(index, last), row_bytes))
+            copy_row(fn, bf16, source, col, spec.depth, fn.gep(staging, fn.mul(index, i64(pitch)), F32), padded, 32)
+            return []
+
+        fn.loop(i64(0), i64(tiling.queries), 1, [], row)
+        for v in range(tiling.vectors):
+            source = fn.gep(staging, i64(v * _LANES * pitch * 4))
+            self._transpose(source, i64(pitch), self.place(self.queries, i64(0), v), i64(tiling.queries), padded // 2, by_column=False)
+
+    def _group(self) -> Val:
+        b, g = self.batch_group
+        return self.fn.add(self.fn.mul(b, self.slots.dim(self.spec.groups)), g)
+
+    # -- products -----------------------------------------------------------------------------------------------
+    def products(self, start: Val, count: Val) -> None:
+        fn, layout = self.fn, self.layout
+        if layout.direct:
+            pitch = self.slots.dim(self.spec.k.row * 2)
+            last = fn.sub(self.slots.dim(self.spec.s), i64(ROWS))
+
+            def rows(at: Val, _: list[Val]) -> list[Val]:
+                # A tile that would reach beyond the last key is moved back and computes some keys again.
+                first = [fn.smin(fn.add(fn.add(start, at), i64(ROWS * n)), last) for n in range(2)]
+                tiles = [fn.gep(self.k, fn.mul(key, pitch)) for key in first]
+                self._product(tiles, pitch, ROW_BYTES, [fn.sub(key, start) for key in first])
+                return []
+
+            fn.loop(i64(0), count, KEYS, [], rows)
+            return
+        number = fn.add(fn.mul(self._group(), self.slots.dim(layout.blocks)), fn.udiv(start, i64(KEYS)))
+        base = fn.gep(fn.gep(self.slots.buffer(WORKSPACE), self.slots.dim(layout.k_start)), number, scale=layout.k_block)
+
+        def packed(at: Val, _: list[Val]) -> list[Val]:
+            first = fn.gep(base, fn.udiv(at, i64(KEYS)), scale=layout.k_block)
+            second = fn.gep(first, i64(layout.chunks * TILE_BYTES))
+            self._product([first, second], i64(ROW_BYTES), TILE_BYTES, [at, fn.add(at, i64(ROWS))])
+            return []
+
+        fn.loop(i64(0), count, KEYS, [], packed)
+
+    def _product(self, keys: list[Val], pitch: Val, step: int, rows: list[Val]) -> None:
+        """Two tiles of keys by all queries. step: bytes from a tile of k to the next along the depth; rows: where the results go."""
+
+        def chunk(index: Val, _: list[Val]) -> list[Val]:
+            many = self.fn.gep(self.queries, index, scale=ROWS * self.tiling.queries * 4)
+            self._dot([(self.fn.gep(key, index, scale=step), pitch) for key in keys], many)
+            return []
+
+        for register in range(2 * self.tiling.vectors):
+            self.tiles.zero(self.fn, register)
+        self.fn.loop(i64(0), i64(self.layout.chunks), 1, [], chunk)
+        for register, place in enumerate(self._places(self.scores, rows)):
+            self.tiles.store(self.fn, register, place, self.pitch)
+
+    def _places(self, base: Val, rows: list[Val]) -> list[Val]:
+        return [self.place(base, self.row(row), v) for row in rows for v in range(self.tiling.vectors)]
+
+    def _dot(self, left: list[tuple[Val, Val]], right: Val) -> None:
+        """Accumulator tiles (row of tiles, vector) += tiles of the left times 16 pairs by all queries."""
+        fn, vectors = self.fn, self.tiling.vectors
+        for v in range(vectors):
+            self.tiles.load(fn, 6 + v, self.place(right, i64(0), v), self.pitch, False)
+        for n, (pointer, pitch) in enumerate(left):
+            self.tiles.load(fn, 4 + n, pointer, pitch, self.streamed)
+        for n in range(len(left)):
+            for v in range(vectors):
+                self.tiles.dot(fn, "tdpbf16ps", n * vectors + v, 4 + n, 6 + v)
+
+    # -- weighted values ----------------------------------------------------------------------------------------
+    def store_weights(self, row: Val, weights: list[list[Val]]) -> None:
+        """Pairs of bf16, over the scores that they come from: row / 2 is never beyond what has been read."""
+        fn = self.fn
+        for n in range(0, len(weights), 2):
+            to = self.row(fn.add(fn.udiv(row, i64(2)), i64(n // 2)))
+            for v, (even, odd) in enumerate(zip(weights[n], weights[n + 1])):
+                fn.store(self._pair(even, odd), self.place(self.scores, to, v))
+
+    def _pair(self, even: Val, odd: Val) -> Val:
+        fn = self.fn
+        if self.target.has("avx512_bf16"):
+            both = fn.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", BF16.vec(32), [odd, even])
+            words = fn.convert("bitcast", both, I16.vec(32))
+            mixed = fn.shuffle(words, words, [n // 2 + 16 * (n % 2) for n in range(32)])
+            return fn.convert("bitcast", mixed, I32.vec(_LANES))
+        low, high = (fn.convert("zext", convert.narrow(fn, self.target, value, bf16), I32.vec(_LANES)) for value in (even, odd))
+        return fn.or_(low, fn.shl(high, const(high.ty, 16)))
+
+    def accumulate(self, start: Val, count: Val, alpha: list[Val]) -> None:
+        fn, layout, vectors = self.fn, self.layout, self.tiling.vectors
+        number = fn.add(fn.mul(self._group(), self.slots.dim(layout.blocks)), fn.udiv(start, i64(KEYS)))
+        base = fn.gep(self.slots.buffer(WORKSPACE), number, scale=layout.v_block)
+        steps = fn.udiv(fn.add(count, i64(KEYS - 1)), i64(KEYS))
+
+        def columns(first: Val, tiles: int) -> None:
+            rows = [fn.mul(fn.add(first, i64(n)), i64(ROWS)) for n in range(tiles)]
+            places = self._places(self.sums, rows)
+            for register, place in enumerate(places):
+                self.tiles.load(fn, register, place, self.pitch, False)
+
+            def keys(index: Val, _: list[Val]) -> list[Val]:
+                left = fn.gep(fn.gep(base, index, scale=layout.v_block), first, scale=TILE_BYTES)
+                many = fn.gep(self.scores, index, scale=ROWS * self.tiling.queries * 4)
+                self._dot([(fn.gep(left, i64(n * TILE_BYTES)), i64(ROW_BYTES)) for n in range(tiles)], many)
+                return []
+
+            fn.loop(i64(0), steps, 1, [], keys)
+            for register, place in enumerate(places):
+                self.tiles.store(fn, register, place, self.pitch)
+
+        def two(index: Val, _: list[Val]) -> list[Val]:
+            columns(index, 2)
+            return []
+
+        def scaled(index: Val, _: list[Val]) -> list[Val]:
+            for v in range(vectors):
+                place = self.place(self.sums, self.row(index), v)
+                fn.store(fn.mul(fn.load(self.vector, place), alpha[v]), place)
+            return []
+
+        fn.loop(i64(0), i64(layout.columns * ROWS), 1, [], scaled)
+        fn.loop(i64(0), i64(layout.columns // 2 * 2), 2, [], two)
+        if layout.columns % 2:
+            columns(i64(layout.columns - 1), 1)
+
+
+def _emit_pack(module: Module, layout: Layout, name: str) -> KernelCode:
+    """Adds the kernel that packs; its domain is the blocks of keys of all groups."""
+    spec = layout.spec
+    fn = Function(module, name, VOID, [PTR, I64, I64])
+    slots = Slots(fn)
+    pack = _Pack(fn, slots, layout)
+    fn.loop(fn.args[1], fn.args[2], 1, [], pack.block)
+    fn.ret()
+    fn.finish()
+    work = product((layout.groups, spec.s, spec.depth + spec.width))
+    return KernelCode(name, slots.order, product((layout.groups, layout.blocks)), 1, work)
+
+
+class _Pack:
+    """Packs blocks of 32 keys by way of padded rows on the stack."""
+
+    def __init__(self, fn: Function, slots: Slots, layout: Layout) -> None:
+        self.fn, self.slots, self.layout, self.spec = fn, slots, layout, layout.spec
+        self.width = max(layout.columns * ROWS, layout.chunks * 32)
+        self.rows = fn.alloca(KEYS * self.width * 2)
+        self.square = fn.alloca(TILE_BYTES)
+
+    def block(self, index: Val, _: list[Val]) -> list[Val]:
+        fn, layout, dim = self.fn, self.layout, self.slots.dim
+        head = fn.udiv(index, dim(layout.blocks))
+        key = fn.mul(fn.urem(index, dim(layout.blocks)), i64(KEYS))
+        workspace = self.slots.buffer(WORKSPACE)
+        self._copy(V, self.spec.v, head, key, self.spec.width)
+        to = fn.gep(workspace, index, scale=layout.v_block)
+        fn.loop(i64(0), i64(layout.columns), 1, [], lambda column, _: self._transposed(column, to))
+        if not layout.direct:
+            self._copy(K, self.spec.k, head, key, self.spec.depth)
+            tiles = fn.gep(fn.gep(workspace, dim(layout.k_start)), index, scale=layout.k_block)
+            fn.loop(i64(0), i64(KEYS), 1, [], lambda row, _: self._spread(row, tiles))
+        return []
+
+    def _copy(self, operand: int, strides: HeadStrides, head: Val, key: Val, count: int) -> None:
+        """Rows of the block, zeros beyond the last column and the last key."""
+        fn, dim = self.fn, self.slots.dim
+        b, g = fn.udiv(head, dim(self.spec.groups)), fn.urem(head, dim(self.spec.groups))
+        at = fn.add(fn.add(dim(strides.offset), fn.mul(b, dim(strides.batch))), fn.mul(g, dim(strides.head)))
+        first = fn.gep(self.slots.buffer(operand), fn.add(at, fn.mul(key, dim(strides.row))), I16)
+        valid = fn.smin(i64(KEYS), fn.sub(dim(self.spec.s), key))
+
+        def row(index: Val, _: list[Val]) -> list[Val]:
+            source = fn.gep(first, fn.mul(index, dim(strides.row)), I16)
+            copy_row(fn, bf16, source, dim(strides.col), count, fn.gep(self.rows, index, scale=self.width * 2), self.width, 32)
+            return []
+
+        def empty(index: Val, _: list[Val]) -> list[Val]:
+            zero_row(fn, bf16, fn.gep(self.rows, index, scale=self.width * 2), self.width, 32)
+            return []
+
+        fn.loop(i64(0), valid, 1, [], row)
+        fn.loop(valid, i64(KEYS), 1, [], empty)
+
+    def _transposed(self, column: Val, to: Val) -> list[Val]:
+        """The tile of 16 columns: pairs of keys side by side, then 32-bit units transposed."""
+        fn = self.fn
+        first = fn.gep(self.rows, column, scale=ROWS * 2)
+
+        def pair(index: Val, _: list[Val]) -> list[Val]:
+            even = fn.gep(first, index, scale=2 * self.width * 2)
+            low, high = (fn.convert("zext", fn.load(I16.vec(16), row), I32.vec(16)) for row in (even, fn.gep(even, i64(self.width * 2))))
+            fn.store(fn.or_(low, fn.shl(high, const(high.ty, 16))), fn.gep(self.square, index, scale=ROW_BYTES))
+            return []
+
+        fn.loop(i64(0), i64(KEYS // 2), 1, [], pair)
+        tile = fn.gep(to, column, scale=TILE_BYTES)
+        fn.call(emit_transpose(fn.module, 16), VOID, [self.square, i64(16), tile, i64(16), i64(1)])
+        return []
+
+    def _spread(self, row: Val, tiles: Val) -> list[Val]:
+        """One row of k over the tiles along the depth."""
+        fn, chunks = self.fn, self.layout.chunks
+        source = fn.gep(self.rows, row, scale=self.width * 2)
+        half = fn.gep(tiles, fn.udiv(row, i64(ROWS)), scale=chunks * TILE_BYTES)
+        target = fn.gep(half, fn.urem(row, i64(ROWS)), scale=ROW_BYTES)
+
+        def chunk(index: Val, _: list[Val]) -> list[Val]:
+            fn.store(fn.load(I16.vec(32), fn.gep(source, index, scale=ROW_BYTES)), fn.gep(target, index, scale=TILE_BYTES))
+            return []
+
+        fn.loop(i64(0), i64(chunks), 1, [], chunk)
+        return []

@@ -1,0 +1,146 @@
+"""Rows of attention's operands between memory, in their own element type and stride, and f32 scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..cpu_codegen import convert
+from ..cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, const, i64
+from ..graph.types import DType, f32
+from ..platforms.target import Target
+
+# Longer rows are copied by a loop, which keeps the code small.
+_UNROLLED = 8
+
+
+def pieces(count: int, lanes: int) -> Iterator[tuple[int, int]]:
+    """(position, width) of vectors that cover `count` elements: whole ones, then halves, quarters, ... and single elements (width 0)."""
+    at, width = 0, lanes
+    while at < count:
+        while width > count - at:
+            width //= 2
+        yield at, width if width > 1 else 0
+        at += width
+
+
+def each_piece(fn: Function, count: int, lanes: int, copy: Callable[[Val, int], None]) -> None:
+    """Calls `copy(position, width)` so that all elements are covered."""
+    whole = count // lanes if count // lanes > _UNROLLED else 0
+
+    def vector(index: Val, _: list[Val]) -> list[Val]:
+        copy(index, lanes)
+        return []
+
+    if whole:
+        fn.loop(i64(0), i64(whole * lanes), lanes, [], vector)
+    for at, width in pieces(count - whole * lanes, lanes):
+        copy(i64(whole * lanes + at), width)
+
+
+def each_element(fn: Function, count: int, copy: Callable[[Val, int], None]) -> None:
+    """Calls `copy(position, 0)` for every element."""
+
+    def element(index: Val, _: list[Val]) -> list[Val]:
+        copy(index, 0)
+        return []
+
+    fn.loop(i64(0), i64(count), 1, [], element)
+
+
+def read_row(fn: Function, dtype: DType, source: Val, col: Val, count: int, target: Val, lanes: int) -> None:
+    """Copies `count` elements, `col` elements apart, into f32 scratch."""
+    element = convert.memory_type(dtype)
+
+    def copy(index: Val, width: int) -> None:
+        value = fn.load(element.vec(width), fn.gep(source, fn.mul(index, col), element))
+        fn.store(value if dtype == f32 else convert.widen(fn, value, dtype), fn.gep(target, index, F32))
+
+    if col.ref == "1":
+        each_piece(fn, count, lanes, copy)
+    else:
+        each_element(fn, count, copy)
+
+
+def copy_row(fn: Function, dtype: DType, source: Val, col: Val, count: int, target: Val, padded: int, lanes: int) -> None:
+    """Copies `count` elements, `col` elements apart, as they are, and fills up with zeros to `padded` of them."""
+    element = convert.memory_type(dtype)
+
+    def copy(index: Val, width: int) -> None:
+        fn.store(fn.load(element.vec(width), fn.gep(source, fn.mul(index, col), element)), fn.gep(target, index, element))
+
+    if col.ref == "1":
+        each_piece(fn, count, lanes, copy)
+    else:
+        each_element(fn, count, copy)
+    zero_row(fn, dtype, fn.gep(target, i64(count), element), padded - count, lanes)
+
+
+def zero_row(fn: Function, dtype: DType, target: Val, count: int, lanes: int) -> None:
+    """Writes `count` zeros."""
+    element = convert.memory_type(dtype)
+    each_piece(fn, count, lanes, lambda index, width: fn.store(const(element.vec(width), 0), fn.gep(target, index, element)))
+
+
+def write_row(fn: Function, target: Target, dtype: DType, source: Val, scale: Val, count: int, out: Val, col: Val, lanes: int) -> None:
+    """Copies `count` elements of f32 scratch, times a scalar, to where they belong, `col` elements apart."""
+    element = convert.memory_type(dtype)
+
+    def copy(index: Val, width: int) -> None:
+        value = fn.mul(fn.load(F32.vec(width), fn.gep(source, index, F32)), fn.splat(scale, width))
+        fn.store(value if dtype == f32 else convert.narrow(fn, target, value, dtype), fn.gep(out, fn.mul(index, col), element))
+
+    if col.ref == "1":
+        each_piece(fn, count, lanes, copy)
+    else:
+        each_element(fn, count, copy)
+
+
+def emit_transpose(module: Module, lanes: int) -> str:
+    """Adds `void name(ptr source, i64 source pitch, ptr target, i64 target pitch, i64 squares)` and returns its name.
+
+    target[column * target pitch + row] = source[row * source pitch + column] for `lanes` rows and lanes * squares columns of f32. Each
+    vector is loaded in quarters from rows that are four apart, so that shuffles stay inside quarters, which is cheap everywhere.
+    """
+    name = f"attention.transpose{lanes}"
+    if name in module.functions:
+        return name
+    fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64], internal=True)
+    source, source_pitch, target, target_pitch, squares = fn.args
+
+    def four(index: Val, _: list[Val]) -> list[Val]:
+        at = fn.mul(index, i64(4))
+        begin = fn.gep(source, at, F32)
+        corners = [fn.load(F32.vec(4), fn.gep(begin, fn.mul(source_pitch, i64(n)), F32)) for n in range(lanes)]
+        # Vector n holds rows n, n + 4, ...; transposing each four by four leaves the columns.
+        columns = _four_by_four(fn, [_joined(fn, corners[n::4]) for n in range(4)])
+        to = fn.gep(target, fn.mul(at, target_pitch), F32)
+        for n, column in enumerate(columns):
+            fn.store(column, fn.gep(to, fn.mul(target_pitch, i64(n)), F32))
+        return []
+
+    fn.loop(i64(0), fn.mul(squares, i64(lanes // 4)), 1, [], four)
+    fn.ret()
+    fn.finish()
+    return name
+
+
+def _joined(fn: Function, parts: list[Val]) -> Val:
+    """One vector of all the parts, whose number is a power of two."""
+    while len(parts) > 1:
+        size = range(2 * parts[0].ty.lanes)
+        parts = [fn.shuffle(a, b, size) for a, b in zip(parts[::2], parts[1::2])]
+    return parts[0]
+
+
+def _four_by_four(fn: Function, rows: list[Val]) -> list[Val]:
+    """Transposes every four neighbours of four vectors."""
+    lanes = rows[0].ty.lanes
+
+    def chosen(a: Val, b: Val, four: tuple[int, int, int, int]) -> Val:
+        """four: positions among 4 neighbours of a, then 4 of b."""
+        return fn.shuffle(a, b, [base + (n if n < 4 else lanes + n - 4) for base in range(0, lanes, 4) for n in four])
+
+    low = [chosen(rows[n], rows[n + 1], (0, 4, 1, 5)) for n in (0, 2)]
+    high = [chosen(rows[n], rows[n + 1], (2, 6, 3, 7)) for n in (0, 2)]
+    pairs = [(pair, four) for pair in (low, high) for four in ((0, 1, 4, 5), (2, 3, 6, 7))]
+    return [chosen(pair[0], pair[1], four) for pair, four in pairs]

@@ -1,0 +1,126 @@
+"""The score of attention as loop IR with an axis of its own for everything: r = head of the batch, k = key, c = query.
+
+Queries are the vector axis: the maximum and the sum of a softmax are then plain vector operations, and keys and values
+are read as they lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..cpu_codegen import convert
+from ..cpu_codegen.body import BodyEmitter, Point
+from ..cpu_codegen.builder import Function, Val, const
+from ..cpu_codegen.slots import Slots
+from ..graph.dims import Atom, Dim, Func, Poly, Symbol, divides, floordiv, maximum, minimum, mod, product, symbol, symbols
+from ..graph.types import f32
+from ..platforms.target import Target
+from ..stitch.loops import Body
+from .attention_spec import FIRST_SCORE_BUFFER, AttentionSpec
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes as index expressions; an axis of extent 1 is 0."""
+
+    head: Dim
+    query: Dim
+    key: Dim
+    m: Dim
+
+
+def axes_of(spec: AttentionSpec) -> Axes:
+    heads = product((spec.batch, spec.heads))
+    query = symbol("c", 0, None, spec.m) if spec.m != 1 else 0
+    key = symbol("k", 0, None, spec.s) if spec.s != 1 else 0
+    return Axes(symbol("r", 0, None, heads) if heads != 1 else 0, query, key, spec.m)
+
+
+def by_query(spec: AttentionSpec) -> Body:
+    """The body of the score over (r, k, c) = (head, key, query) instead of (row, column)."""
+    axes = axes_of(spec)
+    nodes = tuple(replace(node, index=_moved(node.index, axes)) for node in spec.score.nodes)
+    return replace(spec.score, nodes=nodes)
+
+
+def _moved(index: Dim, axes: Axes) -> Dim:
+    if not isinstance(index, Poly):
+        return index
+    total: Dim = 0
+    for atoms, factor in index.terms:
+        total = total + product((factor, *(_moved_atom(atom, axes) for atom in atoms)))
+    return total
+
+
+def _moved_atom(atom: Atom, axes: Axes) -> Dim:
+    if isinstance(atom, Symbol):
+        if atom.name == "r":
+            return axes.head * axes.m + axes.query
+        return axes.key if atom.name == "c" else Poly((((atom,), 1),))
+    a, b = (_moved(arg, axes) for arg in atom.args)
+    if atom.kind in ("min", "max"):
+        return minimum(a, b) if atom.kind == "min" else maximum(a, b)
+    return _divided(atom, a, b, axes)
+
+
+def _divided(atom: Func, a: Dim, b: Dim, axes: Axes) -> Dim:
+    """Quotient or remainder by a multiple of m in two steps, of which the first one takes the query off."""
+    simple = floordiv if atom.kind == "floordiv" else mod
+    if axes.m in (1, b) or not divides(axes.m, b) or axes.query not in (Poly((((s,), 1),)) for s in symbols(a)):
+        return simple(a, b)
+    head, rest = floordiv(a, axes.m), floordiv(b, axes.m)
+    return floordiv(head, rest) if atom.kind == "floordiv" else mod(head, rest) * axes.m + mod(a, axes.m)
+
+
+def is_causal(spec: AttentionSpec, body: Body) -> bool:
+    """Whether the score of every key after the query is -inf by a comparison of their positions, so that such keys may be left out."""
+    axes, nodes = axes_of(spec), body.nodes
+    position = body.stores[0].node
+    while nodes[position].op == "where":
+        condition, kept, other = nodes[position].args
+        if nodes[other].op != "const" or nodes[other].value != float("-inf"):
+            return False
+        asked = nodes[condition]
+        if asked.op == "le":
+            left, right = (nodes[n] for n in asked.args)
+            if left.op == right.op == "index" and left.index == axes.key and right.index == axes.query:
+                return True
+        position = kept
+    return False
+
+
+class ScoreEmitter:
+    """Turns products of queries and keys into scores, inside one function."""
+
+    def __init__(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body) -> None:
+        self.body = body
+        self.result = body.stores[0].node
+        self.accumulators = [n for n, node in enumerate(body.nodes) if node.op == "acc"]
+        self.emitter = BodyEmitter(fn, target, body, slots, spec.params, FIRST_SCORE_BUFFER)
+        self._from_acc = sum(1 << n for n in self.accumulators)
+
+    def reads_queries(self) -> bool:
+        """Whether memory is read at positions that vary with the query, so that absent queries must be masked."""
+        return any(node.op in ("load", "check") and "c" in self.body.deps[n] for n, node in enumerate(self.body.nodes))
+
+    def prepare(self, point: Point) -> None:
+        """Computes what does not depend on the key, for use in loops over keys."""
+        self.emitter.prepare([self.result], [], point, "r")
+        for n, axes in enumerate(self.body.deps):
+            plain = self.body.nodes[n].op not in ("check", "const", "param")
+            if plain and "c" in axes and "k" not in axes and not self.emitter.sources[n] & self._from_acc:
+                self.emitter.operand(n, point.lanes, point)
+
+    def score(self, fn: Function, products: Val, point: Point) -> Val:
+        """The f32 scores of the queries of `point` with its key, from their products."""
+        for n in self.accumulators:
+            dtype = self.body.nodes[n].dtype
+            self.emitter.provide(n, products if dtype == f32 else convert.cast(fn, self.emitter.target, products, f32, dtype))
+        value = self.emitter.operand(self.result, point.lanes, point)
+        self.emitter.checks(point, self.emitter.all_checks)
+        dtype = self.body.nodes[self.result].dtype
+        return value if dtype == f32 else convert.cast(fn, self.emitter.target, value, dtype, f32)
+
+
+def minus_infinity(like: Val) -> Val:
+    return const(like.ty, float("-inf"))

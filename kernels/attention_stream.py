@@ -1,0 +1,280 @@
+"""Streaming attention: one block of queries of one head, over blocks of keys, with a running maximum and sum.
+
+    for blocks of keys:
+        products  = k . q                       scratch [key][query], the instruction set's part
+        scores    = body(products)              in place; maximum of each query
+        m, m_old  = max(m, maximum), m          alpha = exp(m_old - m)
+        weights   = exp(scores - m)             sum = sum * alpha + total of weights
+        o         = o * alpha + v^T . weights   scratch [column of v][query], the instruction set's part
+    out = o / sum
+
+Queries are the lanes everywhere, so that nothing is reduced across lanes and neither keys nor values need to be transposed. (Online
+softmax: Milakov and Gimelshein, 2018; blocks as in Rabe and Staats, 2021.)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from ..cpu_codegen import elementwise
+from ..cpu_codegen.builder import F32, I64, VOID, Function, Val, const, i64
+from ..cpu_codegen.scopes import Point
+from ..cpu_codegen.slots import Slots
+from ..platforms.target import Target
+from ..stitch.loops import Body
+from .attention_rows import emit_transpose, read_row, write_row
+from .attention_score import ScoreEmitter, is_causal, minus_infinity
+from .attention_softmax import weight
+from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
+
+PADDING = 16  # elements between rows of scratch, so that rows do not share cache sets
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """lanes: queries of a vector. vectors: vectors of a block of queries. keys, columns: of a register tile. block: keys of a block."""
+
+    lanes: int
+    vectors: int
+    keys: int
+    columns: int
+    block: int
+
+    @property
+    def queries(self) -> int:
+        return self.lanes * self.vectors
+
+
+def up(fn: Function, value: Val, step: int) -> Val:
+    """value rounded up to a multiple of a power of two."""
+    return fn.and_(fn.add(value, i64(step - 1)), i64(-step))
+
+
+class Stream(ABC):
+    """Emits the work of a function `void block(ptr slots, i64 head, i64 first query, i64 queries)`."""
+
+    unit = 4
+    """Keys are padded to a multiple of it inside a block."""
+    margin = 0
+    """Rows of scratch before the first score that `products` may overwrite."""
+
+    def __init__(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> None:
+        self.fn, self.target, self.spec, self.slots, self.tiling = fn, target, spec, slots, tiling
+        self.head, self.first, self.rows = fn.args[1:4]
+        self.vector = F32.vec(tiling.lanes)
+        self.score = ScoreEmitter(fn, target, spec, slots, body)
+        self.causal = is_causal(spec, body)
+        queries, padded = tiling.queries, -(-spec.width // 16) * 16
+        scores = fn.alloca((self.margin + tiling.block + max(tiling.keys, self.unit)) * queries * 4)
+        self.scores = fn.gep(scores, i64(self.margin * queries * 4))
+        self.sums = fn.alloca(padded * queries * 4)
+        self.staging_pitch = max(padded, -(-spec.depth // 16) * 16) + PADDING
+        self.staging = fn.alloca(queries * self.staging_pitch * 4)
+
+    # -- the instruction set's part -----------------------------------------------------------------------------
+    @abstractmethod
+    def load_queries(self) -> None:
+        """Brings the queries into the form that `products` wants."""
+
+    @abstractmethod
+    def products(self, start: Val, count: Val) -> None:
+        """Writes the products of keys start .. start + count - 1 into `scores`, whose first `count` rows they are."""
+
+    @abstractmethod
+    def store_weights(self, row: Val, weights: list[list[Val]]) -> None:
+        """Stores the weights of keys row, row + 1, ... of the block: weights[key][vector]."""
+
+    @abstractmethod
+    def accumulate(self, start: Val, count: Val, alpha: list[Val]) -> None:
+        """sums = sums * alpha + the weighted values of keys start .. start + count - 1; padded weights are 0."""
+
+    # -- the common part ----------------------------------------------------------------------------------------
+    def emit(self) -> None:
+        fn, tiling = self.fn, self.tiling
+        heads, groups = self.slots.dim(self.spec.heads), self.slots.dim(self.spec.groups)
+        b, h = (i64(0), self.head) if self.spec.batch == 1 else (fn.udiv(self.head, heads), fn.urem(self.head, heads))
+        g = h if self.spec.heads == self.spec.groups else fn.udiv(h, fn.udiv(heads, groups))
+        self.q, self.out = self._from_first(Q, self.spec.q, b, h), self._from_first(OUT, self.spec.out, b, h)
+        self.k, self.v = self._operand(K, self.spec.k, b, g), self._operand(V, self.spec.v, b, g)
+        self.batch_group = b, g
+        self.limit = self.slots.dim(self.spec.s)
+        if self.causal:
+            self.limit = fn.smin(self.limit, fn.add(self.first, self.rows))
+        self.load_queries()
+        self._clear()
+        self.points = [self._point(v) for v in range(tiling.vectors)]
+        for point in self.points:
+            self.score.prepare(point)
+        start = [minus_infinity(const(self.vector, 0))] * tiling.vectors + [const(self.vector, 0.0)] * tiling.vectors
+        state = fn.loop(i64(0), self.limit, tiling.block, start, self._block)
+        self._finish(state[tiling.vectors :])
+
+    def _from_first(self, index: int, strides: HeadStrides, b: Val, h: Val) -> Val:
+        """Where the rows of this block begin."""
+        fn, row_bytes = self.fn, self.slots.dim(strides.row * self.spec.dtype.bytes)
+        return fn.gep(self._operand(index, strides, b, h), fn.mul(self.first, row_bytes))
+
+    def _operand(self, index: int, strides: HeadStrides, b: Val, h: Val) -> Val:
+        """Where the rows of a head begin."""
+        fn, dim = self.fn, self.slots.dim
+        at = fn.add(fn.add(dim(strides.offset), fn.mul(b, dim(strides.batch))), fn.mul(h, dim(strides.head)))
+        return fn.gep(self.slots.buffer(index), fn.mul(at, i64(self.spec.dtype.bytes)))
+
+    def _point(self, v: int) -> Point:
+        fn, tiling = self.fn, self.tiling
+        query = fn.add(self.first, i64(v * tiling.lanes))
+        mask = None
+        whole = isinstance(self.spec.m, int) and self.spec.m % tiling.queries == 0
+        if self.score.reads_queries() and not whole:
+            ty = I64.vec(tiling.lanes)
+            left = fn.sub(self.rows, i64(v * tiling.lanes))
+            mask = fn.icmp("slt", fn.lane_ids(ty), fn.splat(left, tiling.lanes))
+        return Point(tiling.lanes, {"r": self.head, "c": query}, mask)
+
+    def _clear(self) -> None:
+        fn, size = self.fn, self.tiling.queries
+
+        def row(index: Val, _: list[Val]) -> list[Val]:
+            for v in range(self.tiling.vectors):
+                fn.store(const(self.vector, 0.0), self.place(self.sums, fn.mul(index, i64(size)), v))
+            return []
+
+        fn.loop(i64(0), i64(-(-self.spec.width // 16) * 16), 1, [], row)
+
+    def place(self, base: Val, element: Val, v: int) -> Val:
+        """Address of vector v of a row of scratch that begins at `element`."""
+        at = self.fn.gep(base, element, F32)
+        return self.fn.gep(at, i64(v * self.tiling.lanes * 4)) if v else at
+
+    def row(self, index: Val) -> Val:
+        return self.fn.mul(index, i64(self.tiling.queries))
+
+    def _block(self, start: Val, state: list[Val]) -> list[Val]:
+        fn, tiling = self.fn, self.tiling
+        old, sums = state[: tiling.vectors], state[tiling.vectors :]
+        count = fn.smin(fn.sub(self.limit, start), i64(tiling.block))
+        self.products(start, count)
+        found = self._scores(start, count)
+        self._pad(count)
+        new = [self._larger(a, b) for a, b in zip(found, old)]
+        # Where everything is -inf so far, -inf - -inf would be NaN.
+        safe = [fn.select(fn.fcmp("oeq", x, minus_infinity(x)), const(x.ty, 0.0), x) for x in new]
+        alpha = [weight(fn, fn.sub(x, y)) for x, y in zip(old, safe)]
+        totals = self._weights(count, safe)
+        self.accumulate(start, count, alpha)
+        return new + [fn.fma(x, a, total) for x, a, total in zip(sums, alpha, totals)]
+
+    def _larger(self, x: Val, y: Val) -> Val:
+        """Maximum in one instruction; a NaN may get lost, and is found again in the weights."""
+        return elementwise.extreme(self.fn, self.target, "maximum", x, y, (False, True))
+
+    @property
+    def unroll(self) -> int:
+        """How many keys a step of the softmax takes."""
+        return max(1, min(4, 8 // self.tiling.vectors))
+
+    def _scores(self, start: Val, count: Val) -> list[Val]:
+        """Turns products into scores, in place; returns the largest of each query."""
+        fn, tiling = self.fn, self.tiling
+        last = fn.sub(count, i64(1))
+
+        def keys(at: Val, largest: list[Val]) -> list[Val]:
+            # What lies beyond the last key repeats it, which leaves the maximum alone.
+            rows = [at, *(fn.smin(fn.add(at, i64(n)), last) for n in range(1, self.unroll))]
+            loaded = [[fn.load(self.vector, self.place(self.scores, self.row(row), v)) for v in range(tiling.vectors)] for row in rows]
+            found = list(largest)
+            with self.score.emitter.scope():
+                for n, row in enumerate(rows):
+                    key = fn.add(start, row)
+                    for v, point in enumerate(self.points):
+                        value = self.score.score(fn, loaded[n][v], point.at(k=key))
+                        fn.store(value, self.place(self.scores, self.row(fn.add(at, i64(n))), v))
+                        found[v] = self._larger(value, found[v])
+            return found
+
+        return fn.loop(i64(0), count, self.unroll, [minus_infinity(const(self.vector, 0))] * tiling.vectors, keys)
+
+    def _pad(self, count: Val) -> None:
+        fn = self.fn
+
+        def row(index: Val, _: list[Val]) -> list[Val]:
+            for v in range(self.tiling.vectors):
+                fn.store(minus_infinity(const(self.vector, 0)), self.place(self.scores, self.row(index), v))
+            return []
+
+        fn.loop(count, up(fn, count, self.unit), 1, [], row)
+
+    def _weights(self, count: Val, largest: list[Val]) -> list[Val]:
+        """exp(score - largest) for all keys of the block; returns their totals."""
+        fn, tiling = self.fn, self.tiling
+
+        def keys(at: Val, totals: list[Val]) -> list[Val]:
+            found, weights = list(totals), []
+            for n in range(self.unroll):
+                row = self.row(fn.add(at, i64(n)))
+                loaded = [fn.load(self.vector, self.place(self.scores, row, v)) for v in range(tiling.vectors)]
+                weights.append([weight(fn, fn.sub(value, top)) for value, top in zip(loaded, largest)])
+                found = [fn.add(total, value) for total, value in zip(found, weights[-1])]
+            self.store_weights(at, weights)
+            return found
+
+        return fn.loop(i64(0), up(fn, count, self.unit), self.unroll, [const(self.vector, 0.0)] * tiling.vectors, keys)
+
+    def _finish(self, sums: list[Val]) -> None:
+        """Divides, transposes and writes the valid rows."""
+        fn, tiling, spec = self.fn, self.tiling, self.spec
+        factors = fn.alloca(tiling.queries * 4)
+        for v, total in enumerate(sums):
+            # A sum of 0 comes from scores that are all -inf, so that everything it would divide is 0.
+            one, empty = const(total.ty, 1.0), fn.fcmp("oeq", total, const(total.ty, 0.0))
+            fn.store(fn.div(one, fn.select(empty, one, total)), self.place(factors, i64(0), v))
+            to = fn.gep(self.staging, i64(v * tiling.lanes * self.staging_pitch), F32)
+            self._transpose(self.place(self.sums, i64(0), v), i64(tiling.queries), to, i64(self.staging_pitch), spec.width, by_column=True)
+        row_bytes, col = self.slots.dim(spec.out.row * spec.dtype.bytes), self.slots.dim(spec.out.col)
+
+        def row(index: Val, _: list[Val]) -> list[Val]:
+            source = fn.gep(self.staging, fn.mul(index, i64(self.staging_pitch)), F32)
+            out = fn.gep(self.out, fn.mul(index, row_bytes))
+            write_row(fn, self.target, spec.dtype, source, fn.load(F32, fn.gep(factors, index, F32)), spec.width, out, col, tiling.lanes)
+            return []
+
+        fn.loop(i64(0), self.rows, 1, [], row)
+
+    def _transpose(self, source: Val, source_pitch: Val, target: Val, target_pitch: Val, count: int, by_column: bool) -> None:
+        """Exchanges rows and columns of `lanes` rows by `count` columns, rounded up; by_column: the other way round."""
+        fn, lanes = self.fn, self.tiling.lanes
+        name = emit_transpose(fn.module, lanes)
+        squares = -(-count // lanes)
+        if not by_column:
+            fn.call(name, VOID, [source, source_pitch, target, target_pitch, i64(squares)])
+            return
+
+        def square(index: Val, _: list[Val]) -> list[Val]:
+            begin = fn.gep(source, fn.mul(fn.mul(index, i64(lanes)), source_pitch), F32)
+            fn.call(name, VOID, [begin, source_pitch, fn.gep(target, fn.mul(index, i64(lanes)), F32), target_pitch, i64(1)])
+            return []
+
+        fn.loop(i64(0), i64(squares), 1, [], square)
+
+    def stage_queries(self) -> None:
+        """Copies the queries into rows of f32 scratch; those beyond the last one repeat it."""
+        fn, spec = self.fn, self.spec
+        row_bytes, col = self.slots.dim(spec.q.row * spec.dtype.bytes), self.slots.dim(spec.q.col)
+        last = fn.sub(self.rows, i64(1))
+
+        def row(index: Val, _: list[Val]) -> list[Val]:
+            source = fn.gep(self.q, fn.mul(fn.smin(index, last), row_bytes))
+            to = fn.gep(self.staging, fn.mul(index, i64(self.staging_pitch)), F32)
+            read_row(fn, spec.dtype, source, col, spec.depth, to, self.tiling.lanes)
+            return []
+
+        fn.loop(i64(0), i64(self.tiling.queries), 1, [], row)
+
+    def transpose_queries(self, target: Val) -> None:
+        """f32 queries as [depth][query]; the depth is rounded up to whole vectors."""
+        self.stage_queries()
+        for v in range(self.tiling.vectors):
+            source = self.fn.gep(self.staging, i64(v * self.tiling.lanes * self.staging_pitch), F32)
+            to, pitch = self.place(target, i64(0), v), i64(self.tiling.queries)
+            self._transpose(source, i64(self.staging_pitch), to, pitch, self.spec.depth, by_column=False)

@@ -1,0 +1,199 @@
+"""Attention by vector fused multiply-adds in f32, for any instruction set; f16 and bf16 are widened as they are read.
+
+A register tile multiplies the vectors of a block's queries by scalars that are broadcast from rows of k (or v), which lie as the user has
+them. Only element types other than f32 and columns that are not contiguous are copied first, a block of keys at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..cpu_codegen.builder import F32, Function, Val, const, i64
+from ..cpu_codegen.slots import Slots
+from ..graph.dims import Dim
+from ..graph.types import f32
+from ..platforms.target import Target
+from ..stitch.loops import Body
+from .attention_blocks import Family
+from .attention_rows import read_row
+from .attention_spec import AttentionSpec
+from .attention_stream import PADDING, Stream, Tiling
+
+_UNROLL = 2
+
+
+def sizes_for(spec: AttentionSpec, tilings: Sequence[Tiling]) -> tuple[Tiling, ...]:
+    """Those of two sizes of blocks that the number of queries calls for; the second one has a single vector of queries."""
+    large, small = tilings
+    if isinstance(spec.m, int):
+        if spec.m <= small.queries:
+            return (small,)
+        if spec.m % large.queries == 0 or spec.m % large.queries > small.queries:
+            return (large,)
+    return large, small
+
+
+def even_block(spec: AttentionSpec, most: int, step: int) -> int:
+    """Keys of a block, a multiple of `step` and about `most` of them: blocks of equal length where the number of keys is known."""
+    if not isinstance(spec.s, int):
+        return most
+    parts = max(1, round(spec.s / most))
+    return max(1, -(-spec.s // parts // step)) * step
+
+
+class VectorFamily(Family):
+    """Blocks by `VectorStream`."""
+
+    def tilings(self, target: Target, spec: AttentionSpec) -> tuple[Tiling, ...]:
+        """Accumulators, a vector or more of queries and a broadcast share the registers. A block of scores stays in L1 beside the sums."""
+        lanes = target.lanes(32)
+        if target.registers >= 32:
+            vectors, keys, columns = (2, 12, 12) if lanes >= 8 else (4, 5, 4)
+        else:
+            vectors, keys, columns = 2, 6, 6
+        found = []
+        for count in (vectors, 1):
+            queries = count * lanes
+            room = target.l1d * 3 // 4 - queries * 4 * max(spec.depth, spec.width)
+            most = min(240, max(60, room // (queries * 4) // 60 * 60))
+            found.append(Tiling(lanes, count, keys, columns, even_block(spec, most, 4)))
+        return sizes_for(spec, found)
+
+    def stream(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> Stream:
+        return VectorStream(fn, target, spec, slots, body, tiling)
+
+
+class VectorStream(Stream):
+    """`Stream` by fused multiply-adds of f32 vectors."""
+
+    def __init__(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> None:
+        super().__init__(fn, target, spec, slots, body, tiling)
+        self.queries = fn.alloca(-(-spec.depth // 16) * 16 * tiling.queries * 4)
+        # A register holds a few neighbours to multiply by, one lane after the other, where that is an instruction.
+        self.by_lane = target.has("neon") if target.arch == "aarch64" else False
+        size = spec.dtype.bytes
+        self.k_staged = spec.dtype != f32 or spec.k.col != 1
+        self.v_staged = spec.dtype != f32 or spec.v.col != 1
+        self.k_pitch, self.v_pitch = spec.depth + PADDING, spec.width + PADDING
+        self.k_bytes: Dim = 4 * self.k_pitch if self.k_staged else spec.k.row * size
+        self.v_bytes: Dim = 4 * self.v_pitch if self.v_staged else spec.v.row * size
+        self.k_rows = fn.alloca(tiling.block * self.k_pitch * 4) if self.k_staged else const(self.queries.ty, 0)
+        self.v_rows = fn.alloca(tiling.block * self.v_pitch * 4) if self.v_staged else const(self.queries.ty, 0)
+
+    def load_queries(self) -> None:
+        self.transpose_queries(self.queries)
+
+    # -- products -----------------------------------------------------------------------------------------------
+    def products(self, start: Val, count: Val) -> None:
+        fn, tile = self.fn, self.tiling.keys
+        rows = self._rows(self.k, start, self.k_bytes)
+        if self.k_staged:
+            rows = self._stage(self.k, self.spec.k.row, self.spec.k.col, start, count, self.k_rows, self.spec.depth, self.k_pitch)
+        pitch = self.slots.dim(self.k_bytes)
+
+        def whole(at: Val, _: list[Val]) -> list[Val]:
+            base = fn.gep(rows, fn.mul(at, pitch))
+            self._product([fn.gep(base, fn.mul(pitch, i64(n))) for n in range(tile)], at)
+            return []
+
+        def rest(at: Val, _: list[Val]) -> list[Val]:
+            # Beyond the last key it is repeated, so that nothing is read that is not there.
+            last = fn.sub(count, i64(1))
+            self._product([fn.gep(rows, fn.mul(fn.smin(fn.add(at, i64(n)), last), pitch)) for n in range(4)], at)
+            return []
+
+        full = fn.mul(fn.udiv(count, i64(tile)), i64(tile))
+        fn.loop(i64(0), full, tile, [], whole)
+        fn.loop(full, count, 4, [], rest)
+
+    def _rows(self, base: Val, start: Val, row_bytes: Dim) -> Val:
+        return self.fn.gep(base, self.fn.mul(start, self.slots.dim(row_bytes)))
+
+    def _product(self, keys: Sequence[Val], at: Val) -> None:
+        """Products of some keys with all queries, to the rows of `scores` from `at` on."""
+        fn, vectors, depth = self.fn, self.tiling.vectors, self.spec.depth
+
+        def steps(index: Val, values: list[Val], many: int) -> list[Val]:
+            columns = [self._scalars(fn.gep(key, index, F32), many) for key in keys]
+            for d in range(many):
+                row = self.row(fn.add(index, i64(d))) if index.ref.isdigit() else fn.add(self.row(index), i64(d * self.tiling.queries))
+                query = [fn.load(self.vector, self.place(self.queries, row, v)) for v in range(vectors)]
+                values = self._multiplied(values, [column[d] for column in columns], query)
+            return values
+
+        start = [const(self.vector, 0.0)] * (len(keys) * vectors)
+        full = depth // _UNROLL * _UNROLL
+        values = fn.loop(i64(0), i64(full), _UNROLL, start, lambda index, values: steps(index, values, _UNROLL))
+        if depth > full:
+            values = steps(i64(full), values, depth - full)
+        for n in range(len(keys)):
+            for v in range(vectors):
+                fn.store(values[n * vectors + v], self.place(self.scores, self.row(fn.add(at, i64(n))), v))
+
+    def _multiplied(self, values: list[Val], scalars: Sequence[Val], vectors: Sequence[Val]) -> list[Val]:
+        count = len(vectors)
+        return [self.fn.fma(scalars[n // count], vectors[n % count], value) for n, value in enumerate(values)]
+
+    def _scalars(self, pointer: Val, count: int) -> list[Val]:
+        """`count` neighbours in memory, each in all lanes."""
+        fn, lanes = self.fn, self.tiling.lanes
+        if self.by_lane and count == lanes:
+            several = fn.load(self.vector, pointer)
+            return [fn.shuffle(several, several, [n] * lanes) for n in range(count)]
+        return [fn.splat(fn.load(F32, fn.gep(pointer, i64(4 * n)) if n else pointer), lanes) for n in range(count)]
+
+    # -- weighted values ----------------------------------------------------------------------------------------
+    def store_weights(self, row: Val, weights: list[list[Val]]) -> None:
+        for n, vectors in enumerate(weights):
+            for v, value in enumerate(vectors):
+                self.fn.store(value, self.place(self.scores, self.row(self.fn.add(row, i64(n))), v))
+
+    def accumulate(self, start: Val, count: Val, alpha: list[Val]) -> None:
+        fn, width, tile = self.fn, self.spec.width, self.tiling.columns
+        rows = self._rows(self.v, start, self.v_bytes)
+        if self.v_staged:
+            rows = self._stage(self.v, self.spec.v.row, self.spec.v.col, start, count, self.v_rows, width, self.v_pitch)
+        done = 0
+        for height, times in self._heights(width, tile):
+
+            def columns(at: Val, _: list[Val], height: int = height) -> list[Val]:
+                self._weighted(rows, at, height, count, alpha)
+                return []
+
+            fn.loop(i64(done), i64(done + height * times), height, [], columns)
+            done += height * times
+
+    def _heights(self, width: int, tile: int) -> list[tuple[int, int]]:
+        """(columns of a tile, how many such tiles): as even as can be, but whole vectors where lanes are multiplied by."""
+        if self.by_lane:
+            return [(h, n) for h, n in ((tile, width // tile), (width % tile, 1)) if h and n]
+        tiles = -(-width // tile)
+        return [(h, n) for h, n in ((-(-width // tiles), width % tiles or tiles), (width // tiles, tiles - (width % tiles or tiles))) if n]
+
+    def _weighted(self, rows: Val, at: Val, height: int, count: Val, alpha: list[Val]) -> None:
+        """A tile of `height` columns of v."""
+        fn, vectors = self.fn, self.tiling.vectors
+        places = [self.place(self.sums, self.row(fn.add(at, i64(n))), v) for n in range(height) for v in range(vectors)]
+        start = [fn.mul(fn.load(self.vector, place), alpha[n % vectors]) for n, place in enumerate(places)]
+        base, pitch = fn.gep(rows, at, F32), self.slots.dim(self.v_bytes)
+
+        def key(index: Val, values: list[Val]) -> list[Val]:
+            scalars = self._scalars(fn.gep(base, fn.mul(index, pitch)), height)
+            weights = [fn.load(self.vector, self.place(self.scores, self.row(index), v)) for v in range(vectors)]
+            return self._multiplied(values, scalars, weights)
+
+        for place, value in zip(places, fn.loop(i64(0), count, 1, start, key)):
+            fn.store(value, place)
+
+    def _stage(self, base: Val, row: Dim, col: Dim, start: Val, count: Val, target: Val, length: int, pitch: int) -> Val:
+        """Copies a block of rows as f32; returns where they are."""
+        fn, dtype = self.fn, self.spec.dtype
+        row_bytes, step = self.slots.dim(row * dtype.bytes), self.slots.dim(col)
+
+        def one(index: Val, _: list[Val]) -> list[Val]:
+            source = fn.gep(base, fn.mul(fn.add(start, index), row_bytes))
+            read_row(fn, dtype, source, step, length, fn.gep(target, fn.mul(index, i64(pitch)), F32), self.tiling.lanes)
+            return []
+
+        fn.loop(i64(0), count, 1, [], one)
+        return target

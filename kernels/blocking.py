@@ -1,0 +1,149 @@
+"""How a product is cut: which rows of tiles are used for what is left, how many rows share a panel, and pieces of k."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from ..graph.dims import bounds
+from ..platforms.target import Target
+from .micro import MicroKernel
+from .spec import GemmSpec
+
+_LINE = 64
+# At a pitch of a power of two the rows of a block share few cache sets; then they are packed even where that is not needed.
+_BAD_PITCH = 2048
+_SCRATCH_TILES_BYTES = 96 << 10
+_GROUP_COLUMNS = 256
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One register tile and how it is used.
+
+    rows: rows of a block, a multiple of mr, whose lhs is at hand while a panel is used. least: a rest of fewer rows is left to the next
+    variant. pitch: bytes from row to row of the packed lhs. direct: whole blocks are read in place.
+    """
+
+    micro: MicroKernel
+    rows: int
+    least: int
+    pitch: int
+    direct: bool
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """variants: most rows first. k_block: k of a piece; pieces: how many there are, None when that is not known.
+
+    panel_block: panels whose accumulators wait in scratch while the pieces of k pass. out_pitch: columns that the epilogue takes at a
+    time; a tile in scratch is [nr / out_pitch][mr][out_pitch]. packed_most: room for packed rows, in bytes.
+    """
+
+    variants: tuple[Variant, ...]
+    k_block: int
+    pieces: int | None
+    panel_block: int
+    out_pitch: int
+    packed_most: int
+
+    def turn_bytes(self, variant: Variant) -> int:
+        """From tile to tile in scratch."""
+        size = variant.micro.mr * variant.micro.nr * 4
+        return size + _LINE if size % 4096 == 0 else size
+
+    def scratch_tiles_bytes(self, variant: Variant) -> int:
+        across = self.panel_block // variant.micro.panels
+        count = 2 if self.pieces == 1 else variant.rows // variant.micro.mr * across
+        return count * self.turn_bytes(variant)
+
+    def piece_bytes(self, variant: Variant) -> int:
+        """Packed rows of a block for one piece of k."""
+        return variant.rows * variant.pitch
+
+    def pack_late(self, variant: Variant) -> bool:
+        """Whether the rows of a block are packed piece by piece, again for each group of panels, as there is no room for all pieces."""
+        return self.pieces is None or (not variant.direct and self.pieces * self.piece_bytes(variant) > self.packed_most)
+
+    def packed_bytes(self, variant: Variant) -> int:
+        """Room for the packed rows of a block."""
+        return self.piece_bytes(variant) * (1 if self.pieces is None or self.pack_late(variant) else self.pieces)
+
+
+def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blocking:
+    """Returns the blocking of `spec` with these tiles (most rows first) for the caches of `target`."""
+    pieces, k_block = _pieces(target, spec, micros)
+    widest = max(micro.panels for micro in micros)
+    nr = micros[0].packing.nr
+    panel_block = max(widest, _GROUP_COLUMNS // nr // widest * widest)
+    variants = []
+    for position, micro in enumerate(micros):
+        pitch = _up(k_block, micro.step_k) * micro.layout.element.bits // 8 + _LINE
+        direct = _direct(spec, micro) and (pieces or 0) * micro.mr * pitch <= target.l2 // 4
+        rows = _rows(target, spec, micro, pitch * (pieces or 1) if direct else pitch, pieces, panel_block * nr)
+        variants.append(Variant(micro, rows, _least(micros[position:]), pitch, direct))
+    return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), target.l2 // 4)
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tuple[int | None, int]:
+    """Number and length of the pieces of k: the rows of one tile take at most two thirds of L1. Pieces are of equal length."""
+    widest = max(micro.mr * micro.layout.element.bits // 8 for micro in micros)
+    pad = max(micro.packing.pad for micro in micros)
+    most = max(pad, target.l1d * 2 // 3 // widest // pad * pad)
+    import os
+    if "KC" in os.environ: most=int(os.environ["KC"])
+    if not isinstance(spec.k, int):
+        highest = bounds(spec.k)[1]
+        return None, most if highest is None else min(most, _up(highest, pad))
+    pieces = max(1, -(-spec.k // most))
+    k_block = max(pad, _up(-(-spec.k // pieces), pad))
+    return max(1, -(-spec.k // k_block)), k_block
+
+
+def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int) -> int:
+    """Rows of a block: one tile while the weights stay in L2, else as many as fit a part of it, so that weights are read less often."""
+    weights = bounds(spec.n * spec.k)[1]
+    if weights is not None and weights * spec.rhs.bytes <= target.l2 // 2:
+        return micro.mr
+    by_lhs = target.l2 // 4 // (micro.mr * row_bytes)
+    by_tiles = _SCRATCH_TILES_BYTES // (micro.mr * columns * 4) if pieces != 1 else by_lhs
+    return micro.mr * max(1, min(by_lhs, by_tiles, 16))
+
+
+def _least(micros: Sequence[MicroKernel]) -> int:
+    """The fewest rows from which on one tile of the first variant costs no more than what the other variants need for them."""
+    first, others = micros[0], micros[1:]
+    if not others:
+        return 1
+    count = first.mr
+    while count > 1 and _tile_cost(first) <= _cover_cost(count - 1, others):
+        count -= 1
+    return count
+
+
+def _tile_cost(micro: MicroKernel) -> float:
+    """Time of one tile in rows of a vector kernel; 2 more for reading the panels."""
+    return micro.mr * micro.row_cost + 2
+
+
+def _cover_cost(count: int, micros: Sequence[MicroKernel]) -> float:
+    """Time for `count` rows with these variants: full tiles of the first, and the best for the rest."""
+    first, others = micros[0], micros[1:]
+    full, rest = divmod(count, first.mr)
+    if rest == 0:
+        return full * _tile_cost(first)
+    whole = (full + 1) * _tile_cost(first)
+    return min(whole, full * _tile_cost(first) + _cover_cost(rest, others)) if others else whole
+
+
+def _direct(spec: GemmSpec, micro: MicroKernel) -> bool:
+    """Whether whole blocks of rows can be read in place."""
+    strides = spec.lhs_strides
+    if not micro.layout.direct or strides.col != 1 or not isinstance(spec.k, int) or spec.k % micro.step_k:
+        return False
+    return not (isinstance(strides.row, int) and strides.row * spec.lhs.bytes % _BAD_PITCH == 0)

@@ -1,0 +1,127 @@
+"""The generator of matrix products: everything that is not the instruction set.
+
+Around the functions of one register tile (`micro.py`) it writes, for each product,
+
+    <name>           the kernel whose domain is rows, and <name>.columns, whose domain is column panels;
+    <name>.body      the product of rows [r0, r1) and panels [p0, p1) of one matrix of the batch:
+                     see `nest.py`
+    <name>.epilogue  the loop IR of the epilogue over the valid part of one tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..cpu_codegen.body import BodyEmitter
+from ..cpu_codegen.builder import I64, PTR, VOID, Function, Module, Val, i64
+from ..cpu_codegen.contract import BufferSlot, KernelCode, Slot
+from ..cpu_codegen.epilogue import emit_tile_epilogue
+from ..cpu_codegen.slots import Slots
+from ..graph.dims import Dim, ceildiv
+from ..platforms.target import Target
+from .blocking import Blocking, choose
+from .indexing import batch_offset, request, wanted_slots
+from .micro import MicroKernel
+from .nest import Body
+from .pack_rhs import emit_pack_rhs
+from .spec import GemmCode, GemmSpec
+
+LHS, RHS = 0, 1
+FIRST_EPILOGUE_BUFFER = 2
+
+
+def emit(module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> GemmCode:
+    """Adds the functions of the product `spec` on `micros` (one family, most rows first), and returns what they are."""
+    return _Gemm(module, target, spec, micros, name).emit()
+
+
+class _Gemm:
+    def __init__(self, module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> None:
+        self.module, self.target, self.spec, self.name = module, target, spec, name
+        self.micros = micros
+        self.packing = micros[0].packing
+        self.panels = self.packing.panels(spec.n)
+        self.blocking: Blocking = choose(target, spec, micros)
+        self.order: tuple[Slot, ...] = ()
+
+    # -- functions ----------------------------------------------------------------------------------------------
+    def emit(self) -> GemmCode:
+        spec, mr, group = self.spec, self.micros[0].mr, self.micros[0].panels
+        packed = self.packing.bytes(spec.n, spec.k, spec.rhs)
+        self._emit_epilogue()
+        self.order = tuple(dict.fromkeys((*self.order, BufferSlot(LHS), BufferSlot(RHS), *wanted_slots(self._dims(), spec.lhs_strides.batch))))
+        self._emit_body()
+        # Domains of a batch are padded, so that every matrix begins at a multiple of the grain.
+        padded_rows = spec.m if spec.batch == 1 else ceildiv(spec.m, mr) * mr
+        padded_panels = self.panels if spec.batch == 1 else ceildiv(self.panels, group) * group
+        self._emit_entry(self.name, padded_rows, spec.m, by_rows=True)
+        self._emit_entry(f"{self.name}.columns", padded_panels, self.panels, by_rows=False)
+        work = spec.batch * spec.m * spec.n * spec.k
+        rows = KernelCode(self.name, self.order, spec.batch * padded_rows, mr, work)
+        columns = KernelCode(f"{self.name}.columns", self.order, spec.batch * padded_panels, group, work)
+        pack = None if spec.constant_rhs else emit_pack_rhs(self.module, spec, self.packing, f"{self.name}.pack")
+        copies = 1 if spec.constant_rhs else spec.batch
+        return GemmCode(rows, columns, self.packing, pack, packed * copies)
+
+    def _dims(self) -> tuple[Dim, ...]:
+        """Every expression that the functions need as a number."""
+        spec, packing = self.spec, self.packing
+        mr, group = self.micros[0].mr, self.micros[0].panels
+        strides = (spec.lhs_strides.row * spec.lhs.bytes, spec.lhs_strides.col * spec.lhs.bytes)
+        sizes = (packing.panel_bytes(spec.k, spec.rhs), packing.sums_offset(spec.n, spec.k, spec.rhs), packing.bytes(spec.n, spec.k, spec.rhs))
+        padded = (ceildiv(spec.m, mr) * mr, ceildiv(self.panels, group) * group)
+        return (spec.m, spec.n, spec.k, self.panels, *strides, *sizes, *padded)
+
+    def _slots(self, fn: Function) -> Slots:
+        """All functions ask for all slots in the same order, so that one numbering serves them; LLVM drops unused loads."""
+        slots = Slots(fn, self.spec.params)
+        request(slots, self.order)
+        return slots
+
+    def _emit_epilogue(self) -> None:
+        fn = Function(self.module, f"{self.name}.epilogue", VOID, [PTR, PTR, I64, I64, I64, I64], internal=True)
+        slots = Slots(fn, self.spec.params)
+        _, tile, row, rows, col, cols = fn.args
+        width = self.blocking.out_pitch
+        emitter = BodyEmitter(fn, self.target, self.spec.epilogue, slots, self.spec.params, FIRST_EPILOGUE_BUFFER)
+        with emitter.scope():
+            emit_tile_epilogue(fn, emitter, tile, self.micros[0].acc_ty, width, rows, cols, row, col, width)
+        self.order = slots.order
+        fn.ret()
+        fn.finish()
+
+    def _emit_entry(self, name: str, padded: Dim, extent: Dim, by_rows: bool) -> None:
+        fn = Function(self.module, name, VOID, [PTR, I64, I64])
+        slots = self._slots(fn)
+        spec = self.spec
+        begin, end = fn.args[1:]
+        lhs, rhs, m = slots.buffer(LHS), slots.buffer(RHS), slots.dim(spec.m)
+        whole = (i64(0), slots.dim(self.panels)) if by_rows else (i64(0), m)
+        self.micros[0].enter(fn)
+
+        def run(b: Val, first: Val, last: Val) -> None:
+            a = fn.gep(lhs, fn.mul(batch_offset(fn, slots, spec.lhs_strides.batch, b), i64(spec.lhs.bytes)))
+            w = rhs if spec.constant_rhs else fn.gep(rhs, fn.mul(b, slots.dim(self.packing.bytes(spec.n, spec.k, spec.rhs))))
+            ranges = (first, last, *whole) if by_rows else (*whole, first, last)
+            fn.call(f"{self.name}.body", VOID, [fn.args[0], a, w, fn.mul(b, m), *ranges])
+
+        def matrix(b: Val, _: list[Val]) -> list[Val]:
+            base = fn.mul(b, slots.dim(padded))
+            run(b, fn.smax(fn.sub(begin, base), i64(0)), fn.smin(fn.sub(end, base), slots.dim(extent)))
+            return []
+
+        if spec.batch == 1:
+            run(i64(0), begin, fn.smin(end, slots.dim(extent)))
+        else:
+            size = slots.dim(padded)
+            last = fn.udiv(fn.sub(fn.add(end, size), i64(1)), size)
+            fn.loop(fn.udiv(begin, size), last, 1, [], matrix)
+        self.micros[0].leave(fn)
+        fn.ret()
+        fn.finish()
+
+    def _emit_body(self) -> None:
+        fn = Function(self.module, f"{self.name}.body", VOID, [PTR, PTR, PTR, *[I64] * 5], internal=True)
+        Body(fn, self._slots(fn), self.target, self.spec, self.blocking, self.name).emit()
+        fn.ret()
+        fn.finish()

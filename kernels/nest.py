@@ -1,0 +1,228 @@
+"""The loops around the tiles of one matrix product.
+
+    for blocks of rows:                         tallest variant first, what is left to the next ones
+        pack the lhs of the block               unless it is read in place, or is packed in pieces below
+        for groups of panels:                   one group when k is in one piece
+            for pieces of k:                    the rows of a tile stay in L1 while the panels of a group pass
+                for panels of the group:
+                    for tiles of the block:     tile function into scratch; with the last piece: epilogue
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..cpu_codegen.builder import VOID, Function, Val, i64
+from ..cpu_codegen.slots import Slots
+from ..platforms.target import Target
+from .blocking import Blocking, Variant
+from .micro import Start, emit_tile
+from .pack_lhs import emit_pack_lhs
+from .spec import GemmSpec
+
+EachTile = Callable[[Val, Val, Val], None]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of rows [row, row + rows) under one variant. a: its lhs; pitch: bytes from row to row; piece: bytes from piece to piece."""
+
+    variant: Variant
+    row: Val
+    rows: Val
+    a: Val
+    pitch: Val
+    piece: Val
+
+
+class Body:
+    """Writes void body(ptr slots, ptr lhs, ptr rhs, i64 row_base, i64 r0, i64 r1, i64 p0, i64 p1): one matrix of the batch.
+
+    row_base: the number of its row 0 in the result. Rows [r0, r1), panels [p0, p1).
+    """
+
+    def __init__(self, fn: Function, slots: Slots, target: Target, spec: GemmSpec, blocking: Blocking, name: str) -> None:
+        self.fn, self.slots, self.target, self.spec, self.blocking, self.name = fn, slots, target, spec, blocking, name
+        self.packing = blocking.variants[0].micro.packing
+        _, self.lhs, self.rhs, self.row_base, self.r0, self.r1, self.p0, self.p1 = fn.args
+        self.row_bytes = slots.dim(spec.lhs_strides.row * spec.lhs.bytes)
+        self.col_bytes = slots.dim(spec.lhs_strides.col * spec.lhs.bytes)
+        self.k = slots.dim(spec.k)
+        self.rows_scratch = fn.alloca(max(blocking.packed_bytes(v) for v in blocking.variants))
+        # Tiles take turns at distances that are no multiple of 4096, so that stores of one do not stall loads of the other.
+        self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v) for v in blocking.variants))
+
+    def emit(self) -> None:
+        fn = self.fn
+        begin = self.r0
+        for variant in self.blocking.variants:
+            left = fn.sub(self.r1, begin)
+            full = fn.mul(fn.div(left, i64(variant.micro.mr)), i64(variant.micro.mr))
+            taken = fn.select(fn.icmp("sge", fn.sub(left, full), i64(variant.least)), left, full)
+            end = fn.add(begin, taken)
+
+            def block(row: Val, _: list[Val], variant: Variant = variant, end: Val = end) -> list[Val]:
+                self._block(variant, row, fn.smin(fn.sub(end, row), i64(variant.rows)))
+                return []
+
+            fn.loop(begin, end, variant.rows, [], block)
+            begin = end
+
+    def _block(self, variant: Variant, row: Val, rows: Val) -> None:
+        block = self._lhs(variant, row, rows)
+        if self.blocking.pieces == 1:
+            self._one_piece(block)
+        else:
+            self.fn.loop(self.p0, self.p1, self.blocking.panel_block, [], lambda first, _: self._group(block, first))
+
+    # -- lhs ----------------------------------------------------------------------------------------------------
+    def _lhs(self, variant: Variant, row: Val, rows: Val) -> _Block:
+        """The block with its lhs: in place where that is possible, else packed, else still to be packed piece by piece."""
+        fn, blocking = self.fn, self.blocking
+        start = fn.gep(self.lhs, fn.mul(row, self.row_bytes))
+        packed_piece = blocking.piece_bytes(variant)
+
+        def packed() -> Sequence[Val]:
+            for piece in range(blocking.pieces or 0):
+                at = fn.gep(self.rows_scratch, i64(piece * packed_piece))
+                k0 = i64(piece * blocking.k_block)
+                self._pack(variant, fn.gep(start, fn.mul(k0, self.col_bytes)), rows, self._count(k0), at)
+            return [self.rows_scratch, i64(variant.pitch), i64(packed_piece)]
+
+        if blocking.pack_late(variant):
+            return _Block(variant, row, rows, start, i64(variant.pitch), i64(0))
+        if not variant.direct:
+            return _Block(variant, row, rows, *packed())
+        in_place = [start, self.row_bytes, i64(blocking.k_block * self.spec.lhs.bytes)]
+        return _Block(variant, row, rows, *fn.branch(fn.icmp("eq", rows, i64(variant.rows)), lambda: in_place, packed))
+
+    def _pack(self, variant: Variant, start: Val, rows: Val, count: Val, to: Val) -> None:
+        fn, micro = self.fn, variant.micro
+        name = emit_pack_lhs(fn.module, self.target, micro, variant.pitch, self.spec.lhs_strides.col == 1)
+        total = fn.mul(fn.udiv(fn.add(rows, i64(micro.mr - 1)), i64(micro.mr)), i64(micro.mr))
+        fn.call(name, VOID, [start, self.row_bytes, self.col_bytes, rows, total, count, to])
+
+    def _count(self, k0: Val) -> Val:
+        """How many k the piece that begins at k0 has."""
+        return self.fn.smin(self.fn.sub(self.k, k0), i64(self.blocking.k_block))
+
+    def _steps(self, variant: Variant, count: Val) -> Val:
+        step = variant.micro.step_k
+        return self.fn.udiv(self.fn.add(count, i64(step - 1)), i64(step))
+
+    # -- k in one piece -----------------------------------------------------------------------------------------
+    def _one_piece(self, block: _Block) -> None:
+        fn, micro = self.fn, block.variant.micro
+        steps = self._steps(block.variant, self.k)
+        turn = self.blocking.turn_bytes(block.variant)
+
+        def panel(p: Val, at: list[Val]) -> list[Val]:
+            def tile(i: Val, at: list[Val]) -> list[Val]:
+                out = fn.gep(self.tiles, at[0])
+                self._tile(block, self._first(block), block.a, i, steps, out, p, i64(0))
+                self._finish(block, out, i, p)
+                return [fn.sub(i64(turn), at[0])]
+
+            return fn.loop(i64(0), block.rows, micro.mr, at, tile)
+
+        fn.loop(self.p0, self.p1, micro.panels, [i64(0)], panel)
+
+    @staticmethod
+    def _first(block: _Block) -> Start:
+        return Start.SUMS if block.variant.micro.sums_factor else Start.ZERO
+
+    # -- k in pieces --------------------------------------------------------------------------------------------
+    def _group(self, block: _Block, first: Val) -> list[Val]:
+        """All pieces of k for the panels from `first` on."""
+        fn, pieces = self.fn, self.blocking.pieces
+        last = fn.smin(fn.add(first, i64(self.blocking.panel_block)), self.p1)
+
+        def finish(p: Val, i: Val, out: Val) -> None:
+            self._finish(block, out, i, p)
+
+        if pieces is None:
+            # How many pieces there are is not known: a tile of no steps stores what the accumulators start with.
+            self._each(block, first, last, lambda p, i, out: self._tile(block, self._first(block), self.rows_scratch, i, i64(0), out, p, i64(0)))
+            fn.loop(i64(0), self.k, self.blocking.k_block, [], lambda k0, _: self._piece(block, first, last, k0, Start.OUT))
+            self._each(block, first, last, finish)
+            return []
+        end = i64((pieces - 1) * self.blocking.k_block)
+        self._piece(block, first, last, i64(0), self._first(block))
+        fn.loop(i64(self.blocking.k_block), end, self.blocking.k_block, [], lambda k0, _: self._piece(block, first, last, k0, Start.OUT))
+        self._piece(block, first, last, end, Start.OUT, finish)
+        return []
+
+    def _piece(self, block: _Block, first: Val, last: Val, k0: Val, kind: Start, then: EachTile | None = None) -> list[Val]:
+        fn, variant, micro = self.fn, block.variant, block.variant.micro
+        count = self._count(k0)
+        if self.blocking.pack_late(variant):
+            self._pack(variant, fn.gep(block.a, fn.mul(k0, self.col_bytes)), block.rows, count, self.rows_scratch)
+            a = self.rows_scratch
+        else:
+            a = fn.gep(block.a, fn.mul(fn.udiv(k0, i64(self.blocking.k_block)), block.piece))
+        steps = self._steps(variant, count)
+        skip = fn.mul(k0, i64(micro.packing.nr * micro.rhs.bytes))
+
+        def act(p: Val, i: Val, out: Val) -> None:
+            self._tile(block, kind, a, i, steps, out, p, skip)
+            if then is not None:
+                then(p, i, out)
+
+        self._each(block, first, last, act)
+        return []
+
+    def _each(self, block: _Block, first: Val, last: Val, act: EachTile) -> None:
+        """act(panel, row of the block, its tile in scratch) for all tiles of a group of panels."""
+        fn, micro = self.fn, block.variant.micro
+        across = self.blocking.panel_block // micro.panels
+        turn = self.blocking.turn_bytes(block.variant)
+
+        def panel(p: Val, _: list[Val]) -> list[Val]:
+            column = fn.udiv(fn.sub(p, first), i64(micro.panels))
+
+            def tile(i: Val, _: list[Val]) -> list[Val]:
+                number = fn.add(fn.mul(fn.udiv(i, i64(micro.mr)), i64(across)), column)
+                act(p, i, fn.gep(self.tiles, fn.mul(number, i64(turn))))
+                return []
+
+            fn.loop(i64(0), block.rows, micro.mr, [], tile)
+            return []
+
+        fn.loop(first, last, micro.panels, [], panel)
+
+    # -- tiles --------------------------------------------------------------------------------------------------
+    def _tile(self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, skip: Val) -> None:
+        """Calls the function of a tile: rows from i on of the piece at a, panels p, p + 1, ...; those beyond the end repeat the last one."""
+        fn, slots, spec, variant, micro = self.fn, self.slots, self.spec, block.variant, block.variant.micro
+        if micro.layout.grouped:
+            depth = fn.mul(steps, i64(micro.step_k * micro.layout.element.bits // 8))
+            rows = fn.gep(a, fn.mul(i, depth))
+        else:
+            rows = fn.gep(a, fn.mul(i, block.pitch))
+        last = fn.sub(slots.dim(self.packing.panels(spec.n)), i64(1))
+        numbers = [p, *(fn.smin(fn.add(p, i64(j)), last) for j in range(1, micro.panels))]
+        panel_bytes = slots.dim(self.packing.panel_bytes(spec.k, spec.rhs))
+        pointers = [fn.gep(fn.gep(self.rhs, fn.mul(number, panel_bytes)), skip) for number in numbers]
+        if kind is Start.SUMS:
+            sums = fn.gep(self.rhs, slots.dim(self.packing.sums_offset(spec.n, spec.k, spec.rhs)))
+            pointers += [fn.gep(sums, number, scale=4 * self.packing.nr) for number in numbers]
+        known = None if variant.direct else variant.pitch
+        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, known, variant.rows > micro.mr)
+        fn.call(name, VOID, [rows, block.pitch, out, steps, *pointers])
+
+    def _finish(self, block: _Block, out: Val, i: Val, p: Val) -> None:
+        """The epilogue of a finished tile, over its valid rows and those columns that are this call's, block by block."""
+        fn, micro, width = self.fn, block.variant.micro, self.blocking.out_pitch
+        first = fn.mul(p, i64(self.packing.nr))
+        end = fn.smin(self.slots.dim(self.spec.n), fn.mul(self.p1, i64(self.packing.nr)))
+        end = fn.smin(end, fn.add(first, i64(micro.nr)))
+        result_row = fn.add(self.row_base, fn.add(block.row, i))
+        rows = fn.smin(i64(micro.mr), fn.sub(block.rows, i))
+
+        def columns(col: Val, at: list[Val]) -> list[Val]:
+            cols = fn.smin(i64(width), fn.sub(end, col))
+            fn.call(f"{self.name}.epilogue", VOID, [fn.args[0], at[0], result_row, rows, col, cols])
+            return [fn.gep(at[0], i64(4 * micro.mr * width))]
+
+        fn.loop(first, end, width, [out], columns)

@@ -1,0 +1,149 @@
+"""Generated functions that copy a block of rows of the lhs into scratch memory, in the form that a micro-kernel reads.
+
+    void name(ptr source, i64 row_bytes, i64 col_bytes, i64 valid, i64 total, i64 count, ptr target)
+
+`source` points to the first element of the block, `count` is the number of k, `total` a multiple of mr. Rows from `valid` on repeat the
+last valid one: whatever a tile computes beyond the end is thrown away, but nothing beyond the end is read. The scratch is padded with
+zeros to whole steps of k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..cpu_codegen.builder import F16, F32, I8, I16, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
+from ..graph.types import DType
+from ..platforms.target import Target
+from .micro import MicroKernel
+from .transpose import transposed
+
+Convert = Callable[[Function, Val], Val]
+
+
+def memory_type(dtype: DType) -> Ty:
+    """The type to move elements with: bf16 as 16-bit integers."""
+    return {"f32": F32, "bf16": I16, "f16": F16, "i8": I8, "u8": I8}[dtype.name]
+
+
+def emit_pack_lhs(module: Module, target: Target, micro: MicroKernel, pitch: int, contiguous: bool) -> str:
+    """Adds the function and returns its name. pitch: bytes from row to row of the scratch. contiguous: col_bytes is the element size."""
+    grouped = micro.layout.grouped
+    shape = f"groups{micro.mr}x{micro.step_k}" if grouped else f"rows{pitch}x{micro.step_k}"
+    name = f"pack_lhs.{micro.isa}.{micro.lhs}.{shape}" + ("" if contiguous else ".strided")
+    if name not in module.functions:
+        fn = Function(module, name, VOID, [PTR, I64, I64, I64, I64, I64, PTR], internal=True)
+        if grouped:
+            _groups(fn, micro, contiguous)
+        else:
+            _rows(fn, target, micro, pitch, contiguous)
+        fn.ret()
+        fn.finish()
+    return name
+
+
+def padded(fn: Function, count: Val, step: int) -> Val:
+    """count rounded up to whole steps."""
+    return fn.mul(fn.udiv(fn.add(count, i64(step - 1)), i64(step)), i64(step))
+
+
+def copy_elements(fn: Function, micro: MicroKernel, source: Val, target: Val, count: Val, lanes: tuple[int, ...], col_bytes: Val | None) -> None:
+    """Copies and converts `count` elements in pieces of `lanes`, then fills up with zeros to whole steps. col_bytes None: contiguous."""
+    element = memory_type(micro.lhs)
+    done: Val = i64(0)
+    for width in lanes if col_bytes is None else (0,):
+        size = max(1, width)
+        stop = fn.mul(fn.udiv(count, i64(size)), i64(size))
+
+        def piece(index: Val, _: list[Val], width: int = width) -> list[Val]:
+            at = fn.gep(source, index, element) if col_bytes is None else fn.gep(source, fn.mul(index, col_bytes))
+            value = micro.convert(fn, fn.load(element.vec(width), at))
+            fn.store(value, fn.gep(target, index, micro.layout.element))
+            return []
+
+        fn.loop(done, stop, size, [], piece)
+        done = stop
+
+    def zero(index: Val, _: list[Val]) -> list[Val]:
+        fn.store(const(micro.layout.element, 0), fn.gep(target, index, micro.layout.element))
+        return []
+
+    fn.loop(count, padded(fn, count, micro.step_k), 1, [], zero)
+
+
+def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguous: bool) -> None:
+    source, row_bytes, col_bytes, valid, total, count, scratch = fn.args
+    full = target.lanes(max(micro.layout.element.bits, micro.lhs.bits))
+    last = fn.sub(valid, i64(1))
+
+    def row(index: Val, _: list[Val]) -> list[Val]:
+        start = fn.gep(source, fn.mul(fn.smin(index, last), row_bytes))
+        to = fn.gep(scratch, index, scale=pitch)
+        copy_elements(fn, micro, start, to, count, (full, full // 4, 0), None if contiguous else col_bytes)
+        return []
+
+    fn.loop(i64(0), total, 1, [], row)
+
+
+def _groups(fn: Function, micro: MicroKernel, contiguous: bool) -> None:
+    """[k / kr][mr][kr] for each mr rows: whole 16-byte squares by transposition in registers, the rest element by element."""
+    source, row_bytes, col_bytes, valid, total, count, scratch = fn.args
+    block_bytes = fn.mul(padded(fn, count, micro.step_k), i64(micro.mr * micro.layout.element.bits // 8))
+    last = fn.sub(valid, i64(1))
+
+    def block(first: Val, at: list[Val]) -> list[Val]:
+        rows = [fn.gep(source, fn.mul(fn.smin(fn.add(first, i64(r)), last), row_bytes)) for r in range(micro.mr)]
+        groups = GroupCopy(fn, memory_type(micro.lhs), micro.layout.element, micro.packing.kr, micro.mr, micro.convert)
+        done = groups.squares(rows, at[0], count) if contiguous else i64(0)
+        groups.rest(rows, at[0], done, count, padded(fn, count, micro.step_k), None if contiguous else col_bytes)
+        return [fn.gep(at[0], block_bytes)]
+
+    fn.loop(i64(0), total, micro.mr, [scratch], block)
+
+
+class GroupCopy:
+    """Copies `rows` rows into [k / kr][rows][kr], for both operands; `convert` turns elements of `source` into elements of `element`."""
+
+    def __init__(self, fn: Function, source: Ty, element: Ty, kr: int, rows: int, convert: Convert) -> None:
+        self.fn, self.source, self.element, self.kr, self.rows, self.convert = fn, source, element, kr, rows, convert
+        self.unit = Ty(f"i{kr * element.bits}")
+        self.side = 128 // self.unit.bits
+        self.group_bytes = rows * kr * element.bits // 8
+
+    def squares(self, rows: list[Val], target: Val, count: Val) -> Val:
+        """Copies whole squares of `side` rows by `side` groups; returns how many k are done."""
+        fn, side, size = self.fn, self.side, self.kr * self.side
+        stop = fn.mul(fn.udiv(count, i64(size)), i64(size))
+
+        def square(index: Val, _: list[Val]) -> list[Val]:
+            to = fn.gep(target, fn.udiv(index, i64(self.kr)), scale=self.group_bytes)
+            for first in range(0, self.rows, side):
+                lines = [fn.load(self.source.vec(size), fn.gep(row, index, self.source)) for row in rows[first : first + side]]
+                units = [fn.convert("bitcast", self.convert(fn, line), self.unit.vec(side)) for line in lines]
+                for k, value in enumerate(transposed(fn, units)):
+                    fn.store(value, fn.gep(to, i64(k * self.group_bytes + first * self.unit.bits // 8)), 1)
+            return []
+
+        fn.loop(i64(0), stop, size, [], square)
+        return stop
+
+    def rest(self, rows: list[Val], target: Val, done: Val, count: Val, end: Val, col_bytes: Val | None) -> None:
+        """Copies k from `done` to `count` one by one, then zeros up to `end`. col_bytes None: contiguous."""
+        fn = self.fn
+
+        def place(index: Val, row: int) -> Val:
+            group = fn.gep(target, fn.udiv(index, i64(self.kr)), scale=self.group_bytes)
+            return fn.gep(fn.gep(group, i64(row * self.kr * self.element.bits // 8)), fn.urem(index, i64(self.kr)), self.element)
+
+        def copy(index: Val, _: list[Val]) -> list[Val]:
+            for r, row in enumerate(rows):
+                at = fn.gep(row, index, self.source) if col_bytes is None else fn.gep(row, fn.mul(index, col_bytes))
+                fn.store(self.convert(fn, fn.load(self.source, at)), place(index, r))
+            return []
+
+        def zero(index: Val, _: list[Val]) -> list[Val]:
+            for r in range(self.rows):
+                fn.store(const(self.element, 0), place(index, r))
+            return []
+
+        fn.loop(done, count, 1, [], copy)
+        fn.loop(count, end, 1, [], zero)

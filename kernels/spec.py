@@ -1,0 +1,122 @@
+"""What a matrix product is asked to be, how its right operand is packed, and what the generator gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..cpu_codegen.contract import KernelCode
+from ..diagnostics.errors import InvalidGraph, Unsupported
+from ..graph.dims import Dim, ceildiv, symbol
+from ..graph.types import DType, bf16, f16, f32, i8, i32, u8
+from ..stitch.loops import Body
+
+BATCH: Dim = symbol("b")
+"""The batch index inside `Strides.batch`."""
+
+_OPERANDS = ((f32, f32), (bf16, bf16), (f16, f16), (i8, i8), (u8, i8))
+
+
+@dataclass(frozen=True)
+class Strides:
+    """Element (b, i, j) of a stack of matrices lies `batch + i * row + j * col` elements from the start of its buffer.
+
+    batch: an expression of `BATCH`, so that a batch made of several dimensions (samples and heads) needs no copy.
+    """
+
+    batch: Dim
+    row: Dim
+    col: Dim = 1
+
+
+def dense(rows: Dim, cols: Dim) -> Strides:
+    """Strides of row-major [batch, rows, cols]."""
+    return Strides(BATCH * rows * cols, cols)
+
+
+@dataclass(frozen=True)
+class GemmSpec:
+    """acc[b, i, j] = sum over t of lhs[b, i, t] * rhs[b, j, t], then the epilogue at every (r, c) = (b * m + i, j).
+
+    lhs [batch, m, k], rhs [batch, n, k] (the layout of a Linear weight): f32 x f32, bf16 x bf16, f16 x f16, i8 x i8 or u8 x i8;
+    Unsupported for others. The accumulator is i32 for integers, exact for k < 65536, and f32 for floats. constant_rhs: one [n, k] weight for every b, packed once by `pack_rhs`;
+    n and k are ints then. Otherwise `rhs_strides` says where it lies, and a native kernel packs it in each call.
+    epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
+    """
+
+    lhs: DType
+    rhs: DType
+    m: Dim
+    n: Dim
+    k: Dim
+    lhs_strides: Strides
+    epilogue: Body
+    batch: Dim = 1
+    constant_rhs: bool = True
+    rhs_strides: Strides | None = None
+    params: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dtypes not in _OPERANDS:
+            raise Unsupported(f"no matrix product of {self.lhs} and {self.rhs}", hint="cast both to float32")
+        if self.constant_rhs and not (isinstance(self.n, int) and isinstance(self.k, int)):
+            raise InvalidGraph(f"a constant weight of {self.n} x {self.k} has no fixed size", "contraction")
+        if not self.constant_rhs and self.rhs_strides is None:
+            raise InvalidGraph("a dynamic rhs needs strides", "contraction")
+
+    @property
+    def acc(self) -> DType:
+        """Type of the accumulator."""
+        return f32 if self.lhs.is_float else i32
+
+    @property
+    def dtypes(self) -> tuple[DType, DType]:
+        return self.lhs, self.rhs
+
+
+@dataclass(frozen=True)
+class Packing:
+    """[ceil(n / nr)][k_padded / kr][nr][kr]: panels of nr columns, in each of them groups of kr neighbours along k. Zero-padded.
+
+    pad: k is padded to a multiple of it (a multiple of kr). Packed i8 ends with the sums of all columns, i32 [ceil(n / nr) * nr].
+    """
+
+    nr: int
+    kr: int
+    pad: int
+
+    def panels(self, n: Dim) -> Dim:
+        return ceildiv(n, self.nr)
+
+    def k_padded(self, k: Dim) -> Dim:
+        return ceildiv(k, self.pad) * self.pad
+
+    def panel_bytes(self, k: Dim, dtype: DType) -> Dim:
+        return self.k_padded(k) * (self.nr * dtype.bytes)
+
+    def sums_offset(self, n: Dim, k: Dim, dtype: DType) -> Dim:
+        """Where the column sums begin, in bytes."""
+        return self.panels(n) * self.panel_bytes(k, dtype)
+
+    def bytes(self, n: Dim, k: Dim, dtype: DType) -> Dim:
+        """Size of one packed [n, k] matrix, a multiple of 64."""
+        sums = self.panels(n) * (self.nr * 4) if dtype == i8 else 0
+        return ceildiv(self.sums_offset(n, k, dtype) + sums, 64) * 64
+
+
+@dataclass(frozen=True)
+class GemmCode:
+    """The generated functions of one product.
+
+    rows: its domain cuts the rows of the result. columns: the same product, its domain cuts the column panels; for few rows and many
+    threads. Operands of both: lhs, packed rhs, then the buffers of the epilogue.
+    pack: makes the packed rhs of a dynamic rhs (operands: rhs, packed), None for constants. packed_bytes: size of the packed operand.
+    packing: None when the kernel reads the plain row-major [n, k] weight. workspace_bytes: size of one more operand, after all others,
+    whose content means nothing between calls; 0: there is none.
+    """
+
+    rows: KernelCode
+    columns: KernelCode | None
+    packing: Packing | None
+    pack: KernelCode | None
+    packed_bytes: Dim
+    workspace_bytes: Dim = 0

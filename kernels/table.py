@@ -1,0 +1,170 @@
+"""The kernel table: which code computes a matrix product on a target, and why not the rows before it.
+
+Rows are tried in order, the fastest first; the last one always accepts. Tests and benchmarks go through the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..cpu_codegen.builder import Module
+from ..graph.dims import bounds, evaluate
+from ..graph.types import DType, bf16, f32, i8, u8
+from ..platforms.target import Target
+from . import amx, gemm, mkl, neon, packing, reference, x86_vector
+from .micro import MicroKernel
+from .spec import GemmCode, GemmSpec
+
+FEW_ROWS = 4
+Micros = tuple[MicroKernel, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One row.
+
+    name: by the grammar of `docs/add_a_kernel.md`. when: None, or the reason why the row does not apply. pack: the packed form of a
+    constant weight [n, k]. emit: adds the functions to a module under a given name. rate: products of the lhs and rhs types a
+    core makes in a cycle at best; 0: unknown. micros: the tiles, empty for vendor rows.
+    """
+
+    name: str
+    when: Callable[[Target, GemmSpec], str | None]
+    pack: Callable[[torch.Tensor], torch.Tensor]
+    emit: Callable[[Module, Target, GemmSpec, str], GemmCode]
+    rate: float
+    micros: Micros = ()
+
+    def cost(self, spec: GemmSpec, sizes: Mapping[str, int]) -> float:
+        """Cycles of one core at the row's best rate; `sizes` gives the symbols of the dimensions."""
+        work = evaluate(spec.batch * spec.m * spec.n * spec.k, sizes)
+        return work / self.rate if self.rate else float("inf")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The row that computes a product, and the rows before it with the reasons why they do not."""
+
+    kernel: Kernel
+    refusals: tuple[tuple[str, str], ...]
+
+
+def select(target: Target, spec: GemmSpec) -> Selection:
+    """Returns the first row that accepts `spec` on `target`."""
+    refusals = []
+    for kernel in TABLE:
+        reason = kernel.when(target, spec)
+        if reason is None:
+            return Selection(kernel, tuple(refusals))
+        refusals.append((kernel.name, reason))
+    raise AssertionError("the last row accepts everything")
+
+
+def operands(lhs: DType, rhs: DType, spec: GemmSpec) -> str | None:
+    """Why a row for these operand types does not apply to `spec`."""
+    return None if spec.dtypes == (lhs, rhs) else f"computes {lhs} x {rhs}, not {spec.lhs} x {spec.rhs}"
+
+
+def lacks(target: Target, features: tuple[str, ...]) -> str | None:
+    """Why a row that needs these features does not apply to `target`."""
+    missing = [name for name in features if not target.has(name)]
+    return f"{target.name} lacks {', '.join(missing)}" if missing else None
+
+
+def few_rows(spec: GemmSpec) -> bool:
+    """Whether the result never has more rows than the small tiles."""
+    most = bounds(spec.m)[1]
+    return most is not None and most <= FEW_ROWS
+
+
+def _row(micros: Micros, features: tuple[str, ...], rate: float, unless: tuple[str, str] = ("", "")) -> Kernel:
+    """A generated row. unless: a feature with which it does not apply, and why."""
+    first = micros[0]
+
+    def when(target: Target, spec: GemmSpec) -> str | None:
+        reason = operands(first.lhs, first.rhs, spec) or lacks(target, features)
+        return reason or (unless[1] if unless[0] and target.has(unless[0]) else None)
+
+    return Kernel(first.name, when, _packer(micros), _emitter(micros), rate, micros)
+
+
+def _small(micros: Micros, features: tuple[str, ...], rate: float) -> Kernel:
+    """The row of the small tiles of a family, for products that never have many rows."""
+    rest = micros[1:]
+
+    def when(target: Target, spec: GemmSpec) -> str | None:
+        reason = operands(rest[0].lhs, rest[0].rhs, spec) or lacks(target, features)
+        return reason or (None if few_rows(spec) else f"is for at most {FEW_ROWS} rows, here there may be more")
+
+    return Kernel(rest[0].name, when, _packer(rest), _emitter(rest), rate, rest)
+
+
+def _packer(micros: Micros) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda weight: packing.pack_rhs(weight, micros[0].packing)
+
+
+def _emitter(micros: Micros) -> Callable[[Module, Target, GemmSpec, str], GemmCode]:
+    return lambda module, target, spec, name: gemm.emit(module, target, spec, micros, name)
+
+
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+_AVX2 = ("avx2", "fma")
+_HALF_RATE = "its products are half as fast as widened ones where there is AMX (measured: 109 against 217 GFLOPS)"
+
+
+def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
+    """The rows for an 8-bit lhs."""
+    x, a = x86_vector, neon
+    return (
+        _small(x.vnni(lhs, 16), ("avx512_vnni",), 128),
+        _row(amx.amx(lhs, i8), ("amx_int8", "avx512_vnni"), 1024),
+        _row(x.vnni(lhs, 16), ("avx512_vnni",), 128),
+        _row(x.vnni(lhs, 8), ("avx_vnni",), 64),
+        _small(x.madd(lhs, 16), _AVX512, 32),
+        _row(x.madd(lhs, 16), _AVX512, 32),
+        _small(x.madd(lhs, 8), _AVX2, 16),
+        _row(x.madd(lhs, 8), _AVX2, 16),
+        _small(a.smmla(lhs), ("i8mm",), 32),
+        _row(a.smmla(lhs), ("i8mm",), 64),
+        _small(a.sdot(lhs), ("dotprod",), 32),
+        _row(a.sdot(lhs), ("dotprod",), 32),
+    )
+
+
+_BF16 = (
+    _small(x86_vector.widen(16), _AVX512, 32),
+    _row(amx.amx(bf16, bf16), ("amx_bf16", *_AVX512), 512),
+    _row(x86_vector.dot_bf16(), ("avx512_bf16",), 64, ("amx_tile", _HALF_RATE)),
+    _row(x86_vector.widen(16), _AVX512, 32),
+    _small(x86_vector.widen(8), _AVX2, 16),
+    _row(x86_vector.widen(8), _AVX2, 16),
+    _small(neon.bfmmla(), ("bf16",), 16),
+    _row(neon.bfmmla(), ("bf16",), 32),
+    _row(neon.fmla_bf16(), ("neon",), 8),
+)
+_F32 = (
+    _small(x86_vector.fma(16), _AVX512, 32),
+    mkl_row := Kernel(mkl.NAME, mkl.when, mkl.pack, mkl.emit, 32),
+    _row(x86_vector.fma(16), _AVX512, 32),
+    _small(x86_vector.fma(8), _AVX2, 16),
+    _row(x86_vector.fma(8), _AVX2, 16),
+    _row(neon.fmla(), ("neon",), 8),
+)
+
+
+def _reference() -> Kernel:
+    """Accepts everything: its tiles are made for the types of the product."""
+
+    def emit(module: Module, target: Target, spec: GemmSpec, name: str) -> GemmCode:
+        return gemm.emit(module, target, spec, reference.plain(spec.lhs, spec.rhs), name)
+
+    def pack(weight: torch.Tensor) -> torch.Tensor:
+        return packing.pack_rhs(weight, reference.PACK_PLAIN)
+
+    return Kernel("reference", lambda target, spec: None, pack, emit, 2)
+
+
+TABLE: tuple[Kernel, ...] = (*_eight_bit(i8), *_eight_bit(u8), *_BF16, *_F32, _reference())

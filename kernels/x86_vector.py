@@ -1,0 +1,182 @@
+"""Micro-kernels of x86-64 on vectors: AVX-512 and AVX2.
+
+All of them keep the packed lhs in rows and broadcast from it. Integer products are exact: VPDPBUSD takes an unsigned lhs, so a signed
+one is shifted by 128 while it is packed, and the accumulators start at -128 times the column sums; VPMADDWD works on 16-bit
+operands, where pairs of 8-bit products cannot overflow. VPMADDUBSW, which saturates, is used nowhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..cpu_codegen.builder import BF16, F32, I8, I16, I32, Function, Val, const
+from ..graph.types import DType, bf16, f32, i8
+from .micro import Lhs, Tile, VectorMicro, offset
+from .spec import Packing
+
+PACK_F32 = Packing(16, 1, 1)
+PACK_QUADS = Packing(16, 4, 64)
+PACK_PAIRS_I8 = Packing(16, 2, 2)
+PACK_PAIRS_BF16 = Packing(16, 2, 32)
+
+
+@dataclass(frozen=True)
+class FmaMicro(VectorMicro):
+    """f32: one fused multiply-add for each row and vector."""
+
+    @property
+    def isa(self) -> str:  # type: ignore[override]
+        return "avx512" if self.lanes == 16 else "avx2"
+
+    @property
+    def layout(self) -> Lhs:
+        return Lhs(F32)
+
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int, rows: range) -> list[Val]:
+        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, F32, part, rows)]
+
+    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
+        return fn.load(F32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
+
+    def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
+        return fn.fma(a, b, acc)
+
+    @property
+    def shared_rows(self) -> int:
+        """With AVX-512 a product takes a broadcast from memory as its operand, which saves an instruction. Two loads a cycle allow it for
+        9 of 14 rows; fewer instructions matter most where another hardware thread shares the core."""
+        import os
+        return int(os.environ.get("SH","5")) if self.lanes == 16 and self.mr == 14 else self.mr
+
+
+@dataclass(frozen=True)
+class WidenMicro(FmaMicro):
+    """bf16 through f32: rows are packed as f32, the two halves of a pair of the rhs are widened by a shift and by a mask."""
+
+    parts = 2
+
+    @property
+    def shared_rows(self) -> int:
+        return self.mr
+
+    @property
+    def isa(self) -> str:  # type: ignore[override]
+        return "avx512widen" if self.lanes == 16 else "avx2widen"
+
+    def convert(self, fn: Function, value: Val) -> Val:
+        wide = fn.convert("zext", value, value.ty.of("i32"))
+        return fn.convert("bitcast", fn.shl(wide, const(wide.ty, 16)), wide.ty.of("float"))
+
+    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
+        pair = fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
+        half = fn.shl(pair, const(pair.ty, 16)) if part == 0 else fn.and_(pair, const(pair.ty, -65536))
+        return fn.convert("bitcast", half, F32.vec(self.lanes))
+
+
+@dataclass(frozen=True)
+class DotBf16Micro(VectorMicro):
+    """bf16 with VDPBF16PS: pairs of products are added to f32 accumulators; denormals count as zero."""
+
+    isa = "avx512bf16"
+
+    @property
+    def layout(self) -> Lhs:
+        return Lhs(I16)
+
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int, rows: range) -> list[Val]:
+        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, I32, part, rows)]
+
+    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
+        return fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
+
+    def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
+        pairs = BF16.vec(2 * self.lanes)
+        operands = [acc, fn.convert("bitcast", a, pairs), fn.convert("bitcast", b, pairs)]
+        return fn.call(f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}", acc.ty, operands)
+
+
+@dataclass(frozen=True)
+class VnniMicro(VectorMicro):
+    """8-bit with VPDPBUSD: four products of an unsigned lhs and a signed rhs are added to each accumulator."""
+
+    @property
+    def isa(self) -> str:  # type: ignore[override]
+        return "avx512vnni" if self.lanes == 16 else "avxvnni"
+
+    @property
+    def layout(self) -> Lhs:
+        return Lhs(I8)
+
+    @property
+    def sums_factor(self) -> int:
+        return -128 if self.lhs == i8 else 0
+
+    def convert(self, fn: Function, value: Val) -> Val:
+        return fn.xor(value, const(value.ty, -128)) if self.lhs == i8 else value
+
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int, rows: range) -> list[Val]:
+        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, I32, part, rows)]
+
+    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
+        return fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
+
+    def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
+        return fn.call(f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}", acc.ty, [acc, a, b])
+
+
+@dataclass(frozen=True)
+class MaddMicro(VectorMicro):
+    """8-bit with VPMADDWD: rows are packed as 16 bits, pairs of the rhs are widened on load."""
+
+    @property
+    def isa(self) -> str:  # type: ignore[override]
+        return "avx512madd" if self.lanes == 16 else "avx2madd"
+
+    @property
+    def layout(self) -> Lhs:
+        return Lhs(I16)
+
+    def convert(self, fn: Function, value: Val) -> Val:
+        return fn.convert("sext" if self.lhs == i8 else "zext", value, value.ty.of("i16"))
+
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int, rows: range) -> list[Val]:
+        scalars = self.row_scalars(fn, tile, index, I32, part, rows)
+        return [fn.convert("bitcast", fn.splat(value, self.lanes), I16.vec(2 * self.lanes)) for value in scalars]
+
+    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
+        narrow = fn.load(I8.vec(2 * self.lanes), offset(fn, group, 2 * self.lanes * vector))
+        return fn.convert("sext", narrow, I16.vec(2 * self.lanes))
+
+    def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
+        name = "llvm.x86.avx512.pmaddw.d.512" if self.lanes == 16 else "llvm.x86.avx2.pmadd.wd"
+        return fn.add(acc, fn.call(name, acc.ty, [a, b]))
+
+
+# Rows and panels of the register tiles. 32 registers: 28 accumulators, the vectors of the rhs and a broadcast. 16 registers: 12.
+_WIDE = ((14, 2), (4, 4), (1, 4))
+_NARROW = ((6, 1), (1, 4))
+
+
+def fma(lanes: int) -> tuple[VectorMicro, ...]:
+    """The f32 tiles for vectors of 16 (AVX-512) or 8 (AVX2) elements, most rows first."""
+    return tuple(FmaMicro(mr, panels, PACK_F32, f32, f32, lanes) for mr, panels in (_WIDE if lanes == 16 else _NARROW))
+
+
+def widen(lanes: int) -> tuple[VectorMicro, ...]:
+    """The bf16 tiles that compute in f32. With AVX-512 they share the packing of AMX."""
+    return tuple(WidenMicro(mr, panels, PACK_PAIRS_BF16, bf16, bf16, lanes) for mr, panels in (_WIDE if lanes == 16 else _NARROW))
+
+
+def dot_bf16() -> tuple[VectorMicro, ...]:
+    """The bf16 tiles of VDPBF16PS."""
+    return tuple(DotBf16Micro(mr, panels, PACK_PAIRS_BF16, bf16, bf16) for mr, panels in _WIDE)
+
+
+def vnni(lhs: DType, lanes: int) -> tuple[VectorMicro, ...]:
+    """The 8-bit tiles of VPDPBUSD. They share the packing of AMX."""
+    return tuple(VnniMicro(mr, panels, PACK_QUADS, lhs, i8, lanes) for mr, panels in (_WIDE if lanes == 16 else _NARROW))
+
+
+def madd(lhs: DType, lanes: int) -> tuple[VectorMicro, ...]:
+    """The 8-bit tiles of VPMADDWD."""
+    return tuple(MaddMicro(mr, panels, PACK_PAIRS_I8, lhs, i8, lanes) for mr, panels in (_WIDE if lanes == 16 else _NARROW))

@@ -1,0 +1,109 @@
+"""A target machine as a value.
+
+Code is generated for a `Target`, never for "this machine", so that AArch64 code is made and inspected on x86 and the other way round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..diagnostics.errors import InputError
+from .features import ARM, FEATURES, X86, Feature, closed
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine to generate code for.
+
+    name: ours, as in the catalogue, or "host". triple, cpu: LLVM's. features: our names, see `features.py`; the set must hold what
+    its members require. vector_bits: width of the vectors to use. registers: how many vector registers there are.
+    l1d, l2: bytes of one core. l3: bytes, shared; 0 when there is none or it is unknown. cache_line: bytes.
+    """
+
+    name: str
+    triple: str
+    cpu: str
+    features: frozenset[str]
+    vector_bits: int
+    registers: int
+    l1d: int
+    l2: int
+    l3: int
+    cache_line: int = 64
+
+    def __post_init__(self) -> None:
+        unknown = self.features - FEATURES.keys()
+        if unknown:
+            raise InputError(f"target {self.name!r} has unknown features {sorted(unknown)}", hint="features.py lists the known ones")
+        foreign = sorted(name for name in self.features if FEATURES[name].arch != self.arch)
+        if foreign:
+            raise InputError(f"target {self.name!r} is {self.arch} but has the features {foreign} of another architecture")
+        lacking = sorted(self.features - closed(self.features))
+        if lacking:
+            needs = "; ".join(f"{name} needs {', '.join(FEATURES[name].requires)}" for name in lacking)
+            raise InputError(f"target {self.name!r} lacks what its features require: {needs}")
+
+    @cached_property
+    def arch(self) -> str:
+        """'x86_64' or 'aarch64'. Ask `has(...)` instead wherever a feature is what matters."""
+        first = self.triple.split("-", 1)[0]
+        arch = {"x86_64": X86, "aarch64": ARM, "arm64": ARM}.get(first)
+        if arch is None:
+            what = f"target {self.name!r}: no support for the architecture of {self.triple!r}"
+            raise InputError(what, hint="x86_64 and aarch64 are supported")
+        return arch
+
+    @cached_property
+    def known_features(self) -> tuple[Feature, ...]:
+        """Every feature that a machine of this architecture may have, present here or not."""
+        return tuple(row for row in FEATURES.values() if row.arch == self.arch)
+
+    def has(self, *features: str) -> bool:
+        """Returns whether all the named features are present. A name that no row of `features.py` has is an InputError, not False."""
+        for name in features:
+            if name not in FEATURES:
+                raise InputError(f"unknown feature {name!r}", hint=f"known: {', '.join(FEATURES)}")
+        return self.features.issuperset(features)
+
+    def lanes(self, bits: int) -> int:
+        """Returns how many elements of `bits` bits one vector holds."""
+        return self.vector_bits // bits
+
+    @cached_property
+    def masked_memory(self) -> bool:
+        """Whether loads and stores of any element width take a lane mask at full speed (AVX-512 mask registers).
+
+        AVX2 masks 32- and 64-bit elements only, and LLVM scalarizes masked NEON accesses: tails are done otherwise there.
+        """
+        return self.has("avx512bw", "avx512vl")
+
+    @cached_property
+    def tiles(self) -> int:
+        """How many matrix tile registers there are: 8 with AMX, else 0."""
+        return 8 if self.has("amx_tile") else 0
+
+    @cached_property
+    def llvm_features(self) -> str:
+        """LLVM's feature string. Absent features are switched off by name, since `cpu` may imply them.
+
+        Wide vectors are asked for explicitly, so LLVM must not halve them: hence -prefer-256-bit.
+        """
+        off = [f"-{row.llvm}" for row in self.known_features if row.name not in self.features]
+        on = [f"+{row.llvm}" for row in self.known_features if row.name in self.features]
+        wide = ["-prefer-256-bit"] if self.has("avx512f") else []
+        # Off first: switching a feature off in LLVM also switches off what depends on it.
+        return ",".join(off + on + wide)
+
+    @cached_property
+    def key(self) -> str:
+        """Text that is equal for two targets exactly when the same code is generated for both; for cache keys. The name is not in it."""
+        sizes = f"{self.vector_bits}x{self.registers} {self.l1d}/{self.l2}/{self.l3}/{self.cache_line}"
+        return f"{self.triple} {self.cpu} {','.join(sorted(self.features))} {sizes}"
+
+    def why_not_on(self, machine: Target) -> str:
+        """Returns why code made for this target cannot run on `machine`, or an empty string when it can."""
+        if self.arch != machine.arch:
+            return f"{self.name} is {self.arch}, this machine is {machine.arch}"
+        missing = sorted(self.features - machine.features)
+        return f"this machine lacks {', '.join(missing)}" if missing else ""

@@ -1,0 +1,167 @@
+"""Runs calibration data through an exported program and observes the activations to quantize."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from ..diagnostics.errors import CalibrationError, InputError
+from .module import Gate
+from .observers import NonFinite, Observer
+from .placement import module_path, source_of
+from .program import Call, bind
+
+_LOOP = "calibration data"
+
+
+def numbered(batches: Iterable[Any], limit: int | None) -> Iterator[tuple[int, Any]]:
+    """(number from 1, batch), at most `limit`. Raises CalibrationError when `batches` is no iterable of batches or raises itself."""
+    if isinstance(batches, (torch.Tensor, Mapping, str, bytes)) or not isinstance(batches, Iterable):
+        raise CalibrationError(
+            f"calibration data is a {type(batches).__name__}, not an iterable of batches", _LOOP, "put it in a list: [batch, ...]"
+        )
+    iterator = iter(batches)
+    number = 0
+    while limit is None or number < limit:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise CalibrationError(
+                f"the calibration data raised {type(error).__name__} while producing batch {number + 1}: {error}", _LOOP,
+                "the cause is shown above",
+            ) from error
+        number += 1
+        yield number, batch
+
+
+def call_of(model: nn.Module, batch: Any, number: int) -> Call:
+    """The call that a batch stands for: a tensor is the only argument, a tuple or list is positional, a mapping is by name.
+
+    Raises CalibrationError when it does not fit the model's `forward`.
+    """
+    if isinstance(batch, torch.Tensor):
+        args, kwargs = (batch,), {}
+    elif isinstance(batch, (tuple, list)):
+        args, kwargs = tuple(batch), {}
+    elif isinstance(batch, Mapping):
+        args, kwargs = (), {str(name): value for name, value in batch.items()}
+    else:
+        raise CalibrationError(
+            f"batch {number} is a {type(batch).__name__}", _LOOP, "a batch is a tensor, a tuple of arguments, or a dict of named arguments"
+        )
+    signature = f"forward{inspect.signature(model.forward)}"
+    try:
+        call = bind(model, args, kwargs)
+    except TypeError as error:
+        hint = "leave out labels: quantize(model, (x for x, label in data))" if len(args) > 1 else "a dict names the arguments"
+        raise CalibrationError(f"batch {number} does not fit {signature}: {error}", _LOOP, hint) from None
+    if not call.tensors():
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in pytree.tree_leaves((args, kwargs))}))
+        raise CalibrationError(f"batch {number} holds no tensor, only {kinds or 'nothing'}", _LOOP, "torch.as_tensor converts arrays and lists")
+    return call
+
+
+class _Recorder(Interpreter):
+    """Runs a program and shows the named activations to their observers."""
+
+    def __init__(self, module: GraphModule, observers: Mapping[str, Observer]) -> None:
+        super().__init__(module)
+        self.observers = observers
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        observer = self.observers.get(n.name)
+        if observer is not None:
+            observer.observe(result)
+        return result
+
+
+class _FirstNonFinite(Interpreter):
+    """Runs a program and remembers the first operation whose result is not finite while all its operands are.
+
+    Minus infinity is the ordinary content of attention masks, so a place where infinity appears counts only where infinity, not
+    NaN, is what arrived at an activation to quantize.
+    """
+
+    def __init__(self, module: GraphModule, nan: bool) -> None:
+        super().__init__(module)
+        self.nan = nan
+        self.bad: set[Node] = set()
+        self.first: Node | None = None
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        if n.op != "output" and any(bool((t.isnan() if self.nan else ~t.isfinite()).any()) for t in tensors):
+            self.bad.add(n)
+            if self.first is None:
+                self.first = n
+        return result
+
+
+def observe(
+    module: GraphModule, gate: Gate, observers: Mapping[str, Observer], call: Call, number: int
+) -> None:
+    """Runs one batch. Raises CalibrationError when it does not fit, when the program fails on it, or when activations are not finite."""
+    try:
+        values = gate.arrange(call.args, call.kwargs)
+    except InputError as error:
+        raise CalibrationError(
+            f"batch {number} does not fit the program exported from the first batch: {error.what}", _LOOP,
+            "let the first batch be a typical one, with no size of 1 in a dimension that varies",
+        ) from error
+    recorder = _Recorder(module, observers)
+    try:
+        with torch.no_grad():
+            recorder.run(*values)
+    except NonFinite:
+        raise _explain_non_finite(module, gate, values, number) from None
+    except Exception as error:
+        raise CalibrationError(f"the model failed on batch {number}: {type(error).__name__}: {error}", _LOOP, "the cause is shown above") from error
+
+
+def _explain_non_finite(module: GraphModule, gate: Gate, values: list[Any], number: int) -> CalibrationError:
+    """Says which argument brought NaN or infinity, or which layer made it of finite values."""
+    for name, value in zip(gate.names, values, strict=True):
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                count = int((~leaf.isfinite()).sum())
+                kind = "NaN" if bool(leaf.isnan().any()) else "infinity"
+                return CalibrationError(
+                    f"batch {number}: argument {name!r} holds {kind} ({count} of {leaf.numel()} values are not finite)", _LOOP,
+                    "remove or repair that batch",
+                )
+    for nan in (True, False):
+        search = _FirstNonFinite(module, nan)
+        with torch.no_grad():
+            search.run(*values)
+        if search.first is not None:
+            break
+    node = search.first
+    assert node is not None
+    if node.op == "get_attr":
+        return CalibrationError(f"batch {number}: the model's own {node.target!r} holds NaN or infinity", _LOOP, "repair the model's weights")
+    layer = module_path(node) or "the model itself"
+    return CalibrationError(
+        f"batch {number}: the inputs are finite, and {node.name} in {layer} is the first to give {'NaN' if nan else 'infinity'}",
+        source_of(node), "check that layer and the magnitude of the data",
+    )
+
+
+def total(batches: object, limit: int | None) -> int | None:
+    """How many batches there will be, where that is known."""
+    if not isinstance(batches, Sized):
+        return limit
+    try:
+        count = len(batches)
+    except TypeError:  # a DataLoader over an iterable data set has __len__ and refuses it
+        return limit
+    return count if limit is None else min(count, limit)

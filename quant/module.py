@@ -1,0 +1,204 @@
+"""The module that `quantize` returns, and the gate in front of it.
+
+An exported graph is only right for inputs like those it was traced with: sizes that the model branches on are fixed in it, and so is
+every argument that is not a tensor. The gate accepts calls as the model's own `forward` does, and refuses the rest with a reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule
+from torch.fx.graph import PythonCode
+from torch.utils import _pytree as pytree
+
+from ..diagnostics.errors import InputError
+from .record import QuantRecord
+
+_GATE = "sashiko.gate"
+_RECORD = "sashiko.quant"
+_PLACE = "call of the quantized model"
+
+
+@dataclass(frozen=True)
+class FreeDim:
+    """A dimension that may vary; dimensions of the same symbol are equal. Sizes 0 and 1 are always within the range."""
+
+    symbol: str
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True)
+class TensorLeaf:
+    """A tensor argument: element type, and for each dimension its size or its freedom."""
+
+    dtype: torch.dtype
+    dims: tuple[int | FreeDim, ...]
+
+    def mismatch(self, value: object, sizes: dict[str, int]) -> str:
+        """Why `value` does not fit, or an empty string. `sizes` collects what the symbols stand for in this call."""
+        if not isinstance(value, torch.Tensor):
+            return f"is a {type(value).__name__}, not a tensor"
+        if value.dtype != self.dtype and (self.dtype.is_floating_point or value.dtype.is_floating_point or torch.bool in (value.dtype, self.dtype)):
+            return f"is {value.dtype}, and was {self.dtype} in calibration"
+        if value.dim() != len(self.dims):
+            return f"has {value.dim()} dimensions, and had {len(self.dims)} in calibration"
+        for axis, dim in enumerate(self.dims):
+            size = value.shape[axis]
+            if isinstance(dim, int):
+                if size != dim:
+                    return f"has size {size} in dimension {axis}, where the program is fixed to {dim}"
+            elif (dim.low > 2 and size < dim.low) or (dim.high is not None and size > dim.high):
+                return f"has size {size} in dimension {axis}, outside {dim.low}..{dim.high or 'any'} where the program is valid"
+            # Size 1 may stretch against any other, as in the model itself.
+            elif size != 1 and sizes.setdefault(dim.symbol, size) != size:
+                return f"has size {size} in dimension {axis}, which must equal another argument's {sizes[dim.symbol]}"
+        return ""
+
+
+@dataclass(frozen=True)
+class ConstantLeaf:
+    """An argument that is part of the program: number, string, None."""
+
+    value: object
+
+    def mismatch(self, value: object, sizes: dict[str, int]) -> str:
+        """Why `value` does not fit, or an empty string."""
+        if isinstance(value, torch.Tensor) or type(value) is not type(self.value) or value != self.value:
+            return f"is {value!r:.60}, and was {self.value!r} in calibration, which is part of the program"
+        return ""
+
+
+Leaf = TensorLeaf | ConstantLeaf
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How calls are bound and checked.
+
+    order: names that positional arguments bind to, in the order of the model's `forward`.
+    arguments: name and leaves of every argument of the graph, in the graph's order.
+    omitted: arguments of `forward` that calibration did not give, with their defaults; they may be given only as that default.
+    """
+
+    order: tuple[str, ...]
+    arguments: tuple[tuple[str, tuple[Leaf, ...]], ...]
+    omitted: tuple[tuple[str, object], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.arguments)
+
+    def signature(self) -> inspect.Signature:
+        """Of the quantized `forward`, without self. Names behind an omitted one can only be given by keyword."""
+        kinds = inspect.Parameter
+        expected = self.order[: len(self.names)]
+        parameters = [
+            kinds(n, kinds.POSITIONAL_OR_KEYWORD if self.names[: i + 1] == expected[: i + 1] else kinds.KEYWORD_ONLY)
+            for i, n in enumerate(self.names)
+        ]
+        return inspect.Signature(parameters)
+
+    def arrange(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The values in the graph's order. Raises InputError when a call does not fit the program."""
+        if len(args) > len(self.order):
+            raise InputError(f"{len(args)} positional arguments were given, at most {len(self.order)} fit", _PLACE, self._hint())
+        values = dict(kwargs)
+        for name, value in zip(self.order, args):  # noqa: B905 - shorter is right here
+            if name in values:
+                raise InputError(f"argument {name!r} was given twice", _PLACE, self._hint())
+            values[name] = value
+        for name, default in self.omitted:
+            if name in values and values[name] is default:
+                del values[name]
+        if len(values) != len(self.arguments) or any(name not in values for name in self.names):
+            missing = [n for n in self.names if n not in values]
+            extra = [n for n in values if n not in self.names]
+            what = f"missing: {', '.join(missing)}" if missing else f"unknown to the program: {', '.join(extra)}"
+            raise InputError(f"the arguments do not fit, {what}", _PLACE, self._hint())
+        sizes: dict[str, int] = {}
+        for name, leaves in self.arguments:
+            self._check(name, leaves, values[name], sizes)
+        return [values[name] for name in self.names]
+
+    def _check(self, name: str, leaves: tuple[Leaf, ...], value: Any, sizes: dict[str, int]) -> None:
+        given = [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+        if len(given) != len(leaves):
+            raise InputError(f"argument {name!r} holds {len(given)} values, and held {len(leaves)} in calibration", _PLACE, self._hint())
+        for leaf, part in zip(leaves, given, strict=True):
+            why = leaf.mismatch(part, sizes)
+            if why:
+                raise InputError(f"argument {name!r} {why}", _PLACE, "calibrate with inputs like those of later calls")
+
+    def _hint(self) -> str:
+        return f"the program was calibrated with ({', '.join(self.names)})"
+
+
+class QuantizedModule(GraphModule):
+    """A model in simulated int8: `quantized_decomposed` operators around float linears, int8 weights in buffers.
+
+    It is called as the model was, and has its own copy of every parameter. `record` says what was quantized.
+    """
+
+    @classmethod
+    def build(cls, attributes: Mapping[str, torch.Tensor], graph: Graph, gate: Gate, record: QuantRecord | None = None) -> QuantizedModule:
+        """attributes: every get_attr target of the graph."""
+        module = cls(dict(attributes), graph, "QuantizedModule")
+        module.meta[_GATE] = gate
+        module.meta[_RECORD] = record
+        module.eval()
+        module.recompile()
+        return module
+
+    @property
+    def gate(self) -> Gate:
+        gate = self.meta[_GATE]
+        assert isinstance(gate, Gate)
+        return gate
+
+    @property
+    def record(self) -> QuantRecord:
+        record = self.meta[_RECORD]
+        assert isinstance(record, QuantRecord)
+        return record
+
+    def recompile(self) -> PythonCode:
+        """Regenerates `forward` and puts the gate in front of it."""
+        code = super().recompile()
+        gate = getattr(self, "meta", {}).get(_GATE)
+        if gate is not None:
+            cls: Any = type(self)  # GraphModule makes one class for each instance
+            cls.forward = _gated(cls.forward, gate)
+        return code
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModule:
+        result = super().__deepcopy__(memo)
+        assert isinstance(result, QuantizedModule)
+        result.recompile()  # the copy's meta arrives after its first recompile
+        result.train(self.training)
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from .pickling import restore, state
+
+        return restore, (state(self),)
+
+
+def _gated(planned: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
+    def forward(self: QuantizedModule, *args: Any, **kwargs: Any) -> Any:
+        return planned(self, *gate.arrange(args, kwargs))
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    forward.__signature__ = inspect.Signature([own, *gate.signature().parameters.values()])  # type: ignore[attr-defined]
+    return forward
+
+
+def plain_copy(module: QuantizedModule) -> GraphModule:
+    """The same program without gate and record."""
+    return GraphModule(module, copy.deepcopy(module.graph))

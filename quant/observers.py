@@ -1,0 +1,171 @@
+"""Observers: what is remembered of an activation while calibration data streams by, and the range that follows from it.
+
+Memory does not grow with the data. The histogram's extent is a power of two and doubles by merging neighbouring bins, which is
+exact: the final histogram depends on the values seen, not on their order or their grouping into batches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .scheme import ActivationScheme
+
+
+@dataclass(frozen=True)
+class Range:
+    """Reals in [low, high] are represented, others saturate. low <= 0 <= high, both finite."""
+
+    low: float
+    high: float
+
+
+class NonFinite(ValueError):
+    """An activation holds NaN or infinity; the caller knows where and says so."""
+
+
+class Observer(Protocol):
+    """Sees activations one by one. `mask`: bool, True where a value counts, broadcastable to the activation from the left."""
+
+    def observe(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None: ...
+
+    def range(self) -> Range | None:
+        """The range to represent, or None when nothing was seen."""
+
+
+def selected(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The values that count, as a flat float32 tensor. mask: shape x.shape[:mask.dim()], such as [batch, position]."""
+    x = x.detach().to(torch.float32)
+    return x.reshape(-1) if mask is None else x[mask.to(torch.bool).expand(x.shape[: mask.dim()])].reshape(-1)
+
+
+def extremes(x: torch.Tensor) -> tuple[float, float]:
+    """Least and greatest of a non-empty tensor. Raises NonFinite for NaN and infinity."""
+    low, high = (float(v) for v in torch.aminmax(x))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise NonFinite
+    return low, high
+
+
+class MinMaxObserver:
+    """The range is everything that was seen."""
+
+    def __init__(self) -> None:
+        self.low = math.inf
+        self.high = -math.inf
+
+    def observe(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        values = selected(x, mask)
+        if values.numel():
+            low, high = extremes(values)
+            self.low, self.high = min(self.low, low), max(self.high, high)
+
+    def range(self) -> Range | None:
+        return Range(min(self.low, 0.0), max(self.high, 0.0)) if self.low <= self.high else None
+
+
+class HistogramObserver:
+    """Counts in `2 * bins` equal bins over [-extent, extent), extent a power of two above every magnitude seen."""
+
+    def __init__(self, scheme: ActivationScheme) -> None:
+        self.scheme = scheme
+        self.seen = MinMaxObserver()
+        self.counts = torch.zeros(2 * scheme.bins, dtype=torch.int64)
+        self.extent = 0.0
+
+    def observe(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        values = selected(x, mask)
+        if not values.numel():
+            return
+        low, high = extremes(values)
+        self.seen.observe(values)
+        self._grow(max(-low, high))
+        bins = self.scheme.bins
+        # Scaling by a power of two is exact, so a value falls in the bin whose halves it would fall in at twice the resolution.
+        index = torch.floor(values.to(torch.float64) * (bins / self.extent)).to(torch.int64) + bins
+        self.counts += torch.bincount(index, minlength=2 * bins).to(self.counts.device)
+
+    def _grow(self, magnitude: float) -> None:
+        """Makes the extent greater than `magnitude`. Until a magnitude above zero is seen, the extent is the least there is."""
+        least = 2.0**-126
+        needed = max(2.0 ** math.frexp(magnitude)[1], least) if magnitude else least
+        if self.extent == 0.0:
+            self.extent = needed
+        bins = self.scheme.bins
+        while self.extent < needed:
+            inner = self.counts.view(-1, 2).sum(1)
+            self.counts.zero_()
+            self.counts[bins // 2 : bins + bins // 2] = inner
+            self.extent *= 2.0
+
+    def magnitudes(self) -> torch.Tensor:
+        """Counts of |x| in `bins` bins over [0, extent)."""
+        bins = self.scheme.bins
+        return self.counts[bins:] + self.counts[:bins].flip(0)
+
+    def range(self) -> Range | None:
+        seen = self.seen.range()
+        if seen is None:
+            return None
+        if self.scheme.observer == "percentile":
+            return self._percentile(seen)
+        return self._least_error(seen)
+
+    def _percentile(self, seen: Range) -> Range:
+        """Cuts the tails that hold the remaining share; a symmetric range has one tail, that of the magnitudes."""
+        share = self.scheme.percentile / 100.0
+        step = self.extent / self.scheme.bins
+        if self.scheme.signed:
+            limit = min((_quantile(self.magnitudes(), share) + 1) * step, max(-seen.low, seen.high))
+            return Range(-limit, limit)
+        upper = (_quantile(self.counts, (1.0 + share) / 2.0) + 1 - self.scheme.bins) * step
+        lower = (self.scheme.bins - _quantile(self.counts.flip(0), (1.0 + share) / 2.0) - 1) * step
+        return Range(min(max(lower, seen.low), 0.0), max(min(upper, seen.high), 0.0))
+
+    def _least_error(self, seen: Range) -> Range:
+        """The shrunken range with the least squared error over the histogram, of 100 candidates down to a fifth of the extremes."""
+        bins, step = self.scheme.bins, self.extent / self.scheme.bins
+        centres = (torch.arange(2 * bins, dtype=torch.float64) - bins + 0.5) * step
+        weights = self.counts.to(torch.float64)
+        kept = weights > 0
+        centres, weights = centres[kept], weights[kept]
+        best, least = seen, math.inf
+        for share in (1.0 - 0.008 * i for i in range(100)):
+            candidate = Range(seen.low * share, seen.high * share)
+            scale, zero_point = affine(candidate, self.scheme)
+            q = torch.clamp(torch.round(centres / scale) + zero_point, self.scheme.qmin, self.scheme.qmax)
+            error = float((((q - zero_point) * scale - centres) ** 2 * weights).sum())
+            if error < least:
+                best, least = candidate, error
+        return best
+
+
+def _quantile(counts: torch.Tensor, share: float) -> int:
+    """The first bin up to which at least `share` of all counts lie."""
+    cumulative = torch.cumsum(counts, 0)
+    # Integers up to 2^53 are exact in float64; the ceiling keeps a share of 1.0 at the last occupied bin.
+    wanted = math.ceil(share * int(cumulative[-1]))
+    return int(torch.searchsorted(cumulative, torch.tensor(wanted, dtype=torch.int64)))
+
+
+def affine(limits: Range, scheme: ActivationScheme) -> tuple[float, int]:
+    """(scale, zero point) of a range. The scale is a float32 value, positive, and has a finite float32 reciprocal.
+
+    Data that is zero throughout gets scale 1: every scale represents it exactly.
+    """
+    span = max(-limits.low, limits.high) if scheme.signed else limits.high - limits.low
+    levels = scheme.qmax if scheme.signed else scheme.qmax - scheme.qmin
+    if span == 0.0:
+        return 1.0, 0
+    scale = float(torch.tensor(max(span / levels, 2.0**-126), dtype=torch.float32))
+    if scheme.signed:
+        return scale, 0
+    return scale, int(min(max(round(scheme.qmin - limits.low / scale), scheme.qmin), scheme.qmax))
+
+
+def make_observer(scheme: ActivationScheme) -> Observer:
+    """A fresh observer of the kind that the scheme names."""
+    return MinMaxObserver() if scheme.observer == "minmax" else HistogramObserver(scheme)

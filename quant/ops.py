@@ -1,0 +1,80 @@
+"""The quantize and dequantize operators that a simulated model is made of.
+
+They are torch's own `quantized_decomposed` operators, so every consumer of PT2E graphs reads ours. Importing this file makes sure
+that they exist: a torch that no longer ships them gets the same two operators, same schema, from here.
+
+    quantize_per_tensor(x, scale, zero_point, qmin, qmax, dtype)      clamp(round(x * (1 / scale)) + zero_point, qmin, qmax)
+    dequantize_per_tensor(q, scale, zero_point, qmin, qmax, dtype)    (q - zero_point) * scale, float32
+    dequantize_per_channel(w, scales, zero_points, axis, qmin, qmax, dtype)    (w - zero_points[c]) * scales[c], float32
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+_SCHEMAS = (
+    "quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> Tensor",
+    "dequantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype, *, "
+    "ScalarType? out_dtype=None) -> Tensor",
+    "dequantize_per_channel(Tensor input, Tensor scales, Tensor? zero_points, int axis, int quant_min, int quant_max, "
+    "ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor",
+)
+
+
+def quantize_reference(x: torch.Tensor, scale: float, zero_point: int, qmin: int, qmax: int, dtype: torch.dtype) -> torch.Tensor:
+    """Integers of `dtype` in [qmin, qmax]: round half to even, then saturate. x: any shape, float."""
+    return torch.clamp(torch.round(x.to(torch.float32) * (1.0 / scale)) + zero_point, qmin, qmax).to(dtype)
+
+
+def dequantize_reference(
+    q: torch.Tensor, scale: float, zero_point: int, qmin: int, qmax: int, dtype: torch.dtype, *, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """The reals that the integers stand for, float32 unless `out_dtype` says otherwise."""
+    return ((q.to(torch.float32) - zero_point) * scale).to(out_dtype or torch.float32)
+
+
+def dequantize_channels_reference(
+    q: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    axis: int,
+    qmin: int,
+    qmax: int,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """As `dequantize_reference`, with one scale (and zero point) for each index of `axis`."""
+    shape = [-1 if i == axis % q.dim() else 1 for i in range(q.dim())]
+    real = q.to(torch.float32) if zero_points is None else q.to(torch.float32) - zero_points.to(torch.float32).view(shape)
+    return (real * scales.view(shape)).to(out_dtype or torch.float32)
+
+
+def _ensure_registered(namespace: str) -> None:
+    """Registers the operators in `namespace` unless torch has them.
+
+    Their home in torch is a deprecated package. When it is gone, the operators are defined here: composite for autograd, so that
+    they stay whole in exported graphs, and traceable on fake tensors as they are.
+    """
+    try:
+        importlib.import_module("torch.ao.quantization.fx._decomposed")
+    except ImportError:
+        define(namespace)
+
+
+def define(namespace: str) -> None:
+    """Defines the three operators in `namespace`. Raises RuntimeError when it has operators of these names already."""
+    bodies = (quantize_reference, dequantize_reference, dequantize_channels_reference)
+    for schema, body in zip(_SCHEMAS, bodies, strict=True):
+        name = f"{namespace}::{schema.split('(')[0]}"
+        torch.library.define(name, schema[schema.index("(") :])
+        torch.library.impl(name, "CompositeExplicitAutograd", body)
+
+
+_ensure_registered("quantized_decomposed")
+_OPS = torch.ops.quantized_decomposed
+quantize_per_tensor: torch._ops.OpOverload = _OPS.quantize_per_tensor.default
+dequantize_per_tensor: torch._ops.OpOverload = _OPS.dequantize_per_tensor.default
+dequantize_per_channel: torch._ops.OpOverload = _OPS.dequantize_per_channel.default

@@ -1,0 +1,217 @@
+"""From a model and one batch to an exported program: torch.export with as many free dimensions as the model allows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.fx import Graph, GraphModule
+from torch.utils import _pytree as pytree
+
+from ..diagnostics.errors import Unsupported
+from .module import ConstantLeaf, FreeDim, Gate, Leaf, TensorLeaf
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call of a model, in the form that is exported: by keyword wherever `forward` allows it."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def map(self, change: Any) -> Call:
+        """The same call with `change` applied to every tensor."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, change, (self.args, dict(self.kwargs)))
+        return Call(args, kwargs)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in pytree.tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(frozen=True)
+class Program:
+    """An exported model with tensors of its own. `attributes`: every get_attr target; parameters do not require gradients."""
+
+    graph: Graph
+    attributes: Mapping[str, torch.Tensor]
+    gate: Gate
+    notes: tuple[str, ...]
+
+
+def bind(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """Binds arguments as Python would. Raises TypeError when they do not fit `forward`."""
+    parameters = inspect.signature(model.forward).parameters
+    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    variadic = any(p.kind is p.VAR_POSITIONAL and bound.get(name) for name, p in parameters.items())
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        if name not in bound:
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positional.extend(bound[name])
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            named.update(bound[name])
+        elif parameter.kind is parameter.POSITIONAL_ONLY or (variadic and parameter.kind is parameter.POSITIONAL_OR_KEYWORD):
+            positional.append(bound[name])
+        else:
+            named[name] = bound[name]
+    return Call(tuple(positional), named)
+
+
+def export(model: nn.Module, call: Call) -> Program:
+    """Exports `model` for calls like `call`. The model is not changed and shares no memory with the program.
+
+    Tried in this order, the first that exports and gives the model's own results on `call` wins: with a batch dimension of size 1
+    doubled (a size of 1 would be fixed), with the sizes as they are, with every size fixed. Raises Unsupported when none does.
+    """
+    with _unchanged(model):
+        expected = model(*call.args, **call.kwargs)
+        reasons: list[str] = []
+        for example, dynamic, note in _attempts(call):
+            try:
+                exported = _torch_export(model, example, dynamic)
+                program = _program(model, exported, (note,) if note else ())
+            except Exception as error:  # noqa: BLE001 - torch.export raises whatever user code and its own passes raise
+                reasons.append(_first_line(error))
+                continue
+            why = _difference(program, call, expected)
+            if not why:
+                return program
+            reasons.append(why)
+    raise Unsupported(
+        f"{type(model).__name__} cannot be exported: {reasons[-1]}",
+        "quantize(model, ...)",
+        "torch.export.export(model, args, strict=False) says more; quantize the parts that it accepts",
+    )
+
+
+def _attempts(call: Call) -> Iterator[tuple[Call, bool, str]]:
+    shaped = [t for t in call.tensors() if t.dim()]
+    if shaped and all(t.shape[0] == 1 for t in shaped):
+        yield call.map(lambda t: torch.cat([t, t]) if t.dim() else t), True, ""
+    singles = sorted({axis for t in shaped for axis, size in enumerate(t.shape) if size == 1 and axis == 0})
+    yield call, True, "the batch dimension is fixed to 1 as in the first batch; calibrate with larger batches to free it" if singles else ""
+    yield call, False, "every size is fixed to that of the first batch: the model could not be exported with free sizes"
+
+
+def _torch_export(model: nn.Module, call: Call, dynamic: bool) -> ExportedProgram:
+    shapes = ShapesCollection()
+    for tensor in call.tensors():
+        # Sizes 0 and 1 are special to torch's symbolic shapes: they cannot be free.
+        free = {axis: Dim.AUTO if size > 1 else None for axis, size in enumerate(tensor.shape)}
+        if dynamic and any(free.values()):
+            shapes[tensor] = free
+    kwargs = dict(call.kwargs)
+    dynamic_shapes = shapes.dynamic_shapes(model, call.args, kwargs) if dynamic else None
+    # The fused inference path of torch's transformer layers hides their linears.
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        return torch.export.export(model, call.args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _program(model: nn.Module, exported: ExportedProgram, notes: tuple[str, ...]) -> Program:
+    module = exported.module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    return Program(module.graph, _own_attributes(module), _gate(model, exported, module), notes)
+
+
+def _own_attributes(module: GraphModule) -> dict[str, torch.Tensor]:
+    """Copies of all tensors the graph reads; tied ones stay tied. Submodules that hold nested graphs are kept as they are."""
+    copies: dict[int, torch.Tensor] = {}
+    attributes: dict[str, torch.Tensor] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and node.target not in attributes:
+            value: Any = module
+            for part in node.target.split("."):
+                value = getattr(value, part)
+            if isinstance(value, torch.Tensor) and id(value) not in copies:
+                own = value.detach().clone()
+                copies[id(value)] = nn.Parameter(own, requires_grad=False) if isinstance(value, nn.Parameter) else own
+            attributes[node.target] = copies.get(id(value), value)
+    return attributes
+
+
+def _gate(model: nn.Module, exported: ExportedProgram, module: GraphModule) -> Gate:
+    ranges = {str(symbol): limits for symbol, limits in exported.range_constraints.items()}
+    flat = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
+    spec = exported.call_spec.in_spec
+    assert spec is not None
+    args, kwargs = pytree.tree_unflatten([_leaf(value, ranges) for value in flat], spec)
+    names = tuple(inspect.signature(module.forward).parameters)
+    values = [*args, *kwargs.values()]
+    arguments = tuple((name, tuple(pytree.tree_leaves(value))) for name, value in zip(names, values, strict=True))
+    parameters = inspect.signature(model.forward).parameters.values()
+    if args:
+        return Gate(names, arguments, ())
+    order = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+    omitted = tuple((p.name, p.default) for p in parameters if p.name not in names and p.default is not p.empty)
+    return Gate(order, arguments, omitted)
+
+
+def _leaf(value: object, ranges: Mapping[str, Any]) -> Leaf:
+    if not isinstance(value, torch.Tensor):
+        return ConstantLeaf(value)
+    dims: list[int | FreeDim] = []
+    for size in value.shape:
+        limits = ranges.get(str(size))
+        if isinstance(size, int):
+            dims.append(size)
+        elif limits is None:
+            dims.append(FreeDim(str(size), 0, None))
+        else:
+            high = limits.upper
+            dims.append(FreeDim(str(size), int(limits.lower), int(high) if high.is_Integer and high < 2**62 else None))
+    return TensorLeaf(value.dtype, tuple(dims))
+
+
+def _difference(program: Program, call: Call, expected: Any) -> str:
+    """Why the program does not give the model's results on `call`, or an empty string."""
+    from .module import QuantizedModule
+
+    try:
+        actual = QuantizedModule.build(program.attributes, program.graph, program.gate)(*call.args, **call.kwargs)
+    except Exception as error:  # noqa: BLE001 - any failure means that this attempt does not serve
+        return f"the exported program fails where the model does not: {_first_line(error)}"
+    ours, theirs = pytree.tree_leaves(actual), pytree.tree_leaves(expected)
+    if len(ours) != len(theirs):
+        return "the exported program returns another structure than the model"
+    for mine, other in zip(ours, theirs, strict=True):
+        if isinstance(other, torch.Tensor) and not _close(mine, other):
+            return "the exported program gives other results than the model; is the model random or does it keep state between calls?"
+    return ""
+
+
+def _close(mine: object, other: torch.Tensor) -> bool:
+    if not isinstance(mine, torch.Tensor) or mine.shape != other.shape or mine.dtype != other.dtype:
+        return False
+    # Same operators on the same data: only the order of sums may differ.
+    tolerance = 1e3 * torch.finfo(other.dtype).eps if other.dtype.is_floating_point else 0.0
+    return torch.allclose(mine, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Runs without gradients, and puts back buffers (caches, counters) and random numbers that a forward pass moves."""
+    before = [(buffer, buffer._version, buffer.detach().clone()) for buffer in model.buffers()]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            for buffer, version, value in before:
+                if buffer._version != version:
+                    buffer.copy_(value)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -1,0 +1,175 @@
+"""The one driver: applies rules to a graph until none fits any more.
+
+A sweep visits the values of a graph, operands first, and tries the rules of each value's operation in the given order. The first
+that applies settles the value; other matches that look at a settled value wait for the next sweep, so that every rule sees a
+consistent graph with exact use counts. Sweeps repeat until nothing changes. The result depends on the graph and the rules alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..diagnostics.errors import InvalidGraph
+from ..graph.ir import Graph, Value, with_inputs
+from ..graph.types import TensorType
+from .match import Matcher, Mismatch, Miss
+from .rule import Applied, Rule, RuleSet
+
+# A rule set that shrinks or moves things needs a few sweeps; one that undoes itself needs infinitely many.
+MAX_SWEEPS = 200
+
+
+@dataclass(frozen=True)
+class Step:
+    """One replacement, in words."""
+
+    rule: str
+    origin: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.before} -> {self.after}" + (f"  ({self.origin})" if self.origin else "")
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """The match of a rule that got furthest before it failed, and why it did."""
+
+    rule: str
+    reason: str
+    origin: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.reason}, at {self.value}" + (f"  ({self.origin})" if self.origin else "")
+
+
+@dataclass
+class Trace:
+    """What a run of `apply` did, for explanations: replacements in order, and for rules that never applied the nearest miss."""
+
+    steps: list[Step] = field(default_factory=list)
+    misses: dict[str, Miss] = field(default_factory=dict)
+
+    @property
+    def fired(self) -> Counter[str]:
+        """How often each rule applied."""
+        return Counter(step.rule for step in self.steps)
+
+    def near_misses(self) -> tuple[NearMiss, ...]:
+        """For each rule that never applied but came near, why it did not."""
+        fired = self.fired
+        return tuple(near for name, miss in self.misses.items() if name not in fired and (near := near_miss(name, miss)) is not None)
+
+
+def near_miss(rule: str, miss: Miss) -> NearMiss | None:
+    """The recorded miss in words; None when not even the root of the pattern was found."""
+    found: Mismatch | None = miss.mismatch
+    if found is None:
+        return None
+    value = found.value
+    return NearMiss(rule, found.reason, value.origin if value else "", repr(value) if value else "")
+
+
+def index(rules: Iterable[Rule]) -> Mapping[str, tuple[Rule, ...]]:
+    """The rules to try for each operation, in order."""
+    table: dict[str, list[Rule]] = {}
+    for rule in rules:
+        for op in rule.root_ops:
+            table.setdefault(op, []).append(rule)
+    return {op: tuple(found) for op, found in table.items()}
+
+
+def apply(graph: Graph, rules: RuleSet, trace: Trace | None = None) -> Graph:
+    """The graph after the rules applied wherever they fit, to the fixpoint.
+
+    Raises InvalidGraph when a replacement has another type than what it replaces, and when the rules never come to rest.
+    """
+    table = index(rules)
+    for _ in range(MAX_SWEEPS):
+        applied = _sweep(graph, table, trace)
+        if not applied:
+            return graph
+        graph = _replace(graph, {a.root: a.replacement for a in applied})
+    names = ", ".join(sorted({a.rule.name for a in applied}))
+    raise InvalidGraph(f"rules undo one another without end: {names}", where=applied[0].root.origin, hint="remove one of them")
+
+
+def _sweep(graph: Graph, table: Mapping[str, tuple[Rule, ...]], trace: Trace | None) -> list[Applied]:
+    settled: set[Value] = set()
+    result: list[Applied] = []
+    silent = Matcher(graph)
+    for value in graph.order:
+        # A physical layout is chosen after rewriting; a value that has one stays as it is, and so do the graph's inputs.
+        if value.op == "input" or (isinstance(value.type, TensorType) and value.type.order is not None):
+            continue
+        for rule in table.get(value.op, ()):
+            matcher = silent if trace is None else Matcher(graph, trace.misses.setdefault(rule.name, Miss()))
+            applied = rule.try_at(value, graph, matcher)
+            if applied is None:
+                continue
+            if not settled.isdisjoint(applied.covered):
+                break
+            check(applied)
+            settled.add(value)
+            result.append(_named(applied, graph))
+            if trace is not None:
+                trace.steps.append(Step(rule.name, value.origin, repr(value), repr(applied.replacement)))
+            break
+    return result
+
+
+def check(applied: Applied) -> None:
+    """Raises InvalidGraph when the replacement's type is not the root's."""
+    root, new = applied.root, applied.replacement
+    if root.type == new.type:
+        return
+    raise InvalidGraph(
+        f"rule {applied.rule.name} replaces {root.op} of type {root.type} by {new.op} of type {new.type}", where=root.origin,
+        hint="a replacement must have the type of what it replaces; m.fitted() stretches it or says why it cannot",
+    )
+
+
+def _replace(graph: Graph, replacements: Mapping[Value, Value]) -> Graph:
+    """The graph with each key of `replacements` computed as its value instead; the values may read any value of the graph."""
+    new: dict[Value, Value] = {v: v for v in graph.inputs}
+    for output in graph.outputs:
+        stack = [(output, False)]
+        opened: set[Value] = set()
+        while stack:
+            value, ready = stack.pop()
+            if value in new:
+                continue
+            target = replacements.get(value)
+            needs = value.inputs if target is None else (target,)
+            if ready:
+                new[value] = with_inputs(value, [new[v] for v in needs]) if target is None else new[target]
+                continue
+            if value in opened:
+                raise InvalidGraph(f"a rule replaced {value.op} by something that reads it", where=value.origin)
+            opened.add(value)
+            stack.append((value, True))
+            stack.extend((v, False) for v in reversed(needs) if v not in new)
+    return Graph(graph.inputs, tuple(new[v] for v in graph.outputs), graph.name)
+
+
+def _named(applied: Applied, graph: Graph) -> Applied:
+    """A replacement that is new takes over the readable name of what it replaces."""
+    new, name = applied.replacement, applied.root.name
+    if new in graph.users or new.name or not name:
+        return applied
+    return replace(applied, replacement=replace(new, name=name))
+
+
+def explain(rule: Rule, graph: Graph) -> str:
+    """Where the rule applies in the graph, or else the match that came nearest and why it failed."""
+    miss = Miss()
+    matcher = Matcher(graph, miss)
+    places = [a for v in graph.order if v.op in rule.root_ops and (a := rule.try_at(v, graph, matcher)) is not None]
+    if places:
+        return "\n".join(f"{rule.name} applies to {a.root!r}" + (f"  ({a.root.origin})" if a.root.origin else "") for a in places)
+    near = near_miss(rule.name, miss)
+    return str(near) if near is not None else f"{rule.name}: the graph has no {' or '.join(rule.root_ops)} ({rule.equation})"

@@ -1,0 +1,19 @@
+"""The rules of the project, in the sets that the compiler applies."""
+
+from __future__ import annotations
+
+from ..rule import RuleSet
+from . import algebra, attention, contraction, quantize, views
+
+# Shorter graphs with the same operations: safe at any stage.
+SIMPLIFY: RuleSet = (*algebra.RULES, *views.RULES)
+
+# One spelling for every contraction, so that few kernels serve them.
+CANONICAL: RuleSet = (*SIMPLIFY, *attention.RULES, *contraction.RULES)
+
+# From quantize and dequantize pairs to integer kernels.
+INTEGER: RuleSet = (*SIMPLIFY, *contraction.RULES, *quantize.RULES)
+
+ALL: RuleSet = (*CANONICAL, *quantize.RULES)
+
+__all__ = ["ALL", "CANONICAL", "INTEGER", "SIMPLIFY"]

@@ -1,0 +1,49 @@
+"""Contractions in a narrower type, everything else in f32.
+
+    linear(x, w, b)      = linear(cast x, cast w, b)               the sum stays in f32, and so does the result
+    x @ y                = cast x @ cast y                         likewise
+    attention(q, k, v)   = cast f32 (attention(cast q, cast k, cast v))
+
+Each product has a relative error of up to three times the narrow type's rounding unit (both operands and, for attention, the result);
+the sums add nothing. A mask stays as it is: the lowest f32 number would become -inf in bf16. This changes numbers, so it is no rule
+that always applies but a pass that somebody asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...graph import attrs as A
+from ...graph.ir import Graph, Value, rebuild, with_inputs
+from ...graph.ops import make
+from ...graph.types import DType, bf16, f32
+
+# How many operands, counted from the first, are multiplied.
+_FACTORS = {"linear": 2, "matmul": 2, "attention": 3}
+
+
+def lower_precision(graph: Graph, dtype: DType = bf16, select: Callable[[Value], bool] | None = None) -> Graph:
+    """The graph with the f32 factors of its contractions cast to `dtype` (bf16 or f16).
+
+    select: says which contractions of `graph` to change; None means all. A value read by several contractions is cast once.
+    """
+    casts: dict[Value, Value] = {}
+
+    def narrow(value: Value) -> Value:
+        if value.dtype != f32:
+            return value
+        if value.op == "cast" and value.inputs[0].dtype == dtype:
+            return value.inputs[0]
+        if value not in casts:
+            casts[value] = make("cast", value, attrs=A.CastAttrs(dtype))
+        return casts[value]
+
+    def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
+        count = _FACTORS.get(old.op, 0)
+        unchanged = with_inputs(old, inputs)
+        if count == 0 or any(v.dtype != f32 for v in inputs[:count]) or (select is not None and not select(old)):
+            return unchanged
+        result = make(old.op, *map(narrow, inputs[:count]), *inputs[count:], attrs=old.attrs, origin=old.origin, name=old.name)
+        return result if result.dtype == old.dtype else make("cast", result, attrs=A.CastAttrs(old.dtype), origin=old.origin)
+
+    return rebuild(graph, visit)

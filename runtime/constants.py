@@ -1,0 +1,136 @@
+"""Constants of a plan and the watch over the weights they come from.
+
+A `ConstantSet` is immutable: the derived tensors, and the versions and storages that the watched weights had just before. A call takes
+the set it finds and keeps it alive, so a refresh in another thread never pulls memory from under it.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..cpu_codegen import symbols
+from ..diagnostics.errors import InputError
+from .plan import ConstantSource
+from .runner import CHANGED, HEADER, Runner
+
+NO_VERSION = -1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a watched tensor looked like: its version (NO_VERSION under inference mode) and the address of its data."""
+
+    version: int
+    pointer: int
+
+
+def look(tensor: torch.Tensor) -> Seen:
+    """The present state of a watched tensor."""
+    return Seen(NO_VERSION if tensor.is_inference() else tensor._version, tensor.data_ptr())
+
+
+class Handles:
+    """C handles of tensors, for native code that asks for their versions; they keep the tensors alive."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.addresses: list[int] = [_handle_address(h) for h in torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))]
+        weakref.finalize(self, _free, tuple(self.addresses))
+
+
+def _handle_address(capsule: object) -> int:
+    if isinstance(capsule, int):
+        return capsule
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return get(capsule, None) or 0
+
+
+def _free(addresses: tuple[int, ...]) -> None:
+    free = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(symbols.address("aoti_torch_delete_tensor_object") or 0)
+    for address in addresses:
+        free(address)
+
+
+class ConstantSet:
+    """Derived constants. `pointers[i]` is the address of constant i; `watch` that of the watch words of runner.py; `frame` that of
+    a frame that only watches."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...], seen: tuple[Seen, ...], rows: Sequence[tuple[int, Seen]]) -> None:
+        self.tensors = tensors
+        self.pointers = tuple(tensor.data_ptr() for tensor in tensors)
+        self.seen = seen
+        words = [word for handle, state in rows for word in (handle, state.version, state.pointer)]
+        self._rows = array.array("q", words or [0])
+        self._watch = array.array("q", [self._rows.buffer_info()[0], len(rows)])
+        self.watch = self._watch.buffer_info()[0]
+        self._frame = array.array("q", [0] * (HEADER - 1) + [self.watch])
+        self.frame = self._frame.buffer_info()[0]
+
+
+class Constants:
+    """All constants of a plan. `current` is the set to use; `changed` and `refresh` follow the user's weights."""
+
+    def __init__(self, sources: Sequence[ConstantSource], runner: Runner) -> None:
+        self._sources = tuple(sources)
+        self._run = runner.run
+        watched = {id(tensor): tensor for source in sources for tensor in source.watched}
+        self._watched = tuple(watched.values())
+        self._position = {key: position for position, key in enumerate(watched)}
+        native = runner.watch and _native_watch_available()
+        # Native code may not ask a tensor of inference mode for its version: that throws.
+        in_table = tuple(n for n, tensor in enumerate(self._watched) if native and not tensor.is_inference())
+        self._in_table = in_table
+        self.in_python = tuple(n for n in range(len(self._watched)) if n not in set(in_table))
+        self._handles = Handles([self._watched[n] for n in in_table]) if in_table else None
+        seen = tuple(map(look, self._watched))
+        self.current = self._set(tuple(_derived(source, None) for source in self._sources), seen)
+
+    def _set(self, tensors: tuple[torch.Tensor, ...], seen: tuple[Seen, ...]) -> ConstantSet:
+        handles = self._handles.addresses if self._handles is not None else []
+        return ConstantSet(tensors, seen, [(handle, seen[n]) for handle, n in zip(handles, self._in_table, strict=True)])
+
+    def changed_in_python(self, known: ConstantSet) -> bool:
+        """Whether a weight that the native table does not hold has changed since `known`: 200 ns for each such weight."""
+        return any(look(self._watched[n]) != known.seen[n] for n in self.in_python)
+
+    def changed(self, known: ConstantSet) -> bool:
+        """Whether any weight has changed since `known`."""
+        return self._run(known.frame) == CHANGED or self.changed_in_python(known)
+
+    def refresh(self) -> None:
+        """Derives again what comes from changed weights. The caller holds a lock. InputError when one changed shape or dtype."""
+        # First the look, then the derivation: a change in between is noticed by the next call.
+        seen = tuple(map(look, self._watched))
+        before = self.current
+        stale = {n for n, state in enumerate(seen) if state != before.seen[n]}
+
+        def tensor(source: ConstantSource, old: torch.Tensor) -> torch.Tensor:
+            touched = any(self._position[id(w)] in stale for w in source.watched)
+            return _derived(source, old) if touched else old
+
+        tensors = tuple(tensor(source, old) for source, old in zip(self._sources, before.tensors, strict=True))
+        self.current = self._set(tensors, seen)
+
+
+def _derived(source: ConstantSource, old: torch.Tensor | None) -> torch.Tensor:
+    with torch.no_grad():
+        tensor = source.derive().detach().contiguous()
+    label = source.label or "a constant"
+    if not tensor.is_cpu:
+        raise InputError(f"{label} is on {tensor.device}", hint="a compiled model runs on the CPU; move the weights back or compile again")
+    if old is not None and (tensor.shape != old.shape or tensor.dtype != old.dtype):
+        was, now = (f"{t.dtype}{list(t.shape)}" for t in (old, tensor))
+        raise InputError(f"{label} was {was} when the model was compiled and is now {now}", hint="compile the model again")
+    return tensor
+
+
+def _native_watch_available() -> bool:
+    """Whether this torch gives C handles of tensors and a way to free them."""
+    aoti = getattr(torch._C, "_aoti", None)
+    return hasattr(aoti, "unsafe_alloc_void_ptrs_from_tensors") and bool(symbols.address("aoti_torch_delete_tensor_object"))

@@ -1,0 +1,172 @@
+"""The classes of `plan.py` as JSON and back; `encode.py` has their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import torch
+
+from ..diagnostics.errors import ArtifactError
+from ..graph.types import BY_NAME
+from .encode import (
+    Json,
+    dim_from,
+    dim_json,
+    ints,
+    kernel_from,
+    kernel_json,
+    order_from,
+    target_from,
+    target_json,
+    template_from,
+    template_json,
+    type_from,
+    type_json,
+)
+from .plan import (
+    AtenStep,
+    Buffer,
+    BufferKind,
+    ConstantSource,
+    Input,
+    InputInt,
+    InputTensor,
+    NativeSegment,
+    Operand,
+    Output,
+    OutputDim,
+    OutputTensor,
+    Plan,
+    Section,
+    Segment,
+    SegmentOutput,
+    Step,
+)
+
+
+def plan_json(plan: Plan) -> Json:
+    """Everything but the constants' tensors; of these the labels. Unsupported when an ATen step has no form in a file."""
+    return {
+        "name": plan.name,
+        "inputs": [_input_json(item) for item in plan.inputs],
+        "outputs": [_output_json(item) for item in plan.outputs],
+        "segments": [_segment_json(segment) for segment in plan.segments],
+        "constants": [source.label for source in plan.constants],
+        "constant_values": plan.constant_values,
+    }
+
+
+def plan_from(data: Json, constants: Sequence[torch.Tensor]) -> Plan:
+    """The plan of `plan_json`, its constants the given tensors. Raises what malformed data makes Python raise."""
+    sources = tuple(ConstantSource((), _giver(tensor), str(label)) for tensor, label in zip(constants, data["constants"], strict=True))
+    return Plan(
+        tuple(map(_input_from, data["inputs"])),
+        tuple(map(_output_from, data["outputs"])),
+        tuple(map(_segment_from, data["segments"])),
+        sources,
+        tuple((int(value), int(constant)) for value, constant in data["constant_values"]),
+        str(data["name"]),
+    )
+
+
+def _giver(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: tensor
+
+
+def _input_json(item: Input) -> Json:
+    if isinstance(item, InputTensor):
+        return {"label": item.label, "type": type_json(item.type), "value": item.value}
+    return {"label": item.label, "dim": dim_json(item.dim)}
+
+
+def _input_from(data: Json) -> Input:
+    if "type" in data:
+        return InputTensor(str(data["label"]), type_from(data["type"]), int(data["value"]))
+    return InputInt(str(data["label"]), dim_from(data["dim"]))
+
+
+def _output_json(item: Output) -> Json:
+    if item is None:
+        return None
+    return {"dim": dim_json(item.dim)} if isinstance(item, OutputDim) else {"value": item.value}
+
+
+def _output_from(data: Json) -> Output:
+    if data is None:
+        return None
+    return OutputDim(dim_from(data["dim"])) if "dim" in data else OutputTensor(int(data["value"]))
+
+
+def _segment_json(segment: Segment) -> Json:
+    if isinstance(segment, AtenStep):
+        return {
+            "target": target_json(segment.target),
+            "args": template_json(segment.args),
+            "kwargs": [[name, template_json(item)] for name, item in segment.kwargs],
+            "operands": segment.operands, "results": segment.results, "reason": segment.reason, "several": segment.several,
+        }
+    return {
+        "inputs": segment.inputs,
+        "outputs": [{"value": output.value, "type": type_json(output.type)} for output in segment.outputs],
+        "buffers": [_buffer_json(buffer) for buffer in segment.buffers],
+        "sections": [_section_json(section) for section in segment.sections],
+        "orders": segment.orders,
+    }
+
+
+def _segment_from(data: Json) -> Segment:
+    if "target" in data:
+        results = tuple(None if value is None else int(value) for value in data["results"])
+        kwargs = tuple((str(name), template_from(item)) for name, item in data["kwargs"])
+        target = target_from(str(data["target"]))
+        return AtenStep(target, template_from(data["args"]), kwargs, ints(data["operands"]), results, str(data["reason"]), bool(data["several"]))
+    return NativeSegment(
+        ints(data["inputs"]),
+        tuple(SegmentOutput(int(output["value"]), type_from(output["type"])) for output in data["outputs"]),
+        tuple(map(_buffer_from, data["buffers"])),
+        tuple(map(_section_from, data["sections"])),
+        tuple(map(order_from, data["orders"])),
+    )
+
+
+def _buffer_json(buffer: Buffer) -> Json:
+    return [buffer.kind, buffer.index, dim_json(buffer.nbytes), buffer.dtype.name, buffer.label]
+
+
+def _buffer_from(data: Json) -> Buffer:
+    kind, index, nbytes, dtype, label = data
+    if kind not in get_args(BufferKind):
+        raise ArtifactError(f"{kind!r} is no kind of buffer")
+    return Buffer(kind, int(index), dim_from(nbytes), BY_NAME[dtype], str(label))
+
+
+def _section_json(section: Section) -> Json:
+    steps = [_step_json(step) for step in section.steps]
+    return {"steps": steps, "units": dim_json(section.units), "block_units": dim_json(section.block_units), "grain": section.grain}
+
+
+def _section_from(data: Json) -> Section:
+    steps = tuple(map(_step_from, data["steps"]))
+    return Section(steps, dim_from(data["units"]), dim_from(data["block_units"]), int(data["grain"]))
+
+
+def _step_json(step: Step) -> Json:
+    return {
+        "kernel": kernel_json(step.kernel),
+        "operands": [[operand.buffer, dim_json(operand.offset)] for operand in step.operands],
+        "writes": step.writes, "label": step.label, "unit_rows": dim_json(step.unit_rows),
+        "alternative": kernel_json(step.alternative), "reuses": step.reuses,
+    }
+
+
+def _step_from(data: Json) -> Step:
+    return Step(
+        kernel_from(data["kernel"]),
+        tuple(Operand(int(buffer), dim_from(offset)) for buffer, offset in data["operands"]),
+        ints(data["writes"]),
+        str(data["label"]),
+        dim_from(data["unit_rows"]),
+        None if data["alternative"] is None else kernel_from(data["alternative"]),
+        tuple((int(written), int(read)) for written, read in data["reuses"]),
+    )

@@ -1,0 +1,262 @@
+"""The object that a user calls: a plan, its code, its constants, and the memory of running calls.
+
+The usual model is one native segment; its call costs a few microseconds of Python: look at the inputs, find the frame of their shapes,
+allocate the results, write the pointers, one native call without the interpreter lock. Any number of threads may call at the same time.
+
+Results are detached: no gradient flows through a compiled model, whatever its inputs require.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..cpu_codegen import jit
+from ..diagnostics import env
+from ..diagnostics.errors import InvalidGraph
+from ..platforms.target import Target
+from . import runner
+from .constants import Constants, ConstantSet
+from .frames import MAX_FRAMES, MIN_WORK, Context, Machine
+from .inputs import PLAIN, Argument, bind, checked
+from .plan import InputTensor, NativeSegment, OutputTensor, Plan
+from .records import OutputShape, ShapeRecord, make_record
+from .segments import Values, last_uses, run_aten, take_inputs, untrusted
+from .timing import SectionTime, Stopwatch, fastest
+from .verify import verify
+
+# Inductor's allocator skips the dispatcher: 0.8 instead of 1.9 us. It is not part of torch's stable interface, hence the fallback.
+_EMPTY = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
+
+Result = torch.Tensor | int | None
+
+
+@dataclass(frozen=True)
+class Code:
+    """Objects of all kernels of a plan, the object of the runner, and the target they were compiled for."""
+
+    kernels: tuple[bytes, ...]
+    runner: bytes
+    target: Target
+
+
+def with_runner(kernels: Sequence[bytes], target: Target) -> Code:
+    """The code of a plan from its kernels' objects; the runner is compiled, or taken from the object cache."""
+    return Code(tuple(kernels), runner.compiled(target), target)
+
+
+class Executable:
+    """A compiled model: `results = executable(*flat_inputs)`, both flat tuples.
+
+    Errors: InputError when the arguments do not fit, IndexError when an index inside the model is out of range.
+    """
+
+    def __init__(self, plan: Plan, code: Code) -> None:
+        verify(plan)
+        self.plan = plan
+        self.code = code
+        self._runner = runner.Runner(code.runner)
+        self._run = self._runner.run
+        self._libraries = [jit.load_object(data) for data in code.kernels]
+        minimum = env.threads_min_work()
+        self._machine = Machine(_addresses(plan, self._libraries), MIN_WORK if minimum is None else minimum)
+        self._constants = Constants(plan.constants, self._runner)
+        self._contexts: deque[Context] = deque()
+        self._records: dict[tuple[Any, ...], ShapeRecord] = {}
+        self._tick = 0
+        self._lock = threading.Lock()
+        self._dtypes = tuple(i.type.dtype.torch if isinstance(i, InputTensor) else None for i in plan.inputs)
+        self._single = _single(plan)
+        self._order = _order(plan, self._single)
+        self._returns = _returns(plan, self._single)
+        self._values = tuple((item.value, position) for position, item in enumerate(plan.inputs) if isinstance(item, InputTensor))
+        self._dead = last_uses(plan)
+        self._untrusted = untrusted(plan)
+
+    def __call__(self, *inputs: Any) -> tuple[Result, ...]:
+        segment = self._single
+        if segment is None:
+            return self._through_values(inputs, None)
+        signature = self._signature(inputs, True)
+        if signature is None:
+            inputs = checked(self.plan.inputs, inputs, dense=True)
+            signature = self._signature(inputs, True)
+            assert signature is not None, "checked arguments need no second look"
+        key, pointers = signature
+        record = self._record(key, inputs)
+        if self._order is not None:
+            pointers = [pointers[position] for position in self._order]
+        results = self._native(segment, 0, record, pointers)
+        if self._returns is None:
+            return tuple(results)
+        return tuple(record.ints.get(n) if made is None else results[made] for n, made in enumerate(self._returns))
+
+    def _signature(self, inputs: Sequence[Any], dense: bool) -> tuple[tuple[Any, ...], list[int]] | None:
+        """Shapes and data pointers of the inputs (an int is its own shape), or None when one needs a closer look or a copy."""
+        if len(inputs) != len(self._dtypes):
+            return None
+        shapes: list[Any] = []
+        pointers: list[int] = []
+        for value, dtype in zip(inputs, self._dtypes):  # noqa: B905 - the lengths are equal, and strict costs time
+            if dtype is None:
+                if type(value) is not int:
+                    return None
+                shapes.append(value)
+                pointers.append(0)
+            elif (
+                type(value) in PLAIN and value.dtype is dtype and value.is_cpu and not value.is_neg() and (not dense or value.is_contiguous())
+            ):
+                shapes.append(value.shape)
+                pointers.append(value.data_ptr() if dense else 0)
+            else:
+                return None
+        return tuple(shapes), pointers
+
+    def _record(self, key: tuple[Any, ...], inputs: Sequence[Argument]) -> ShapeRecord:
+        """What the shapes `key` make of the plan. InputError when they do not fit."""
+        self._tick += 1
+        record = self._records.get(key)
+        if record is None:
+            record = make_record(self.plan, bind(self.plan.inputs, inputs))
+            with self._lock:
+                record.used = self._tick
+                self._records[key] = record
+                if len(self._records) > MAX_FRAMES:
+                    del self._records[min(self._records, key=lambda k: self._records[k].used)]
+        record.used = self._tick
+        return record
+
+    def _native(
+        self, segment: NativeSegment, at: int, record: ShapeRecord, inputs: list[int],
+        constants: ConstantSet | None = None, stopwatch: Stopwatch | None = None,
+    ) -> list[torch.Tensor]:
+        """Runs native segment `at`; `inputs` are addresses that the caller keeps alive. Without `constants` it watches the weights."""
+        shape = record.segments[at]
+        assert shape is not None, "the segment is native"
+        results = [_allocate(output) for output in shape.outputs]
+        pointers = inputs + [result.data_ptr() for result in results]
+        threads = torch.get_num_threads() if self._runner.threads else 1
+        try:
+            context = self._contexts.pop()
+        except IndexError:
+            context = Context()
+        try:
+            while True:
+                used = constants or self._constants.current
+                if constants is None and self._constants.in_python and self._constants.changed_in_python(used):
+                    self._refresh(used)
+                    continue
+                frame = context.frame(record, at, segment, self._machine, used, threads, constants is None)
+                frame.bind(pointers)
+                failed = self._run(frame.address) if stopwatch is None else stopwatch.run(self._run, frame, segment)
+                if failed != runner.CHANGED:
+                    break
+                self._refresh(used)
+        finally:
+            self._contexts.append(context)
+        if failed:
+            raise IndexError(f"an index is out of range in {segment.sections[failed - 1].label}")
+        return results
+
+    def _refresh(self, stale: ConstantSet) -> None:
+        with self._lock:
+            if self._constants.current is stale:
+                self._constants.refresh()
+
+    def _fresh_constants(self) -> ConstantSet:
+        """The constants as the weights are now."""
+        while self._constants.changed(known := self._constants.current):
+            self._refresh(known)
+        return known
+
+    def _through_values(self, inputs: Sequence[Any], stopwatch: Stopwatch | None = None) -> tuple[Result, ...]:
+        """A call of any plan: segment after segment, values kept until their last use."""
+        plan = self.plan
+        signature = self._signature(inputs, False)
+        if signature is None:
+            inputs = checked(plan.inputs, inputs, dense=False)
+            signature = self._signature(inputs, False)
+            assert signature is not None, "checked arguments need no second look"
+        record = self._record(signature[0], inputs)
+        constants = self._fresh_constants()
+        values: Values = {value: inputs[position] for value, position in self._values}
+        values.update((value, constants.tensors[number]) for value, number in plan.constant_values)
+        for at, segment in enumerate(plan.segments):
+            if isinstance(segment, NativeSegment):
+                held = take_inputs(segment, values, self._untrusted[at], record.numbers)
+                results = self._native(segment, at, record, [t.data_ptr() for t in held], constants, stopwatch)
+                for output, result in zip(segment.outputs, results, strict=True):
+                    values[output.value] = result
+            else:
+                clock = stopwatch or Stopwatch()
+                clock.start()
+                with torch.no_grad():
+                    run_aten(segment, values, record.numbers)
+                clock.stop(str(segment.target))
+            for value in self._dead[at]:
+                del values[value]
+        return tuple(values[o.value] if isinstance(o, OutputTensor) else record.ints.get(n) for n, o in enumerate(plan.outputs))
+
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """The derived constants as the weights are now; not copies."""
+        return self._fresh_constants().tensors
+
+    def times(self, *inputs: Any, repeat: int = 10) -> tuple[SectionTime, ...]:
+        """The time of every section and ATen step, in order: the shortest of `repeat` runs."""
+        runs = []
+        for _ in range(repeat):
+            stopwatch = Stopwatch()
+            self._through_values(inputs, stopwatch)
+            runs.append(stopwatch.times)
+        return fastest(runs)
+
+
+def _allocate(output: OutputShape) -> torch.Tensor:
+    if _EMPTY is not None:
+        tensor: torch.Tensor = _EMPTY(output.shape, output.strides, output.dtype)
+        return tensor
+    return torch.empty_strided(output.shape, output.strides, dtype=output.dtype, device="cpu")
+
+
+def _addresses(plan: Plan, libraries: Sequence[jit.Library]) -> dict[str, int]:
+    """Where each kernel of the plan is. InvalidGraph when the code lacks one."""
+    found = {name: library.address(name) for library in libraries for name in library.symbols}
+    lacking = [name for name in plan.symbols if name not in found]
+    if lacking:
+        raise InvalidGraph(f"the code has no kernel {', '.join(lacking)}", f"plan {plan.name}")
+    return {name: found[name] for name in plan.symbols}
+
+
+def _single(plan: Plan) -> NativeSegment | None:
+    """The segment of a plan that is one native segment of row-major inputs and returns nothing but what it makes; else None."""
+    if len(plan.segments) != 1 or not isinstance(plan.segments[0], NativeSegment):
+        return None
+    segment = plan.segments[0]
+    inputs = {item.value: item for item in plan.inputs if isinstance(item, InputTensor)}
+    made = {output.value for output in segment.outputs}
+    returned = {output.value for output in plan.outputs if isinstance(output, OutputTensor)}
+    row_major = not any(segment.orders)
+    return segment if returned <= made and row_major and inputs.keys() >= set(segment.inputs) else None
+
+
+def _order(plan: Plan, segment: NativeSegment | None) -> tuple[int, ...] | None:
+    """Positions among the arguments of the segment's inputs; None when they are all the arguments in order."""
+    if segment is None:
+        return None
+    positions = {item.value: position for position, item in enumerate(plan.inputs) if isinstance(item, InputTensor)}
+    order = tuple(positions[value] for value in segment.inputs)
+    return None if order == tuple(range(len(plan.inputs))) else order
+
+
+def _returns(plan: Plan, segment: NativeSegment | None) -> tuple[int | None, ...] | None:
+    """For each result of the call the number of the segment's output (None: an int or None); None when they are its outputs in order."""
+    if segment is None:
+        return None
+    made = {output.value: number for number, output in enumerate(segment.outputs)}
+    order = tuple(made[output.value] if isinstance(output, OutputTensor) else None for output in plan.outputs)
+    return None if order == tuple(range(len(segment.outputs))) else order

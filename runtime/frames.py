@@ -1,0 +1,235 @@
+"""Frames: the words that `run_plan` reads, filled in for one shape, one arena and one set of constants.
+
+A call patches only its own input and output pointers. A context holds the arena and the frames of one running call at a time, so
+calls from several threads each take one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..cpu_codegen.contract import BufferSlot, DimSlot, KernelCode
+from ..diagnostics.errors import InvalidGraph
+from .constants import ConstantSet
+from .memory import Arena
+from .plan import NativeSegment, Operand, Section, Step
+from .records import Numbers, SegmentRecord, ShapeRecord, number
+from .runner import HEADER, SECTION, STEP
+
+# Scalar operations below which a section is not split, and twice the least that a thread is woken for.
+MIN_WORK = 1 << 18
+MAX_FRAMES = 64  # frames that a context keeps, and shapes that an executable keeps
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What frames need of the loaded code: kernel addresses, and the work below which a section stays in the calling thread."""
+
+    kernels: Mapping[str, int]
+    min_work: int
+
+
+class Frame:
+    """The words of one segment. `bind(pointers of inputs, then of outputs)` prepares a call; `address` goes to `run_plan`.
+
+    `inside`: words that hold a word's number, to become its address.
+    """
+
+    __slots__ = ("_at", "_memory", "_pack", "address", "constants", "sections", "used")
+
+    def __init__(self, words: Sequence[int], inside: Sequence[int], constants: ConstantSet, externals: tuple[int, int], sections: int) -> None:
+        self._memory = (ctypes.c_int64 * len(words))(*words)
+        self.address = ctypes.addressof(self._memory)
+        for word in inside:
+            self._memory[word] = self.address + 8 * words[word]
+        self.constants = constants  # keeps the memory of the constants while native code may read it
+        self.sections = sections
+        self.used = 0
+        self._at = externals[0] * 8
+        self._pack: Callable[..., None] = struct.Struct(f"={externals[1]}q").pack_into
+
+    def bind(self, pointers: Sequence[int]) -> None:
+        self._pack(self._memory, self._at, *pointers)
+
+    def limit(self, first: int, end: int) -> None:
+        """Lets the next runs execute sections [first, end) only; `sections` is their number."""
+        self._memory[5], self._memory[6] = first, end
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where and for what a frame is written: the shape, the address of the arena, the constants, the most threads of a section,
+    and whether the run looks for changed weights."""
+
+    record: SegmentRecord
+    numbers: Numbers
+    arena: int
+    constants: ConstantSet
+    threads: int
+    watch: bool
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A section in numbers, and each step's kernel with its rows in one unit."""
+
+    units: int
+    block: int
+    grain: int
+    threads: int
+    codes: tuple[tuple[KernelCode, int], ...]
+
+
+def write_frame(segment: NativeSegment, machine: Machine, site: Site) -> Frame:
+    """The frame of one native segment. InvalidGraph when threads or blocks would cut a kernel off its grain."""
+    return _Writer(segment, machine, site).frame()
+
+
+class _Writer:
+    """Collects the words of a frame."""
+
+    def __init__(self, segment: NativeSegment, machine: Machine, site: Site) -> None:
+        self._segment, self._machine, self._site = segment, machine, site
+        self._words: list[int] = []
+        self._inside: list[int] = []
+        self._patches: list[tuple[int, int, int]] = []
+        self._params: dict[tuple[float, ...], int] = {}
+
+    def _put(self, *values: int) -> int:
+        at = len(self._words)
+        self._words.extend(values)
+        return at
+
+    def _point(self, word: int, to: int) -> None:
+        """Makes `word` the address of word `to`."""
+        self._words[word] = to
+        self._inside.append(word)
+
+    def frame(self) -> Frame:
+        segment, words = self._segment, self._words
+        self._put(*[0] * HEADER)
+        count = len(segment.inputs) + len(segment.outputs)
+        externals = self._put(*[0] * count)
+        sections = self._put(*[0] * (SECTION * len(segment.sections)))
+        for at, section in enumerate(segment.sections):
+            self._section(section, sections + at * SECTION)
+        table = self._put()
+        for word, external, offset in self._patches:
+            self._point(self._put(word, external, offset), word)
+        words[2], words[6] = len(self._patches), len(segment.sections)
+        for word, target in ((1, table), (3, externals), (4, sections)):
+            self._point(word, target)
+        if self._site.watch:
+            words[7] = self._site.constants.watch
+        else:
+            self._point(7, self._put(0, 0))
+        return Frame(words, self._inside, self._site.constants, (externals, count), len(segment.sections))
+
+    def _section(self, section: Section, at: int) -> None:
+        cut = self._cut(section)
+        steps = self._put(*[0] * (STEP * len(cut.codes)))
+        self._words[at : at + SECTION] = [0, len(cut.codes), cut.units, cut.block, cut.grain, cut.threads, 0, 0]
+        self._point(at, steps)
+        for n, (step, (code, rows)) in enumerate(zip(section.steps, cut.codes, strict=True)):
+            slots = self._slots(step, code)
+            row = steps + n * STEP
+            self._words[row : row + STEP] = [self._machine.kernels[code.symbol], 0, rows, number(self._site.numbers, code.domain)]
+            self._point(row + 1, slots)
+
+    def _cut(self, section: Section) -> _Cut:
+        numbers = self._site.numbers
+        units, block, grain = number(numbers, section.units), number(numbers, section.block_units), section.grain
+        codes = tuple((step.kernel, number(numbers, step.unit_rows)) for step in section.steps)
+        threads = team(sum(number(numbers, step.kernel.work) for step in section.steps), self._site.threads, self._machine.min_work)
+        other = section.steps[0].alternative
+        if len(section.steps) == 1 and other is not None and pieces(units, grain) < threads:
+            domain = number(numbers, other.domain)
+            if pieces(domain, other.grain) > pieces(units, grain):
+                units, block, grain, codes = domain, 0, other.grain, ((other, 1),)
+        threads = max(1, min(threads, pieces(units, grain)))
+        block = block or max(units, 1)
+        for code, rows in codes:
+            if (threads > 1 and grain * rows % code.grain) or (block < units and block * rows % code.grain):
+                raise InvalidGraph(f"ranges of {code.symbol} start off its grain {code.grain}", f"section {section.label}")
+        return _Cut(units, block, grain, threads, codes)
+
+    def _slots(self, step: Step, code: KernelCode) -> int:
+        """Writes the slots of a kernel; returns the number of their first word, the address of the status word."""
+        start = self._put(*[0] * (1 + len(code.slots)))
+        self._point(start, 0)  # the status word opens the frame
+        for word, slot in enumerate(code.slots, start + 1):
+            if isinstance(slot, DimSlot):
+                self._words[word] = number(self._site.numbers, slot.dim)
+            elif isinstance(slot, BufferSlot):
+                self._buffer(word, step.operands[slot.index])
+            else:
+                self._point(word, self._floats(slot.values))
+        return start
+
+    def _buffer(self, word: int, operand: Operand) -> None:
+        buffer = self._segment.buffers[operand.buffer]
+        offset = number(self._site.numbers, operand.offset)
+        if buffer.kind == "arena":
+            self._words[word] = self._site.arena + self._site.record.offsets[operand.buffer] + offset
+        elif buffer.kind == "constant":
+            self._words[word] = self._site.constants.pointers[buffer.index] + offset
+        else:
+            base = 0 if buffer.kind == "input" else len(self._segment.inputs)
+            self._patches.append((word, base + buffer.index, offset))
+
+    def _floats(self, values: tuple[float, ...]) -> int:
+        """Number of the word where float32 numbers start; equal tuples are stored once."""
+        if values not in self._params:
+            data = bytes((ctypes.c_float * len(values))(*values))  # ctypes rounds; struct would refuse what is beyond float32
+            data += bytes(-len(data) % 8)
+            self._params[values] = self._put(*struct.unpack(f"={len(data) // 8}q", data))
+        return self._params[values]
+
+
+def pieces(units: int, grain: int) -> int:
+    """How many pieces of whole grains a section can be cut into."""
+    return -(-units // grain)
+
+
+def team(work: int, threads: int, min_work: int) -> int:
+    """How many of `threads` are worth waking for `work`: one below `min_work`, and half of that for each above."""
+    if work < min_work:
+        return 1
+    return min(threads, max(1, 2 * work // min_work)) if min_work else threads
+
+
+class Context:
+    """The arena and the frames of one call at a time. The arena has the size of the largest shape so far."""
+
+    def __init__(self) -> None:
+        self._arena = Arena(0)
+        self._frames: dict[tuple[ShapeRecord, int, int], Frame] = {}
+        self._tick = 0
+
+    def frame(
+        self, record: ShapeRecord, at: int, segment: NativeSegment, machine: Machine, constants: ConstantSet, threads: int, watch: bool
+    ) -> Frame:
+        """The frame of segment `at`, made when this context has none for this shape, these constants and this many threads."""
+        key = (record, at, threads)
+        frame = self._frames.get(key)
+        if frame is None or frame.constants is not constants:
+            shape = record.segments[at]
+            assert shape is not None, "a frame is for a native segment"
+            self._reserve(record.arena_bytes)
+            frame = write_frame(segment, machine, Site(shape, record.numbers, self._arena.address, constants, threads, watch))
+            self._frames[key] = frame
+            if len(self._frames) > MAX_FRAMES:
+                del self._frames[min(self._frames, key=lambda k: self._frames[k].used or self._tick + 1)]
+        self._tick += 1
+        frame.used = self._tick
+        return frame
+
+    def _reserve(self, nbytes: int) -> None:
+        if nbytes > self._arena.nbytes:
+            # Every frame holds addresses in the old arena, which goes first so that two never exist at once.
+            self._frames.clear()
+            self._arena = Arena(0)
+            self._arena = Arena(nbytes)

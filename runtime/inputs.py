@@ -1,0 +1,80 @@
+"""The arguments of a call: what is accepted, and what the error says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ..diagnostics.errors import InputError
+from ..graph.dims import Dim
+from ..graph.symbols import solve
+from .plan import Input, InputTensor
+
+Argument = torch.Tensor | int
+# Types whose data is really where `data_ptr` says. Other subclasses are looked at more closely.
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def checked(inputs: Sequence[Input], arguments: Sequence[Any], dense: bool) -> tuple[Argument, ...]:
+    """Returns the arguments as plain tensors and ints of the declared types, copied where `dense` asks for row-major memory.
+
+    InputError for a wrong number, type, dtype or device; shapes are checked by `bind`.
+    """
+    if len(arguments) != len(inputs):
+        raise InputError(f"expected {len(inputs)} arguments, got {len(arguments)}", hint="pass what the model was compiled with, flattened")
+    return tuple(_checked(n, spec, argument, dense) for n, (spec, argument) in enumerate(zip(inputs, arguments, strict=True)))
+
+
+def _checked(position: int, spec: Input, argument: Any, dense: bool) -> Argument:
+    name = described(position, spec)
+    if not isinstance(spec, InputTensor):
+        if isinstance(argument, bool) or not isinstance(argument, int):
+            raise InputError(f"{name}: expected an int, got {type(argument).__name__}")
+        return int(argument)
+    if not isinstance(argument, torch.Tensor):
+        raise InputError(f"{name}: expected a tensor, got {type(argument).__name__}")
+    wanted = spec.type.dtype.torch
+    if argument.dtype is not wanted:
+        raise InputError(f"{name}: expected {wanted}, got {argument.dtype}", hint=f"convert it with .to({wanted}), or compile for the other dtype")
+    if argument.device.type != "cpu":
+        raise InputError(f"{name}: expected a tensor on the CPU, got one on {argument.device}", hint="move it with .cpu()")
+    if argument.layout is not torch.strided:
+        raise InputError(f"{name}: expected a dense tensor, got {argument.layout}", hint="convert it with .to_dense()")
+    tensor = argument
+    if type(argument) not in PLAIN:
+        if isinstance(argument, FakeTensor) or (_pointer(argument) == 0 and argument.numel()):
+            raise InputError(f"{name}: a {type(argument).__name__} has no data of its own", hint="pass a plain tensor")
+        tensor = argument.as_subclass(torch.Tensor)
+    tensor = tensor.resolve_neg()
+    return tensor.detach().contiguous() if dense else tensor
+
+
+def _pointer(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def described(position: int, spec: Input) -> str:
+    """How messages call an argument."""
+    return f"argument {position} ({spec.label!r})" if spec.label else f"argument {position}"
+
+
+def bind(inputs: Sequence[Input], arguments: Sequence[Argument]) -> dict[str, int]:
+    """The values of the symbols in the declared shapes. InputError when a rank or a size does not fit."""
+    pairs: list[tuple[Dim, int, str]] = []
+    for position, (spec, argument) in enumerate(zip(inputs, arguments, strict=True)):
+        name = described(position, spec)
+        if not isinstance(spec, InputTensor):
+            pairs.append((spec.dim, int(argument), name))
+        elif isinstance(argument, torch.Tensor):
+            shape = spec.type.shape
+            if argument.dim() != len(shape):
+                expected = f"[{', '.join(map(str, shape))}]"
+                raise InputError(f"{name}: expected {len(shape)} dimensions, {expected}, got {argument.dim()}, {list(argument.shape)}")
+            pairs += [(dim, size, f"{name}, dimension {axis}") for axis, (dim, size) in enumerate(zip(shape, argument.shape, strict=True))]
+    return solve(pairs)

@@ -1,0 +1,242 @@
+"""The plan: what a compiled model does on every call, as data. `docs/decisions/0001-plan-as-data.md` says why.
+
+A plan is a list of segments over *values*, which are torch tensors with a number. A native segment is a table of steps that one
+native function runs; everything inside it lives in the arena. An ATen step is one call of a PyTorch operation. Sizes are
+expressions (`Dim`) over the symbols that the shapes of the inputs define.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from ..cpu_codegen.contract import DimSlot, KernelCode
+from ..graph.dims import Dim, Poly
+from ..graph.types import DType, TensorType, strides
+
+BufferKind = Literal["input", "output", "constant", "arena"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that steps read or write.
+
+    `index`: position among the segment's inputs or outputs, or in the plan's constants; of no meaning for the arena, where the
+    buffer's place is found from its life. `nbytes` is its size.
+    """
+
+    kind: BufferKind
+    index: int
+    nbytes: Dim
+    dtype: DType
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Part of a buffer: buffer number in the segment, and the byte where the part starts."""
+
+    buffer: int
+    offset: Dim = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel on its operands: `BufferSlot(i)` of `kernel.slots` is `operands[i]`.
+
+    `writes`: numbers of the operands that are written. `reuses`: pairs (written operand, read operand) that may be the same
+    memory, for kernels that read every element before they write it. `unit_rows`: how many rows of the kernel's domain one
+    unit of the section is. `alternative`: the same work cut along another domain, used when that one has too few pieces
+    for the threads; it has the same operands.
+    """
+
+    kernel: KernelCode
+    operands: tuple[Operand, ...]
+    writes: tuple[int, ...]
+    label: str = ""
+    unit_rows: Dim = 1
+    alternative: KernelCode | None = None
+    reuses: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def variants(self) -> tuple[KernelCode, ...]:
+        return (self.kernel,) if self.alternative is None else (self.kernel, self.alternative)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Steps over the same units, entered by the threads once: each thread takes a range of units and runs, for each block of
+    `block_units` of them, every step on that block.
+
+    A step may read what an earlier step of the section wrote for the same units only. `grain`: ranges start at multiples
+    of it. `block_units` 0: one block, which is right for a single step.
+    """
+
+    steps: tuple[Step, ...]
+    units: Dim
+    block_units: Dim = 0
+    grain: int = 1
+
+    @property
+    def label(self) -> str:
+        return " + ".join(step.label or step.kernel.symbol for step in self.steps)
+
+
+def single(step: Step) -> Section:
+    """The section of one step: its units are the rows of the kernel's domain."""
+    return Section((step,), step.kernel.domain, 0, step.kernel.grain)
+
+
+@dataclass(frozen=True)
+class SegmentOutput:
+    """A value that a native segment makes: a tensor allocated for the call, dense in the order of its type."""
+
+    value: int
+    type: TensorType
+
+
+@dataclass(frozen=True)
+class NativeSegment:
+    """Sections in order of execution. `inputs` are values: dense tensors (others are copied first).
+
+    `orders`: for each input the physical order of its dimensions, outermost first, None for row-major; () when all are row-major.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[SegmentOutput, ...]
+    buffers: tuple[Buffer, ...]
+    sections: tuple[Section, ...]
+    orders: tuple[tuple[int, ...] | None, ...] = ()
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(step for section in self.sections for step in section.steps)
+
+
+@dataclass(frozen=True, eq=False)
+class AtenStep:
+    """One PyTorch operation on values. `args` and `kwargs` are as in the call, with `graph.attrs.Slot(i)` where `operands[i]`
+    goes and a Dim where an integer depends on the shapes.
+
+    `results`: the values it makes; more than one, or None among them, for an operation that returns a tuple or list.
+    """
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    operands: tuple[int, ...]
+    results: tuple[int | None, ...]
+    reason: str = ""
+    several: bool = False
+
+
+Segment = NativeSegment | AtenStep
+
+
+@dataclass(frozen=True, eq=False)
+class ConstantSource:
+    """A constant and where it comes from: `derive()` makes it (packed, cast, quantized) from the `watched` tensors.
+
+    It is derived again when a watched tensor was changed in place or got other storage. Tensors made under inference mode have no
+    version, so only new storage is noticed there.
+    """
+
+    watched: tuple[torch.Tensor, ...]
+    derive: Callable[[], torch.Tensor]
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class InputTensor:
+    """Argument of the call that is a tensor; it becomes value `value`."""
+
+    label: str
+    type: TensorType
+    value: int
+
+
+@dataclass(frozen=True)
+class InputInt:
+    """Argument of the call that is a Python int: the value of `dim`."""
+
+    label: str
+    dim: Dim
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """Result of the call: a value."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class OutputDim:
+    """Result of the call: a Python int."""
+
+    dim: Dim
+
+
+Input = InputTensor | InputInt
+Output = OutputTensor | OutputDim | None
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A compiled model without its code. `constant_values`: pairs (value, constant) for constants that ATen steps read or
+    that are returned."""
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    segments: tuple[Segment, ...]
+    constants: tuple[ConstantSource, ...] = ()
+    constant_values: tuple[tuple[int, int], ...] = ()
+    name: str = "plan"
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """Names of all kernels, each once, in order of first use."""
+        native = (segment for segment in self.segments if isinstance(segment, NativeSegment))
+        return tuple(dict.fromkeys(code.symbol for segment in native for step in segment.steps for code in step.variants))
+
+    @cached_property
+    def dims(self) -> tuple[Dim, ...]:
+        """Every expression whose number the plan needs, each once; plain ints are left out."""
+        found: dict[Dim, None] = dict.fromkeys(_dims(self))
+        return tuple(dim for dim in found if not isinstance(dim, int))
+
+
+def _dims(plan: Plan) -> Iterator[Dim]:
+    for item in plan.inputs:
+        yield from item.type.shape if isinstance(item, InputTensor) else (item.dim,)
+    yield from (item.dim for item in plan.outputs if isinstance(item, OutputDim))
+    for segment in plan.segments:
+        yield from _native_dims(segment) if isinstance(segment, NativeSegment) else template_dims((segment.args, segment.kwargs))
+
+
+def _native_dims(segment: NativeSegment) -> Iterator[Dim]:
+    for output in segment.outputs:
+        yield from output.type.shape
+        yield from strides(output.type)
+    yield from (buffer.nbytes for buffer in segment.buffers)
+    for section in segment.sections:
+        yield from (section.units, section.block_units)
+    for step in segment.steps:
+        yield step.unit_rows
+        yield from (operand.offset for operand in step.operands)
+        for code in step.variants:
+            yield from (code.domain, code.work)
+            yield from (slot.dim for slot in code.slots if isinstance(slot, DimSlot))
+
+
+def template_dims(item: Any) -> Iterator[Dim]:
+    """The expressions in the arguments of an ATen step."""
+    if isinstance(item, (tuple, list)):
+        for part in item:
+            yield from template_dims(part)
+    elif isinstance(item, Poly):
+        yield item

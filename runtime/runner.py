@@ -1,0 +1,198 @@
+"""The one native function that runs any segment: `run_plan(frame)`.
+
+It is the same code for every model; what differs is the frame, a block of 8-byte words that `frames.py` writes:
+
+    header    8 words: status (i32), patches, patch count, externals, sections, first section, end section, watch
+    patch     3 words: address of a slot, number of an external pointer, bytes to add
+    section   8 words: steps, step count, units, units in a block, grain, threads, 0, 0
+    step      4 words: kernel, its slots, rows of one unit, domain
+    watch     2 words: rows, row count; a row is 3 words: tensor handle, version, data pointer
+
+First the watched weights are compared: run_plan returns -1 when one has changed. Then the patches put the call's own pointers into
+slots. Then the sections run; the first one that sets the status word stops the run, and its number plus 1 is returned. 0 is success.
+
+Threads are those of torch's OpenMP runtime. A range of units is computed from the team that is really there, so a caller inside a
+parallel region, whose team is one thread, gets the right result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache
+
+from ..cpu_codegen import cache, jit, symbols
+from ..cpu_codegen.builder import I32, I64, PTR, VOID, Function, Module, Val, const, i64
+from ..platforms.target import Target
+
+SYMBOL = "run_plan"
+HEADER, PATCH, SECTION, STEP, ROW = 8, 3, 8, 4, 3
+CHANGED = -1
+# TensorBase::_version() of libtorch_cpu; a member function without arguments is called like a C function of `this`.
+_VERSION = "_ZNK2at10TensorBase8_versionEv"
+_DATA_PTR = "aoti_torch_get_data_ptr"
+_THREADS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+_WATCH = (_VERSION, _DATA_PTR)
+
+
+@lru_cache(maxsize=1)
+def ir() -> str:
+    """LLVM IR text of the runner, the same for every target."""
+    module = Module()
+    _emit_range(module)
+    _emit_worker(module)
+    _emit_row_changed(module)
+    _emit_run(module)
+    return module.text()
+
+
+def compiled(target: Target) -> bytes:
+    """The object of the runner, from the object cache where it is there."""
+    return cache.compiled(ir(), target)
+
+
+class Runner:
+    """The runner loaded into this process. `run(frame address)` lets other Python threads go on meanwhile."""
+
+    def __init__(self, data: bytes) -> None:
+        externals = {name: symbols.address(name) or 0 for name in (*_THREADS, *_WATCH)}
+        self.threads = all(externals[name] for name in _THREADS)
+        self.watch = all(externals[name] for name in _WATCH)
+        # Frames ask for threads and watching only where these are, so a stand-in address is never called.
+        stand_in = next((address for address in externals.values() if address), ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value)
+        self._library = jit.load_object(data, {name: address or stand_in or 0 for name, address in externals.items()})
+        self.run: Callable[[int], int] = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self._library.address(SYMBOL))
+
+
+def _word(f: Function, base: Val, number: int) -> Val:
+    """Address of word `number` from `base`."""
+    return f.gep(base, i64(number), I64)
+
+
+def _int(f: Function, base: Val, number: int) -> Val:
+    return f.load(I64, _word(f, base, number))
+
+
+def _pointer(f: Function, base: Val, number: int) -> Val:
+    return f.load(PTR, _word(f, base, number), 8)
+
+
+def _row(f: Function, table: Val, index: Val, words: int) -> Val:
+    return f.gep(table, index, scale=8 * words)
+
+
+def _emit_range(module: Module) -> None:
+    """section_range(section, begin, end): the steps on units [begin, end), block after block."""
+    f = Function(module, "section_range", VOID, [PTR, I64, I64], internal=True)
+    section, begin, end = f.args
+    steps, count, block = _pointer(f, section, 0), _int(f, section, 1), _int(f, section, 3)
+
+    def run_block(at: Val, _: list[Val]) -> list[Val]:
+        stop = f.smin(f.add(at, block), end)
+
+        def run_step(number: Val, _: list[Val]) -> list[Val]:
+            step = _row(f, steps, number, STEP)
+            rows, domain = _int(f, step, 2), _int(f, step, 3)
+            first, last = f.mul(at, rows), f.smin(f.mul(stop, rows), domain)
+            f.branch(f.icmp("slt", first, last), lambda: _call(f, step, first, last))
+            return []
+
+        return f.loop(i64(0), count, 1, [], run_step)
+
+    f.loop(begin, end, block, [], run_block)
+    f.ret()
+    f.finish()
+
+
+def _call(f: Function, step: Val, first: Val, last: Val) -> list[Val]:
+    f.call_pointer(_pointer(f, step, 0), VOID, [_pointer(f, step, 1), first, last])
+    return []
+
+
+def _emit_worker(module: Module) -> None:
+    """section_worker(section): this thread's share of the units, in whole grains, shares differing by one grain at most."""
+    f = Function(module, "section_worker", VOID, [PTR], internal=True)
+    (section,) = f.args
+    units, grain = _int(f, section, 2), _int(f, section, 4)
+    me = f.convert("sext", f.call("omp_get_thread_num", I32, []), I64)
+    team = f.convert("sext", f.call("omp_get_num_threads", I32, []), I64)
+    grains = f.udiv(f.sub(f.add(units, grain), i64(1)), grain)
+    begin = f.mul(f.udiv(f.mul(grains, me), team), grain)
+    end = f.mul(f.udiv(f.mul(grains, f.add(me, i64(1))), team), grain)
+    f.call("section_range", VOID, [section, begin, f.smin(end, units)])
+    f.ret()
+    f.finish()
+
+
+def _emit_row_changed(module: Module) -> None:
+    """row_changed(row) -> i64: 1 when the tensor's storage or version is not that of the row.
+
+    The version is asked for only when the storage is the same: a parameter whose `.data` became a tensor of inference mode has no
+    version, and asking would throw.
+    """
+    f = Function(module, "row_changed", I64, [PTR], internal=True)
+    (row,) = f.args
+    handle, found = _pointer(f, row, 0), f.alloca(8, 8)
+    f.store(i64(0), found)
+    failed = f.icmp("ne", f.call(_DATA_PTR, I32, [handle, found]), const(I32, 0))
+    moved = f.icmp("ne", f.load(I64, found), _int(f, row, 2))
+
+    def version() -> list[Val]:
+        return [f.convert("zext", f.icmp("ne", f.call(_VERSION, I64, [handle]), _int(f, row, 1)), I64)]
+
+    (result,) = f.branch(f.or_(failed, moved), lambda: [i64(1)], version)
+    f.ret(result)
+    f.finish()
+
+
+def _emit_run(module: Module) -> None:
+    f = Function(module, SYMBOL, I64, [PTR])
+    (frame,) = f.args
+    watch = _pointer(f, frame, 7)
+    rows = _pointer(f, watch, 0)
+
+    def check(number: Val, before: list[Val]) -> list[Val]:
+        return [f.or_(before[0], f.call("row_changed", I64, [_row(f, rows, number, ROW)]))]
+
+    (changed,) = f.loop(i64(0), _int(f, watch, 1), 1, [i64(0)], check)
+    (result,) = f.branch(f.icmp("ne", changed, i64(0)), lambda: [i64(CHANGED)], lambda: [_sections(f, frame)])
+    f.ret(result)
+    f.finish()
+
+
+def _sections(f: Function, frame: Val) -> Val:
+    """Patches, then sections while the status word is 0; gives the number of the failed one plus 1, or 0."""
+    patches, externals, sections = _pointer(f, frame, 1), _pointer(f, frame, 3), _pointer(f, frame, 4)
+
+    def patch(number: Val, _: list[Val]) -> list[Val]:
+        row = _row(f, patches, number, PATCH)
+        pointer = f.load(I64, f.gep(externals, _int(f, row, 1), I64))
+        f.store(f.add(pointer, _int(f, row, 2)), _pointer(f, row, 0))
+        return []
+
+    f.loop(i64(0), _int(f, frame, 2), 1, [], patch)
+    f.store(const(I32, 0), frame, 4)
+
+    def section(number: Val, before: list[Val]) -> list[Val]:
+        def run() -> list[Val]:
+            _section(f, _row(f, sections, number, SECTION))
+            bad = f.icmp("ne", f.load(I32, frame, 4), const(I32, 0))
+            return [f.select(bad, f.add(number, i64(1)), i64(0))]
+
+        return f.branch(f.icmp("eq", before[0], i64(0)), run, lambda: [before[0]])
+
+    return f.loop(_int(f, frame, 5), _int(f, frame, 6), 1, [i64(0)], section)[0]
+
+
+def _section(f: Function, section: Val) -> None:
+    threads = _int(f, section, 5)
+
+    def split() -> list[Val]:
+        f.call("GOMP_parallel", VOID, [Val(PTR, "@section_worker"), section, f.convert("trunc", threads, I32), const(I32, 0)])
+        return []
+
+    def serial() -> list[Val]:
+        f.call("section_range", VOID, [section, i64(0), _int(f, section, 2)])
+        return []
+
+    f.branch(f.icmp("sgt", threads, i64(1)), split, serial)

@@ -1,0 +1,87 @@
+"""Between segments: values by number, ATen steps, and what a native segment demands of the tensors it is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..diagnostics.errors import InvalidGraph
+from ..graph.attrs import Slot
+from ..graph.dims import Poly
+from .plan import AtenStep, Buffer, InputTensor, NativeSegment, OutputTensor, Plan
+from .records import Numbers, number
+
+Values = dict[int, torch.Tensor]
+
+
+def run_aten(step: AtenStep, values: Values, numbers: Numbers) -> None:
+    """Calls the operation and puts its results into `values`. Exceptions of the operation pass through."""
+    operands = [values[value] for value in step.operands]
+    arguments = fill(step.args, operands, numbers)
+    keywords = {name: fill(item, operands, numbers) for name, item in step.kwargs}
+    result = step.target(*arguments, **keywords)
+    results = tuple(result) if step.several else (result,)
+    for value, tensor in zip(step.results, results, strict=True):
+        if value is not None:
+            values[value] = tensor
+
+
+def fill(template: Any, operands: list[torch.Tensor], numbers: Numbers) -> Any:
+    """The arguments of one call: slots become operands, expressions become ints."""
+    if isinstance(template, (list, tuple)):
+        return type(template)([fill(item, operands, numbers) for item in template])
+    if isinstance(template, Slot):
+        return operands[template.index]
+    return numbers[template] if isinstance(template, Poly) else template
+
+
+def take_inputs(segment: NativeSegment, values: Values, doubtful: tuple[Buffer, ...], numbers: Numbers) -> list[torch.Tensor]:
+    """The segment's inputs, dense in the order that it wants. `doubtful`: buffers of inputs that ATen made.
+
+    Kernels take size and type on trust, so these are checked here: InvalidGraph when one is not what the kernels were compiled for.
+    """
+    held = [values[value].contiguous() for value in segment.inputs] if not segment.orders else _ordered(segment, values)
+    for buffer in doubtful:
+        tensor = held[buffer.index] = held[buffer.index].resolve_neg()
+        if tensor.dtype is not buffer.dtype.torch or tensor.nbytes < number(numbers, buffer.nbytes) or not tensor.is_cpu:
+            expected = f"{number(numbers, buffer.nbytes)} bytes of {buffer.dtype}"
+            raise InvalidGraph(f"{buffer.label or 'a value'} is {tensor.dtype}{list(tensor.shape)}, expected {expected}", "between segments")
+    return held
+
+
+def _ordered(segment: NativeSegment, values: Values) -> list[torch.Tensor]:
+    return [dense(values[value], order) for value, order in zip(segment.inputs, segment.orders, strict=True)]
+
+
+def dense(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """The tensor, or a copy whose memory is dense with the dimensions in `order` (None: row-major)."""
+    if order is None:
+        return tensor.contiguous()
+    return tensor.permute(order).contiguous().permute([order.index(axis) for axis in range(len(order))])
+
+
+def untrusted(plan: Plan) -> tuple[tuple[Buffer, ...], ...]:
+    """For each segment, the buffers of inputs that an ATen step made or that are constants; none for ATen steps."""
+    native = [segment for segment in plan.segments if isinstance(segment, NativeSegment)]
+    trusted = {output.value for segment in native for output in segment.outputs}
+    trusted |= {item.value for item in plan.inputs if isinstance(item, InputTensor)}
+
+    def doubtful(segment: NativeSegment) -> tuple[Buffer, ...]:
+        return tuple(b for b in segment.buffers if b.kind == "input" and segment.inputs[b.index] not in trusted)
+
+    return tuple(doubtful(segment) if isinstance(segment, NativeSegment) else () for segment in plan.segments)
+
+
+def last_uses(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """For each segment, the values that nothing needs after it."""
+    needed = {output.value for output in plan.outputs if isinstance(output, OutputTensor)}
+    result: list[tuple[int, ...]] = []
+    for segment in reversed(plan.segments):
+        if isinstance(segment, NativeSegment):
+            touched = [*segment.inputs, *(output.value for output in segment.outputs)]
+        else:
+            touched = [*segment.operands, *(value for value in segment.results if value is not None)]
+        result.append(tuple(dict.fromkeys(value for value in touched if value not in needed)))
+        needed.update(touched)
+    return tuple(reversed(result))

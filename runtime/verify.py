@@ -1,0 +1,78 @@
+"""Checks a plan once, before it runs: a wrong number in it would be a wild pointer later."""
+
+from __future__ import annotations
+
+from ..cpu_codegen.contract import BufferSlot
+from ..diagnostics.errors import InvalidGraph
+from .plan import AtenStep, Buffer, InputTensor, NativeSegment, OutputTensor, Plan, Step
+
+
+def verify(plan: Plan) -> None:
+    """InvalidGraph when a segment uses what does not exist or is not made yet, or leaves an output unwritten."""
+    known = {item.value for item in plan.inputs if isinstance(item, InputTensor)}
+    for value, constant in plan.constant_values:
+        _require(0 <= constant < len(plan.constants), f"value {value} is constant {constant} of {len(plan.constants)}", plan.name)
+        known.add(value)
+    for at, segment in enumerate(plan.segments):
+        where = f"segment {at} of plan {plan.name}"
+        used = segment.inputs if isinstance(segment, NativeSegment) else segment.operands
+        unknown = sorted(set(used) - known)
+        _require(not unknown, f"values {unknown} are used before they are made", where)
+        if isinstance(segment, NativeSegment):
+            _verify_native(segment, len(plan.constants), where)
+            made = [output.value for output in segment.outputs]
+        else:
+            made = _verify_aten(segment, where)
+        _require(len(set(made)) == len(made) and not known & set(made), "a value is made twice", where)
+        known.update(made)
+    unknown = sorted({o.value for o in plan.outputs if isinstance(o, OutputTensor)} - known)
+    _require(not unknown, f"values {unknown} are returned but never made", f"plan {plan.name}")
+
+
+def _verify_aten(step: AtenStep, where: str) -> list[int]:
+    _require(step.several or len(step.results) == 1, f"{step.target} returns one tensor, {len(step.results)} results are expected", where)
+    return [value for value in step.results if value is not None]
+
+
+def _verify_native(segment: NativeSegment, constants: int, where: str) -> None:
+    limits = {"input": len(segment.inputs), "output": len(segment.outputs), "constant": constants}
+    for number, buffer in enumerate(segment.buffers):
+        _require(
+            buffer.kind == "arena" or 0 <= buffer.index < limits[buffer.kind],
+            f"buffer {number} is {buffer.kind} {buffer.index} of {limits.get(buffer.kind)}", where,
+        )
+    _require(len(segment.orders) in (0, len(segment.inputs)), "orders are given for some inputs only", where)
+    ready = {number for number, buffer in enumerate(segment.buffers) if buffer.kind in ("input", "constant")}
+    for section in segment.sections:
+        _require(bool(section.steps) and section.grain > 0, f"section {section.label!r} has no steps or no grain", where)
+        _require(len(section.steps) == 1 or all(s.alternative is None for s in section.steps), "an alternative needs its own section", where)
+        for step in section.steps:
+            _verify_step(step, segment.buffers, ready, f"{step.label or step.kernel.symbol} in {where}")
+    unwritten = {b.index for n, b in enumerate(segment.buffers) if b.kind == "output" and n in ready}
+    lacking = sorted(set(range(len(segment.outputs))) - unwritten)
+    _require(not lacking, f"outputs {lacking} are never written", where)
+
+
+def _verify_step(step: Step, buffers: tuple[Buffer, ...], ready: set[int], where: str) -> None:
+    """Checks one step; `ready` gains the buffers that it writes."""
+    for operand in step.operands:
+        _require(0 <= operand.buffer < len(buffers), f"there is no buffer {operand.buffer}", where)
+    for code in step.variants:
+        top = max((slot.index for slot in code.slots if isinstance(slot, BufferSlot)), default=-1)
+        _require(top < len(step.operands), f"{code.symbol} takes operand {top} of {len(step.operands)}", where)
+        _require(code.grain > 0, f"{code.symbol} has no grain", where)
+    for operand_number, operand in enumerate(step.operands):
+        if operand_number not in step.writes:
+            _require(operand.buffer in ready, f"buffer {operand.buffer} is read before it is written", where)
+    for operand_number in step.writes:
+        _require(0 <= operand_number < len(step.operands), f"there is no operand {operand_number}", where)
+        written = step.operands[operand_number].buffer
+        _require(buffers[written].kind in ("output", "arena"), f"buffer {written} is {buffers[written].kind} and must not be written", where)
+        ready.add(written)
+    for written, read in step.reuses:
+        _require(written in step.writes and read not in step.writes, f"operands {written} and {read} cannot share memory", where)
+
+
+def _require(condition: bool, what: str, where: str) -> None:
+    if not condition:
+        raise InvalidGraph(what, where, "report this; the plan is written by the compiler")

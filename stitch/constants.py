@@ -1,0 +1,52 @@
+"""Constant expressions: values that depend on weights alone are computed once, outside the compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ..graph import attrs as A
+from ..graph.interpret import run
+from ..graph.ir import Graph, Value
+from ..graph.ops import OPS
+from .roots import segment_order
+
+
+def constant_values(outputs: Iterable[Value]) -> tuple[Value, ...]:
+    """The outermost values computed from `constant`s alone (with static shapes); everything below them is out of the graph."""
+    outputs = tuple(outputs)
+    order = segment_order(outputs, set())
+    fixed: set[Value] = set()
+    rooted: set[Value] = set()  # has a constant below: scalars and ranges alone are cheaper to make in the kernel
+    for value in order:
+        if value.op == "constant":
+            fixed.add(value)
+            rooted.add(value)
+        elif OPS[value.op].group not in ("extern",) and value.op != "input" and _static(value) and all(v in fixed for v in value.inputs):
+            fixed.add(value)
+            if any(v in rooted for v in value.inputs):
+                rooted.add(value)
+    used = {operand for value in order if value not in fixed for operand in value.inputs} | set(outputs)
+    return tuple(v for v in order if v in rooted and v in used)
+
+
+def _static(value: Value) -> bool:
+    return all(isinstance(d, int) for d in value.shape) and not isinstance(value.attrs, (A.SliceAttrs, A.IotaAttrs)) or (
+        isinstance(value.attrs, A.SliceAttrs) and isinstance(value.attrs.start, int) and isinstance(value.attrs.length, int)
+        and all(isinstance(d, int) for d in value.shape)) or (
+        isinstance(value.attrs, A.IotaAttrs) and not any(not isinstance(x, (int, float)) for x in (value.attrs.length, value.attrs.start, value.attrs.step)))
+
+
+def watched_tensors(value: Value) -> tuple[torch.Tensor, ...]:
+    """The model's own tensors that a constant expression reads."""
+    graph = Graph((), (value,))
+    return tuple(v.attrs.tensor for v in graph.constants if isinstance(v.attrs, A.ConstantAttrs) and v.attrs.watched)
+
+
+def compute(value: Value) -> torch.Tensor:
+    """The tensor that a constant expression is now."""
+    with torch.no_grad():
+        result = run(Graph((), (value,)), [])[0]
+    assert isinstance(result, torch.Tensor)
+    return result

@@ -1,0 +1,68 @@
+"""Contractions: what their kernels read through pointers, and the loop bodies fused into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph import attrs as A
+from ..graph.dims import symbol
+from ..graph.ir import Value
+from ..graph.types import boolean, f32, i64
+from .domain import Axis, finish_epilogue
+from .loops import Node
+from .lower import Lowering, NeedsBuffer
+from .program import ContractionItem, Strided
+from .views import axes, broadcast_index, reshape_index, strided
+
+
+def lower_epilogue(anchor: Value, roots: Sequence[Value], stored: set[Value]) -> Lowering:
+    """Evaluate `roots` from the accumulators of `anchor`. Raises NeedsBuffer."""
+    if anchor.op == "attention":
+        return _score(anchor, stored)
+    index, _ = axes(anchor.shape, "a")
+    home = {root: reshape_index(index, anchor.shape, root.shape) for root in roots}
+    lowering = Lowering(stored, home, {anchor: index}, anchor.dtype)
+    for root in roots:
+        lowering.store(root, home[root])
+    return lowering
+
+
+def item(anchor: Value, roots: Sequence[Value], stored: set[Value], readable: set[Value]) -> ContractionItem:
+    """The contraction with `roots` as its results. `readable`: values with buffers, inputs and constants."""
+    lowering = lower_epilogue(anchor, roots, stored)
+    shape = anchor.shape if anchor.op != "attention" else anchor.shape[:3] + (anchor.inputs[1].shape[2],)
+    named: list[Axis] = [(f"a{n}", extent) for n, extent in enumerate(shape)]
+    body, params = finish_epilogue(lowering.builder.finish(), named[:-1], named[-1])
+    pointers = []
+    for operand in anchor.inputs[:3] if anchor.op == "attention" else anchor.inputs[:2]:
+        found = strided(operand, readable)
+        if found is None:
+            raise NeedsBuffer(operand, "it is no strided view of a buffer")
+        pointers.append(Strided(*found))
+    writes = (anchor,) if anchor.op == "attention" else tuple(roots)
+    return ContractionItem(anchor, tuple(pointers), body, params, tuple(lowering.operands), writes, tuple(lowering.inlined))
+
+
+def _score(anchor: Value, stored: set[Value]) -> Lowering:
+    """Body of attention: scale, mask and causality of one score; its store goes nowhere and names the result."""
+    assert isinstance(anchor.attrs, A.AttentionAttrs)
+    q, k = anchor.inputs[:2]
+    shape = q.shape[:3] + (k.shape[2],)
+    index, _ = axes(shape, "a")
+    low = Lowering(stored)
+    b = low.builder
+    score = b.op("mul", f32, b.op("acc", f32), b.const(anchor.attrs.scale, f32))
+    floor = b.const(float("-inf"), f32)
+    if anchor.attrs.causal:
+        row = b.add(Node("index", i64, index=symbol("a2", 0, None, shape[2]) if shape[2] != 1 else 0))
+        column = b.add(Node("index", i64, index=symbol("a3", 0, None, shape[3]) if shape[3] != 1 else 0))
+        score = b.op("where", f32, b.op("le", boolean, column, row), score, floor)
+    if len(anchor.inputs) == 4:
+        mask = anchor.inputs[3]
+        node = low.value(mask, broadcast_index(index, mask.shape))
+        if mask.dtype == boolean:
+            score = b.op("where", f32, node, score, floor)
+        else:
+            score = b.op("add", f32, score, b.cast(node, f32))
+    b.store(-1, 0, score)
+    return low

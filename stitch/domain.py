@@ -1,0 +1,103 @@
+"""The loop nest of one kernel: which axes are rows, columns or depth, adjacent axes merged wherever every access allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..graph.dims import Dim, coefficient, product, substitute, symbol, symbols
+from .loops import COLUMN, Body, LoopKernel, hoist_numbers
+from .views import delinearize
+
+Axis = tuple[str, Dim]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Axes of a kernel, outermost first.
+
+    free: no reduction; all axes are alike. c: `rows` x `reduced`, reductions over `reduced`. k: `rows` (the last one becomes the
+    columns), reductions over `reduced` run sequentially inside.
+    """
+
+    rows: tuple[Axis, ...]
+    reduced: tuple[Axis, ...] = ()
+    kind: str = "free"
+
+    @property
+    def extents(self) -> tuple[Dim, Dim]:
+        """(rows, columns) as numbers of points, for comparing domains."""
+        if self.kind == "c":
+            return product(e for _, e in self.rows), product(e for _, e in self.reduced)
+        return product(e for _, e in self.rows[:-1]), product(e for _, e in self.rows[-1:])
+
+
+def _merge(axes: Sequence[Axis], exprs: list[Dim]) -> tuple[list[Axis], list[Dim]]:
+    """Join neighbours i, j wherever every expression has coefficient(i) == coefficient(j) * extent(j)."""
+    result = [a for a in axes if a[1] != 1]
+    at = len(result) - 2
+    while at >= 0:
+        (outer, outer_extent), (inner, inner_extent) = result[at], result[at + 1]
+        if all(_joinable(e, outer, inner, inner_extent) for e in exprs):
+            joined = symbol(inner, 0, None, outer_extent * inner_extent)
+            exprs = [substitute(e, {outer: 0, inner: joined}) for e in exprs]
+            result[at:at + 2] = [(inner, outer_extent * inner_extent)]
+        at -= 1
+        at = min(at, len(result) - 2)
+    return result, exprs
+
+
+def _joinable(expr: Dim, outer: str, inner: str, extent: Dim) -> bool:
+    a, b = coefficient(expr, outer), coefficient(expr, inner)
+    if a is None or b is None:
+        return False
+    return a[0] == b[0] * extent and not {s.name for s in symbols(a[0])} & {outer, inner}
+
+
+def _assign(axes: Sequence[Axis], name: str) -> dict[str, Dim]:
+    """Substitution that expresses `axes` through the single loop axis `name`."""
+    if not axes:
+        return {}
+    extents = tuple(e for _, e in axes)
+    loop = symbol(name, 0, None, product(extents))
+    return dict(zip((n for n, _ in axes), delinearize(loop, extents)))
+
+
+def _with_indices(body: Body, exprs: list[Dim], env: dict[str, Dim]) -> Body:
+    fresh = iter([substitute(e, env) for e in exprs])
+    nodes = tuple(replace(n, index=next(fresh)) for n in body.nodes)
+    stores = tuple(replace(s, index=next(fresh)) for s in body.stores)
+    return replace(body, nodes=nodes, stores=stores)
+
+
+def finish(body: Body, domain: Domain, name: str) -> LoopKernel:
+    """The kernel of a body whose indices use the domain's own axis names: r, c, k take their place."""
+    exprs = [n.index for n in body.nodes] + [s.index for s in body.stores]
+    rows, exprs = _merge(domain.rows, exprs)
+    reduced, exprs = _merge(domain.reduced, exprs)
+    depth: Dim | None = None
+    if domain.kind == "c":
+        env = _assign(rows, "r") | _assign(reduced, "c")
+        row_count: Dim | None = product(e for _, e in rows)
+        columns = product(e for _, e in reduced)
+    elif domain.kind == "k":
+        env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c") | _assign(reduced, "k")
+        row_count, columns = product(e for _, e in rows[:-1]), product(e for _, e in rows[-1:])
+        depth = product(e for _, e in reduced)
+    elif len(rows) <= 1:
+        env, row_count, columns = _assign(rows, "c"), None, product(e for _, e in rows)
+    else:
+        env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
+        row_count, columns = product(e for _, e in rows[:-1]), rows[-1][1]
+    hoisted, params = hoist_numbers(_with_indices(body, exprs, env))
+    return LoopKernel(name, hoisted, row_count, columns, depth, params)
+
+
+def finish_epilogue(body: Body, rows: Sequence[Axis], columns: Axis) -> tuple[Body, tuple[float, ...]]:
+    """The body of a contraction's epilogue: all but the last axis of the result become r, the last one c."""
+    # A result with one column is still stored column by column: its index must say so.
+    column = COLUMN if columns[1] == 1 else 0
+    exprs = [n.index for n in body.nodes] + [s.index + column for s in body.stores]
+    merged, exprs = _merge(rows, exprs)
+    env = _assign(merged, "r") | _assign([columns], "c")
+    return hoist_numbers(_with_indices(body, exprs, env))

@@ -1,0 +1,101 @@
+"""Contractions in their barest form, so that everything around the products is elementwise and fuses like the rest.
+
+    linear(x, w, b)  -> linear(x, w) + b
+    qlinear(x, w, b) -> f32(int_linear(x, w) - zero_point * sum(w)) * (scale_x * scale_w) + b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..graph import build as g
+from ..graph.attrs import AttentionAttrs
+from ..graph.dims import floordiv
+from ..graph.ir import Graph, Value, rebuild, with_inputs
+from ..graph.ops import OPS
+from ..graph.types import boolean, f32, f64, i32, i64
+
+
+def expand_contractions(graph: Graph) -> Graph:
+    """Split biases, scales and zero points off the products."""
+    return rebuild(graph, lambda value, inputs: _expand(with_inputs(value, inputs)))
+
+
+def _expand(value: Value) -> Value:
+    if value.op == "linear" and len(value.inputs) == 3:
+        with g.at(value.origin):
+            product = g.linear(*value.inputs[:2])
+            return g.add(product, g.cast(value.inputs[2], product.dtype))
+    if value.op == "qlinear":
+        with g.at(value.origin):
+            return _expand_qlinear(value)
+    return value
+
+
+def _expand_qlinear(value: Value) -> Value:
+    x, w = value.inputs[:2]
+    xq, wq = x.tensor.qparams, w.tensor.qparams
+    assert xq is not None and wq is not None
+    total = g.int_linear(x, w)
+    if xq.zero_point:
+        share = g.mul(g.reduce(g.cast(w, i32), "sum", 1), xq.zero_point)
+        total = g.sub(total, share)
+    scales = torch.tensor(wq.scale, dtype=torch.float64) * xq.scale[0]
+    factor = g.full(float(scales[0]), f32) if len(wq.scale) == 1 else g.constant(scales.float(), "scales")
+    real = g.mul(g.cast(total, f32), factor)
+    return real if len(value.inputs) == 2 else g.add(real, g.cast(value.inputs[2], f32))
+
+
+def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
+    """Spell out contractions that no kernel takes (`native` says which): multiplications and sums, which any type has."""
+
+    def visit(value: Value, inputs: tuple[Value, ...]) -> Value:
+        value = with_inputs(value, inputs)
+        if OPS[value.op].group != "contraction" or native(value):
+            return value
+        with g.at(value.origin):
+            if value.op == "attention":
+                return rebuild(Graph((), (_attention(value),)), lambda v, i: visit_product(with_inputs(v, i))).outputs[0]
+            return visit_product(value)
+
+    def visit_product(value: Value) -> Value:
+        if value.op not in ("linear", "matmul") or native(value):
+            return value
+        x, y = (g.cast(v, value.dtype) for v in value.inputs[:2])
+        if value.op == "linear":  # [..., 1, K] * [N, K], summed over K
+            return g.reduce(g.mul(g.unsqueeze(x, x.tensor.rank - 1), y), "sum", -1)
+        return g.reduce(g.mul(g.unsqueeze(x, x.tensor.rank), g.unsqueeze(y, y.tensor.rank - 2)), "sum", -2)  # [..., M, K, 1] * [..., 1, K, N]
+
+    return rebuild(graph, visit)
+
+
+def _attention(value: Value) -> Value:
+    """softmax(q k^T scale + mask) v, with a row that is masked everywhere giving zeros."""
+    assert isinstance(value.attrs, AttentionAttrs)
+    wide = f64 if value.dtype == f64 else f32
+    q, k, v = (g.cast(x, wide) for x in value.inputs[:3])
+    heads, groups = q.shape[1], k.shape[1]
+    if heads != groups:
+        times = floordiv(heads, groups)
+        k, v = (g.reshape(g.expand(g.unsqueeze(x, 2), (x.shape[0], groups, times, *x.shape[2:])), (x.shape[0], heads, *x.shape[2:])) for x in (k, v))
+    score = g.mul(g.matmul(q, g.permute(k, (0, 1, 3, 2))), value.attrs.scale)
+    keep = None
+    if value.attrs.causal:
+        rows, columns = g.iota(score.shape[2], i64), g.iota(score.shape[3], i64)
+        keep = g.le(g.unsqueeze(columns, 0), g.unsqueeze(rows, 1))
+    if len(value.inputs) == 4:
+        mask = value.inputs[3]
+        if mask.dtype == boolean:
+            keep = mask if keep is None else g.and_(keep, mask)
+        else:
+            score = g.add(score, g.cast(mask, wide))
+    if keep is not None:
+        score = g.where(keep, score, float("-inf"))
+    top = g.reduce(score, "max", -1, True)
+    masked = g.eq(top, float("-inf"))
+    weight = g.exp(g.sub(score, g.where(masked, 0.0, top)))
+    total = g.reduce(weight, "sum", -1, True)
+    result = g.matmul(g.div(weight, g.where(masked, 1.0, total)), v)
+    return g.cast(result, value.dtype)

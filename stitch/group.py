@@ -1,0 +1,163 @@
+"""Grouping: which stored values are computed by one kernel.
+
+Every stored value starts as its own kernel, with everything below it that has no buffer inlined. Values that cannot be inlined where
+they are wanted (a reduction over other axes, a product wanted transposed) get a buffer and a kernel of their own. Kernels
+over the same domain that share work or data are then joined as long as no dependency runs through a third kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..graph import attrs as A
+from ..graph.dims import product, symbol
+from ..graph.ir import Value
+from ..graph.ops import OPS
+from .domain import Axis, Domain
+from .lower import Lowering, NeedsBuffer
+from .roots import ANCHORS
+from .views import VIEWS, Index, reshape_index
+
+EXPENSIVE = {
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "pow", "atan2",
+    "reduce", "take", "gather", "remainder", "fmod",
+}
+CHEAP_OPS = 6  # elementwise operations that are repeated in a second kernel rather than stored and loaded
+
+
+@dataclass(eq=False)
+class Group:
+    """Stored values computed together. `anchor`: the contraction whose epilogue this is, or None."""
+
+    roots: list[Value]
+    domain: Domain
+    anchor: Value | None = None
+    needs: set[Value] = field(default_factory=set)  # stored values it reads
+    inlined: dict[Value, None] = field(default_factory=dict)
+
+
+def root_index(domain: Domain, root: Value) -> Index:
+    """Where in the domain's axes a root is computed. Raises NeedsBuffer when its shape does not fit the domain."""
+    rows = tuple(e for _, e in domain.rows)
+    row_at = axes_of(domain.rows)
+    if domain.kind == "c":
+        columns = tuple(e for _, e in domain.reduced)
+        if product(root.shape) == product(rows) * product(columns) and product(columns) != 1:
+            return reshape_index(row_at + axes_of(domain.reduced), rows + columns, root.shape)
+    if product(root.shape) != product(rows):
+        raise NeedsBuffer(root, "its shape does not fit this kernel")
+    return reshape_index(row_at, rows, root.shape)
+
+
+def axes_of(named: tuple[Axis, ...]) -> Index:
+    """The axis symbols; 0 where the extent is 1."""
+    return tuple(0 if extent == 1 else symbol(name, 0, None, extent) for name, extent in named)
+
+
+def first_reduction(root: Value, stored: set[Value]) -> Value | None:
+    """The first reduction that would be inlined below `root` (or is `root`)."""
+    stack, seen = [root], set()
+    while stack:
+        value = stack.pop()
+        if value in seen or (value in stored and value is not root) or value.op in ANCHORS:
+            continue
+        seen.add(value)
+        if value.op == "reduce":
+            return value
+        stack.extend(reversed(value.inputs))
+    return None
+
+
+def domains(root: Value, stored: set[Value]) -> list[Domain]:
+    """Loop nests worth trying for a kernel that computes `root`, best first."""
+    names = tuple((f"a{n}", extent) for n, extent in enumerate(root.shape))
+    reduction = first_reduction(root, stored)
+    if reduction is None:
+        return [Domain(names)]
+    assert isinstance(reduction.attrs, A.ReduceAttrs)
+    source = reduction.inputs[0]
+    wanted = reduction.attrs.axes
+    extents = tuple(source.shape[a] for a in wanted)
+    reduced = tuple((f"q{n}", e) for n, e in enumerate(extents))
+    if wanted != tuple(range(source.tensor.rank - len(wanted), source.tensor.rank)):
+        return [Domain(names, reduced, "k")]
+    result = []
+    if root is not reduction and root.shape[root.tensor.rank - len(extents):] == extents:
+        result.append(Domain(names[: len(names) - len(extents)], reduced, "c"))
+    return [*result, Domain(names, reduced, "c")]
+
+
+def lower_group(roots: Iterable[Value], domain: Domain, stored: set[Value]) -> Lowering:
+    """Evaluate all roots in one loop nest, storing each. Raises NeedsBuffer."""
+    roots = list(roots)
+    home = {root: root_index(domain, root) for root in roots}
+    kind = "k" if domain.kind == "k" else "c"
+    lowering = Lowering(stored, home, reduce_axes=domain.reduced, reduce_kind=kind, reductions=product(e for _, e in domain.rows))
+    for root in roots:
+        lowering.store(root, home[root])
+    return lowering
+
+
+def form(root: Value, stored: set[Value]) -> Group:
+    """A kernel of its own for `root`. Raises NeedsBuffer naming a value that must be stored first."""
+    failure: NeedsBuffer | None = None
+    for domain in domains(root, stored):
+        try:
+            lowering = lower_group([root], domain, stored)
+        except NeedsBuffer as error:
+            failure = failure or error
+            continue
+        return _group([root], domain, lowering)
+    assert failure is not None
+    raise failure
+
+
+def _group(roots: list[Value], domain: Domain, lowering: Lowering, anchor: Value | None = None) -> Group:
+    needs = {v for v in lowering.operands if v not in roots}
+    return Group(roots, domain, anchor, needs, lowering.inlined)
+
+
+def is_expensive(value: Value, stored: set[Value]) -> bool:
+    """Whether evaluating `value` twice costs more than storing and loading it."""
+    count, stack = 0, [value]
+    while stack:
+        v = stack.pop()
+        if (v in stored and v is not value) or OPS[v.op].group == "leaf":
+            continue
+        if v.op in EXPENSIVE:
+            return True
+        count += v.op not in VIEWS
+        if count > CHEAP_OPS:
+            return True
+        stack.extend(v.inputs)
+    return False
+
+
+def joined(a: Group, b: Group, stored: set[Value]) -> Group | None:
+    """The two kernels as one, or None when they do not fit or share nothing."""
+    if a.anchor is not None or b.anchor is not None:
+        return None
+    if not _compatible(a.domain, b.domain):
+        return None
+    shares = a.needs & b.needs or b.needs & set(a.roots) or a.inlined.keys() & b.inlined.keys()
+    if not shares:
+        return None
+    for domain in (a.domain, b.domain) if b.domain.kind == "free" else (b.domain, a.domain):
+        try:
+            lowering = lower_group([*a.roots, *b.roots], domain, stored)
+        except NeedsBuffer:
+            continue
+        return _group([*a.roots, *b.roots], domain, lowering)
+    return None
+
+
+def _compatible(a: Domain, b: Domain) -> bool:
+    if "k" in (a.kind, b.kind):
+        return a.kind == b.kind and a.extents == b.extents and [e for _, e in a.reduced] == [e for _, e in b.reduced]
+    if a.kind == "c" and b.kind == "c":
+        return a.extents == b.extents
+    total_a, total_b = product(a.extents), product(b.extents)
+    rows_a, rows_b = a.extents[0], b.extents[0]
+    return total_a == total_b or (a.kind == "c" and total_b == rows_a) or (b.kind == "c" and total_a == rows_b)
+

@@ -1,0 +1,197 @@
+"""The loop IR: what stitching produces and every code generator consumes.
+
+A `LoopKernel` is a straight list of nodes evaluated at every point of a domain of up to three axes:
+
+    r  rows: the parallel axis, cut into [begin, end) by the caller
+    c  columns: the vector axis
+    k  a sequential reduction axis (only in kernels that reduce over an axis that is not the vector axis)
+
+    for r in [begin, end):            rows kernels                     flat kernels:  for c in [begin, end): stores
+        for c: stage 0 reductions
+        for c: stage 1 reductions ...
+        for c: stores
+
+A `reduce` node turns a per-point value into one value for each row (axis "c") or each (r, c) point (axis "k"). A node is
+evaluated in the innermost loop it depends on. Nothing here knows an instruction set.
+
+Index expressions are `graph.dims` polynomials over the axis symbols, dimension symbols and, for gathers, values of other
+nodes (symbols named `%n`, n the node's position). All indices count elements from the start of the buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ..graph.dims import Dim, symbol, symbols
+from ..graph.types import DType, f32
+
+
+@dataclass(frozen=True)
+class Node:
+    """One value of the body. `args` are positions of earlier nodes.
+
+    op            args             fields used
+    load          [guard, other]   buffer, index: element of a buffer; where guard (bool) is false nothing is read and `other` is the value
+    const                          value
+    param                          value: which of the kernel's numbers; the same code serves instances with other numbers
+    index                          index: the integer value of an index expression, dtype i64 or i32
+    acc                            the accumulator that a contraction hands to its epilogue (r = row, c = column of the result)
+    reduce        x                kind: sum prod max min any all argmax argmin; axis "c" or "k"; dtype of the result
+    check         ok (bool)        sets the status word when false for any active lane (an index out of range); no value
+    cast          x                to dtype, as torch's .to()
+    bitcast       x                same bits, other dtype
+    otherwise an elementwise operation of graph.ops (add, mul, exp, where, ...) computed in the dtype of its arguments
+    """
+
+    op: str
+    dtype: DType
+    args: tuple[int, ...] = ()
+    buffer: int = -1
+    index: Dim = 0
+    value: float | int | bool = 0
+    kind: str = ""
+    axis: str = ""
+
+
+@dataclass(frozen=True)
+class Store:
+    """buffer[index] = node, at every point the index depends on (once a row when `c` is not in it). `guard`: node or -1."""
+
+    buffer: int
+    index: Dim
+    node: int
+    guard: int = -1
+
+
+@dataclass(frozen=True)
+class Body:
+    """Nodes in evaluation order, and stores. `buffers[i]` is the element type of buffer i; written ones are in `stores`."""
+
+    nodes: tuple[Node, ...]
+    stores: tuple[Store, ...]
+    buffers: tuple[DType, ...]
+
+    @cached_property
+    def deps(self) -> tuple[frozenset[str], ...]:
+        """Axes that each node's value varies with, a subset of {r, c, k}; reductions drop their axis."""
+        result: list[frozenset[str]] = []
+        for node in self.nodes:
+            axes: set[str] = set()
+            for s in symbols(node.index):
+                axes |= result[int(s.name[1:])] if s.name.startswith("%") else {s.name} & {"r", "c", "k"}
+            for arg in node.args:
+                axes |= result[arg]
+            if node.op == "acc":
+                axes |= {"r", "c"}
+            if node.op == "reduce":
+                axes -= {node.axis}
+            result.append(frozenset(axes))
+        return tuple(result)
+
+    def operands(self, position: int) -> tuple[int, ...]:
+        """Every node that `position` reads, through arguments and through its index expression."""
+        node = self.nodes[position]
+        through_index = tuple(sorted(int(s.name[1:]) for s in symbols(node.index) if s.name.startswith("%")))
+        return node.args + through_index
+
+
+@dataclass(frozen=True)
+class LoopKernel:
+    """A body and its domain. `rows` None: a flat kernel, the caller cuts the columns. `depth`: extent of axis k, or None."""
+
+    name: str
+    body: Body
+    rows: Dim | None
+    cols: Dim
+    depth: Dim | None = None
+    params: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        head = f"kernel {self.name}: r < {self.rows}, c < {self.cols}" + (f", k < {self.depth}" if self.depth is not None else "")
+        return "\n".join([head, *body_lines(self.body)])
+
+
+def body_lines(body: Body) -> list[str]:
+    """Readable text of a body, one line for each node and store."""
+    lines = []
+    for n, node in enumerate(body.nodes):
+        args = ", ".join(f"%{a}" for a in node.args)
+        extra = {
+            "load": f"b{node.buffer}[{node.index}] ", "const": f"{node.value}", "param": f"{node.value}", "index": f"{node.index}", "reduce": f"{node.kind} over {node.axis} of ",
+        }.get(node.op, "")
+        lines.append(f"  %{n} = {node.op} {extra}{args} : {node.dtype}")
+    for store in body.stores:
+        guard = f" if %{store.guard}" if store.guard >= 0 else ""
+        lines.append(f"  b{store.buffer}[{store.index}] = %{store.node}{guard}")
+    return lines
+
+
+ROW: Dim = symbol("r")
+COLUMN: Dim = symbol("c")
+DEPTH: Dim = symbol("k")
+
+
+def axis(name: str, extent: Dim) -> Dim:
+    """The axis symbol with its extent, so that `c % extent` and friends simplify."""
+    return symbol(name, 0, None, extent)
+
+
+@dataclass
+class BodyBuilder:
+    """Appends nodes, giving the position of an equal node when there is one (common subexpressions are shared)."""
+
+    nodes: list[Node] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+    buffers: list[DType] = field(default_factory=list)
+    _known: dict[tuple[Node, str], int] = field(default_factory=dict)
+
+    def add(self, node: Node) -> int:
+        key = (node, repr(node.value))  # 0.0 == -0.0 and 1 == True, but they are different constants
+        position = self._known.get(key)
+        if position is None:
+            position = self._known[key] = len(self.nodes)
+            self.nodes.append(node)
+        return position
+
+    def op(self, name: str, dtype: DType, *args: int) -> int:
+        return self.add(Node(name, dtype, args))
+
+    def const(self, value: float | int | bool, dtype: DType) -> int:
+        return self.add(Node("const", dtype, value=value))
+
+    def cast(self, arg: int, dtype: DType) -> int:
+        return arg if self.nodes[arg].dtype == dtype else self.add(Node("cast", dtype, (arg,)))
+
+    def buffer(self, dtype: DType) -> int:
+        self.buffers.append(dtype)
+        return len(self.buffers) - 1
+
+    def load(self, buffer: int, index: Dim, guard: int = -1, other: int = -1) -> int:
+        args = (guard, other) if guard >= 0 else ()
+        return self.add(Node("load", self.buffers[buffer], args, buffer=buffer, index=index))
+
+    def node_index(self, position: int) -> Dim:
+        """The value of an integer node as a term of an index expression."""
+        return symbol(f"%{position}")
+
+    def store(self, buffer: int, index: Dim, node: int, guard: int = -1) -> None:
+        self.stores.append(Store(buffer, index, node, guard))
+
+    def finish(self) -> Body:
+        return Body(tuple(self.nodes), tuple(self.stores), tuple(self.buffers))
+
+
+_PLAIN = (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, float("inf"), float("-inf"))
+
+
+def hoist_numbers(body: Body) -> tuple[Body, tuple[float, ...]]:
+    """Replace f32 constants other than the plainest by parameters, so that layers that differ in scales share code."""
+    values: list[float] = []
+    nodes: list[Node] = []
+    for node in body.nodes:
+        if node.op == "const" and node.dtype == f32 and node.value not in _PLAIN and node.value == node.value:
+            values.append(float(node.value))
+            node = Node("param", f32, value=len(values) - 1)
+        nodes.append(node)
+    return replace(body, nodes=tuple(nodes)), tuple(values)

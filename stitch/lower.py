@@ -1,0 +1,224 @@
+"""From graph values to loop IR: evaluate a value at an index, inlining everything that has no buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..graph import attrs as A
+from ..graph.dims import Dim, product, symbols
+from ..graph.ir import Value
+from ..graph.ops import OPS
+from ..graph.types import DType, boolean, f32, i32, i64
+from .loops import BodyBuilder, Node
+from .views import VIEWS, Index, axes, broadcast_index, offset, through
+
+
+class NeedsBuffer(Exception):
+    """A value cannot be inlined where it is wanted; with a buffer of its own it can be read."""
+
+    def __init__(self, value: Value, why: str) -> None:
+        super().__init__(f"{value}: {why}")
+        self.value = value
+
+
+@dataclass
+class Lowering:
+    """Evaluates values of one kernel.
+
+    stored: values that have buffers. home: values that this very kernel computes, with the index at which it does. accumulators: anchors
+    whose accumulator is at hand, likewise. reduce_axes: names and extents of the axes that reductions run over, `reduce_kind` c or k.
+    """
+
+    stored: set[Value]
+    home: dict[Value, Index] = field(default_factory=dict)
+    accumulators: dict[Value, Index] = field(default_factory=dict)
+    acc_dtype: DType = f32
+    reduce_axes: tuple[tuple[str, Dim], ...] = ()
+    reduce_kind: str = "c"
+    reductions: Dim = 1  # how many results a reduction has here: one for each row (c), or for each row and column (k)
+    builder: BodyBuilder = field(default_factory=BodyBuilder)
+    operands: dict[Value, int] = field(default_factory=dict)
+    inlined: dict[Value, None] = field(default_factory=dict)
+    _memo: dict[tuple[Value, Index, int], int] = field(default_factory=dict)
+
+    def value(self, value: Value, index: Index, guard: int = -1) -> int:
+        """Position of the node that is `value` at `index`. Raises NeedsBuffer."""
+        key = (value, index, guard)
+        if key not in self._memo:
+            self._memo[key] = self._evaluate(value, index, guard)
+        return self._memo[key]
+
+    def buffer(self, value: Value) -> int:
+        """Number of the buffer that holds a stored value."""
+        if value not in self.operands:
+            self.operands[value] = self.builder.buffer(value.dtype)
+        return self.operands[value]
+
+    def store(self, value: Value, index: Index) -> None:
+        node = self.value(value, index)
+        self.builder.store(self.buffer(value), offset(value.tensor, index), node)
+
+    def _evaluate(self, value: Value, index: Index, guard: int) -> int:
+        if value in self.accumulators:
+            if index != self.accumulators[value]:
+                raise NeedsBuffer(value, "its accumulator is wanted at another index")
+            return self.builder.op("acc", self.acc_dtype)
+        if value in self.stored and not (value in self.home and self.home[value] == index):
+            if value in self.home:
+                raise NeedsBuffer(value, "computed by this kernel at another index")
+            return self._load(value, index, guard)
+        if value.op in VIEWS:
+            return self.value(*through(value, index), guard)
+        self.inlined[value] = None
+        group = OPS[value.op].group
+        if group == "elementwise":
+            args = [self.value(v, broadcast_index(index, v.shape), guard) for v in value.inputs]
+            return self._elementwise(value, args, index)
+        if group == "reduce":
+            return self._reduce(value, index, guard)
+        row = _ROWS.get(value.op)
+        if row is None:
+            raise NeedsBuffer(value, f"{value.op} has a kernel of its own")
+        return row(self, value, index, guard)
+
+    def _load(self, value: Value, index: Index, guard: int) -> int:
+        other = self.builder.const(0, value.dtype) if guard >= 0 else -1
+        return self.builder.load(self.buffer(value), offset(value.tensor, index), guard, other)
+
+    def _elementwise(self, value: Value, args: list[int], index: Index) -> int:
+        if value.op == "cast":
+            return self.builder.cast(args[0], value.dtype)
+        if value.op == "quantize":
+            return self._quantize(value, args[0], index)
+        if value.op == "dequantize":
+            return self._dequantize(value, args[0], index)
+        return self.builder.op(value.op, value.dtype, *args)
+
+    def _scale(self, scale: tuple[float, ...], axis: int | None, invert: bool) -> int:
+        if axis is not None and len(scale) > 1:
+            raise AssertionError("per-channel scales of activations are constants, folded before stitching")
+        return self.builder.const(1.0 / scale[0] if invert else scale[0], f32)
+
+    def _quantize(self, value: Value, x: int, index: Index) -> int:
+        """clamp(round(x / scale) + zero_point); a NaN becomes qmin, because the comparison is false for it."""
+        assert isinstance(value.attrs, A.QuantizeAttrs)
+        q, b = value.attrs.qparams, self.builder
+        scaled = b.op("mul", f32, b.cast(x, f32), self._scale(q.scale, q.axis, True))
+        low, high = b.const(float(q.qmin - q.zero_point), f32), b.const(float(q.qmax - q.zero_point), f32)
+        above = b.op("where", f32, b.op("gt", boolean, scaled, low), scaled, low)
+        inside = b.op("where", f32, b.op("lt", boolean, above, high), above, high)
+        whole = b.cast(b.op("round", f32, inside), i32)
+        if q.zero_point:
+            whole = b.op("add", i32, whole, b.const(q.zero_point, i32))
+        return b.cast(whole, value.dtype)
+
+    def _dequantize(self, value: Value, x: int, index: Index) -> int:
+        q, b = value.inputs[0].tensor.qparams, self.builder
+        assert q is not None
+        whole = b.cast(x, i32)
+        if q.zero_point:
+            whole = b.op("sub", i32, whole, b.const(q.zero_point, i32))
+        return b.op("mul", f32, b.cast(whole, f32), self._scale(q.scale, q.axis, False))
+
+    def _reduce(self, value: Value, index: Index, guard: int) -> int:
+        assert isinstance(value.attrs, A.ReduceAttrs)
+        source = value.inputs[0]
+        wanted = tuple(source.shape[a] for a in value.attrs.axes)
+        if wanted != tuple(extent for _, extent in self.reduce_axes):
+            raise NeedsBuffer(value, "reduces over other extents than this kernel")
+        if product(value.shape) != self.reductions:
+            raise NeedsBuffer(value, "it would be computed again for every element that it is broadcast to")
+        if guard >= 0:
+            raise NeedsBuffer(value, "reduction under a guard")
+        names = {name for name, _ in self.reduce_axes}
+        if self.reduce_kind == "c" and any(s.name in names for i in index for s in symbols(i)):
+            raise NeedsBuffer(value, "its result is wanted along the reduced axis")
+        inner = dict(zip(value.attrs.axes, axes(wanted, "q")[0]))
+        kept = iter(index) if not value.attrs.keepdim else iter([i for a, i in enumerate(index) if a not in inner])
+        full = tuple(inner[a] if a in inner else next(kept) for a in range(source.tensor.rank))
+        arg = self.value(source, full, guard)
+        kind = value.attrs.kind
+        return self.builder.add(Node("reduce", value.dtype, (arg,), kind=kind, axis=self.reduce_kind))
+
+
+def _full(low: Lowering, value: Value, index: Index, guard: int) -> int:
+    assert isinstance(value.attrs, A.FullAttrs)
+    return low.builder.const(value.attrs.value, value.dtype)
+
+
+def _iota(low: Lowering, value: Value, index: Index, guard: int) -> int:
+    assert isinstance(value.attrs, A.IotaAttrs)
+    a, b = value.attrs, low.builder
+    if isinstance(a.start, float) or isinstance(a.step, float):
+        i = b.cast(b.add(Node("index", i64, index=index[0])), value.dtype)
+        start, step = a.start, a.step
+        assert isinstance(start, (int, float)) and isinstance(step, (int, float))
+        return b.op("add", value.dtype, b.op("mul", value.dtype, i, b.const(step, value.dtype)), b.const(start, value.dtype))
+    return b.cast(b.add(Node("index", i64, index=a.start + index[0] * a.step)), value.dtype)
+
+
+def _inside(low: Lowering, position: Dim, extent: Dim, guard: int) -> int:
+    """bool node: 0 <= position < extent, and the guard so far."""
+    b = low.builder
+    at = b.add(Node("index", i64, index=position))
+    ok = b.op("and", boolean, b.op("ge", boolean, at, b.const(0, i64)), b.op("lt", boolean, at, b.add(Node("index", i64, index=extent))))
+    return ok if guard < 0 else b.op("and", boolean, guard, ok)
+
+
+def _pad(low: Lowering, value: Value, index: Index, guard: int) -> int:
+    assert isinstance(value.attrs, A.PadAttrs)
+    source = value.inputs[0]
+    moved = []
+    for i, (before, after), extent in zip(index, value.attrs.amounts, source.shape):
+        moved.append(i - before)
+        if before != 0 or after != 0:
+            guard = _inside(low, i - before, extent, guard)
+    inside = low.value(source, tuple(moved), guard)
+    return inside if guard < 0 else low.builder.op("where", value.dtype, guard, inside, low.builder.const(value.attrs.value, value.dtype))
+
+
+def _concat(low: Lowering, value: Value, index: Index, guard: int) -> int:
+    assert isinstance(value.attrs, A.AxisAttrs)
+    axis, start, result = value.attrs.axis, 0, -1
+    for piece in value.inputs:
+        position = index[axis] - start
+        here = _inside(low, position, piece.shape[axis], guard)
+        node = low.value(piece, index[:axis] + (position,) + index[axis + 1:], here)
+        result = node if result < 0 else low.builder.op("where", value.dtype, here, node, result)
+        start = start + piece.shape[axis]
+    return result
+
+
+def _checked(low: Lowering, position: int, extent: Dim, guard: int) -> Dim:
+    """An index read from memory: reported when out of range, clamped so that the read stays inside."""
+    b = low.builder
+    wide = b.cast(position, i64)
+    zero, end = b.const(0, i64), b.add(Node("index", i64, index=extent))
+    ok = b.op("and", boolean, b.op("ge", boolean, wide, zero), b.op("lt", boolean, wide, end))
+    if guard >= 0:
+        ok = b.op("or", boolean, ok, b.op("logical_not", boolean, guard))
+    b.add(Node("check", boolean, (ok,)))
+    last = b.add(Node("index", i64, index=extent - 1))
+    return b.node_index(b.op("maximum", i64, b.op("minimum", i64, wide, last), zero))
+
+
+def _take(low: Lowering, value: Value, index: Index, guard: int) -> int:
+    assert isinstance(value.attrs, A.AxisAttrs)
+    table, indices = value.inputs
+    axis, rank = value.attrs.axis, indices.tensor.rank
+    at = _checked(low, low.value(indices, index[axis: axis + rank], guard), table.shape[axis], guard)
+    return low.value(table, index[:axis] + (at,) + index[axis + rank:], guard)
+
+
+def _gather(low: Lowering, value: Value, index: Index, guard: int) -> int:
+    assert isinstance(value.attrs, A.AxisAttrs)
+    table, indices = value.inputs
+    at = _checked(low, low.value(indices, index, guard), table.shape[value.attrs.axis], guard)
+    axis = value.attrs.axis
+    return low.value(table, index[:axis] + (at,) + index[axis + 1:], guard)
+
+
+_ROWS: dict[str, Callable[[Lowering, Value, Index, int], int]] = {
+    "full": _full, "iota": _iota, "pad": _pad, "concat": _concat, "take": _take, "gather": _gather,
+}

@@ -1,0 +1,82 @@
+"""Cutting a graph into native segments and calls of PyTorch operations, in an order that gives few segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..graph.ir import Graph, Value
+from ..graph.ops import OPS
+from .constants import constant_values
+
+
+@dataclass(frozen=True, eq=False)
+class Native:
+    """Values computed by native code: `outputs` are those that anything outside reads; `inputs` come from outside."""
+
+    inputs: tuple[Value, ...]
+    constants: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Extern:
+    """One `aten` value, with the `get` values that take its results apart."""
+
+    value: Value
+    elements: tuple[Value, ...]
+
+
+Part = Native | Extern
+
+
+def partition(graph: Graph) -> tuple[tuple[Part, ...], tuple[Value, ...]]:
+    """(parts in execution order, all constant expressions used by any of them)."""
+    constants = constant_values(graph.outputs)
+    ready: set[Value] = {*graph.inputs, *constants}
+    below = _needed(graph, ready)
+    rest = [v for v in below if v not in ready]
+    parts: list[Part] = []
+    while rest:
+        batch = _take(rest, ready, native=True)
+        if batch:
+            parts.append(_native(batch, graph, set(constants)))
+        rest = [v for v in rest if v not in ready]
+        for value in _take(rest, ready, native=False):
+            if value.op == "aten":
+                elements = tuple(u for u in graph.users[value] if u.op == "get")
+                parts.append(Extern(value, tuple(dict.fromkeys(elements))))
+        rest = [v for v in rest if v not in ready]
+    return tuple(p for p in parts if isinstance(p, Extern) or p.outputs), constants
+
+
+def _needed(graph: Graph, ready: set[Value]) -> list[Value]:
+    """Values that have to be computed: nothing below a constant expression."""
+    needed: set[Value] = set()
+    stack = list(graph.outputs)
+    while stack:
+        value = stack.pop()
+        if value not in needed and value not in ready:
+            needed.add(value)
+            stack.extend(value.inputs)
+    return [v for v in graph.order if v in needed]
+
+
+def _take(rest: list[Value], ready: set[Value], native: bool) -> list[Value]:
+    """All values of one kind that can be computed from `ready` alone; they become ready."""
+    taken = []
+    for value in rest:
+        extern = OPS[value.op].group == "extern" and value.op != "call"
+        if extern != native and all(v in ready for v in value.inputs):
+            ready.add(value)
+            taken.append(value)
+    return taken
+
+
+def _native(batch: list[Value], graph: Graph, constants: set[Value]) -> Native:
+    """The segment of `batch`. Scalars and ranges are made again where they are needed, so they leave no segment."""
+    inside = set(batch)
+    outputs = [v for v in batch if graph.is_output(v) or (
+        OPS[v.op].group != "leaf" and any(u not in inside for u in graph.users[v])) or any(u.op == "aten" for u in graph.users[v])]
+    read = dict.fromkeys(operand for v in batch for operand in v.inputs if operand not in inside)
+    inputs = tuple(v for v in read if v not in constants and OPS[v.op].group != "leaf" or v.op == "input")
+    return Native(inputs, tuple(v for v in read if v in constants), tuple(outputs))

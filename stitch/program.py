@@ -1,0 +1,57 @@
+"""What stitching gives the code generators: kernels in execution order and the values that need memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..graph.dims import Dim
+from ..graph.ir import Value
+from .loops import Body, LoopKernel
+
+
+@dataclass(frozen=True, eq=False)
+class LoopItem:
+    """A stitched kernel. `operands[i]` is the value in buffer i of the kernel's body; `writes` are those it computes."""
+
+    kernel: LoopKernel
+    operands: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    fused: tuple[Value, ...]  # everything that is evaluated inside, for explain()
+
+
+@dataclass(frozen=True, eq=False)
+class Strided:
+    """An operand of a contraction: element (i0, i1, ...) lies at offset + sum(i * stride) of the buffer of `value`."""
+
+    value: Value
+    offset: Dim
+    strides: tuple[Dim, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ContractionItem:
+    """A contraction with what is fused into it.
+
+    `pointers`: the operands it reads itself. `epilogue`: loop IR over (r, c) of the result with an `acc` node; for attention it is the
+    body that turns a score (acc, r = (b, h, i) row-major, c = key) into the value that softmax sees, its single store going nowhere.
+    `operands`/`writes` are those of the epilogue's buffers.
+    """
+
+    anchor: Value
+    pointers: tuple[Strided, ...]
+    epilogue: Body
+    params: tuple[float, ...]
+    operands: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    fused: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """One native segment: items in execution order; `stored` are the values that have buffers besides inputs and constants."""
+
+    items: tuple[LoopItem | ContractionItem, ...]
+    inputs: tuple[Value, ...]
+    constants: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    stored: tuple[Value, ...] = field(default=())

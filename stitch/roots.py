@@ -1,0 +1,128 @@
+"""Which values get a buffer before any kernel is formed, and which anchor (contraction) computes which elementwise values.
+
+A contraction hands its accumulators to an epilogue. A value is in the epilogue of anchor `a` when it is computed from a's result
+by elementwise operations at the same position, and nothing else it needs depends on `a`. Where such a value meets anything
+else (a reduction, a view that moves elements, another contraction, an output) it is stored: that is its `root`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..graph.dims import product
+from ..graph.ir import Value
+from ..graph.ops import OPS
+from .views import affine, axes, offset, strip
+
+ANCHORS = ("linear", "int_linear", "matmul", "attention", "call")
+WITH_EPILOGUE = ("linear", "int_linear", "matmul")
+
+
+@dataclass
+class Roots:
+    """`stored`: values with a buffer (anchors' operands and results, outputs). `epilogue`: value -> the anchor that computes it."""
+
+    stored: dict[Value, None] = field(default_factory=dict)  # insertion-ordered set
+    epilogue: dict[Value, Value] = field(default_factory=dict)
+
+
+def segment_order(outputs: Iterable[Value], available: set[Value]) -> list[Value]:
+    """Values computed in a segment, operands first."""
+    result: dict[Value, None] = {}
+    stack: list[tuple[Value, bool]] = [(v, False) for v in reversed(list(outputs))]
+    while stack:
+        value, expanded = stack.pop()
+        if expanded:
+            result[value] = None
+        elif value not in result and value not in available:
+            stack.append((value, True))
+            stack.extend((v, False) for v in reversed(value.inputs))
+    return list(result)
+
+
+def operand_root(operand: Value, available: set[Value], stored: dict[Value, None]) -> Value:
+    """The value that must have a buffer so that `operand` is a strided view of it."""
+    stop = available | stored.keys()
+    index, names = axes(operand.shape, "x")
+    root, at = strip(operand, index, stop)
+    fits = affine(offset(root.tensor, at), operand.shape, names) is not None
+    return root if fits and OPS[root.op].group != "leaf" or root in available and fits else operand
+
+
+def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
+    """Analyse one segment: `outputs` are stored, `available` values (inputs, constants, earlier segments) exist already."""
+    roots = Roots()
+    order = segment_order(outputs, available)
+    position = {v: n for n, v in enumerate(order)}
+    below: dict[Value, int] = {}  # bit set of the anchors that a value depends on
+
+    def source(value: Value) -> Value | None:
+        return roots.epilogue.get(value)
+
+    def store(value: Value) -> None:
+        while value.op == "reshape" and value not in available:
+            value = value.inputs[0]
+        if value not in available:
+            roots.stored[value] = None
+
+    def flush(values: Iterable[Value]) -> None:
+        for value in values:
+            if source(value) is not None:
+                store(value)
+
+    for value in order:
+        below[value] = 0
+        for operand in value.inputs:
+            below[value] |= below.get(operand, 0)
+        if value.op in ANCHORS:
+            flush(value.inputs)
+            for operand in _read_by_pointer(value):
+                root = operand_root(operand, available, roots.stored)
+                if root not in available:
+                    roots.stored[root] = None
+            below[value] |= 1 << position[value]
+            if value.op in WITH_EPILOGUE:
+                roots.epilogue[value] = value
+            else:
+                roots.stored[value] = None
+        elif value.op == "reshape":
+            anchor = source(value.inputs[0])
+            if anchor is not None:
+                roots.epilogue[value] = anchor
+        elif OPS[value.op].group == "elementwise":
+            anchor = _joint_anchor(value, roots, position, below)
+            if anchor is not None:
+                roots.epilogue[value] = anchor
+            flush(v for v in value.inputs if source(v) is not anchor)
+        else:
+            flush(value.inputs)
+    for value in outputs:
+        flush([value])
+        if value not in available:
+            roots.stored[value] = None
+    return roots
+
+
+def _read_by_pointer(anchor: Value) -> tuple[Value, ...]:
+    """Operands that the kernel of an anchor reads from memory itself; others (bias, mask) go through loop bodies."""
+    if anchor.op == "attention":
+        return anchor.inputs[:3]
+    return anchor.inputs
+
+
+def _joint_anchor(value: Value, roots: Roots, position: dict[Value, int], below: dict[Value, int]) -> Value | None:
+    """The anchor whose epilogue can compute an elementwise value, if any: the latest one among its operands."""
+    candidates = [roots.epilogue[v] for v in value.inputs if v in roots.epilogue]
+    if not candidates:
+        return None
+    anchor = max(candidates, key=lambda v: position[v])
+    size = product(value.shape)
+    for operand in value.inputs:
+        if roots.epilogue.get(operand) is anchor:
+            if product(operand.shape) != size:
+                return None  # broadcast up: the result has more elements than the accumulators
+        elif below.get(operand, 0) >> position[anchor] & 1:
+            return None  # needs something that is computed from the anchor's stored result
+    return anchor
+

@@ -1,0 +1,151 @@
+"""Stitching one native segment: from values to kernels in execution order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..graph.ir import Value
+from .contraction import item as contraction_item
+from .contraction import lower_epilogue
+from .domain import Domain, finish
+from .group import Group, form, is_expensive, joined, lower_group
+from .lower import NeedsBuffer
+from .program import ContractionItem, LoopItem, Program
+from .roots import ANCHORS, Roots, find_roots
+
+MAX_STORES = 8  # outputs of one loop nest: more and their write streams evict each other from L1
+
+
+def stitch(outputs: Sequence[Value], inputs: Iterable[Value], constants: Iterable[Value]) -> Program:
+    """Form kernels for everything that `outputs` need. `inputs` and `constants` have memory already."""
+    inputs, constants = tuple(inputs), tuple(constants)
+    available = {*inputs, *constants}
+    roots = find_roots(tuple(outputs), available)
+    stored = available | roots.stored.keys()
+    while True:
+        groups = _form_all(roots, stored, available)
+        again = _repeated(groups, stored)
+        if not again:
+            break
+        for value in again:
+            roots.stored[value] = None
+            stored.add(value)
+    ordered = _in_order(_join_all(_in_order(groups), stored))
+    items = tuple(_item(group, n, stored) for n, group in enumerate(ordered))
+    writes = tuple(v for it in items for v in it.writes)
+    return Program(items, inputs, constants, tuple(outputs), writes)
+
+
+def _form_all(roots: Roots, stored: set[Value], available: set[Value]) -> list[Group]:
+    """One group for each stored value, or for each anchor with its epilogue; stores more values where lowering asks for it."""
+    groups: dict[Value, Group] = {}
+    pending = list(roots.stored)
+    while pending:
+        value = pending.pop()
+        anchor = value if value.op in ANCHORS else roots.epilogue.get(value)
+        key = anchor or value
+        if value in available or (key in groups and value in groups[key].roots):
+            continue
+        try:
+            groups[key] = _form_anchor(anchor, roots, stored) if anchor is not None else form(value, stored)
+        except NeedsBuffer as need:
+            wanted = need.value
+            if anchor is not None and (wanted is anchor or wanted in roots.stored):
+                for v in [v for v, a in roots.epilogue.items() if a is anchor and v is not anchor]:
+                    del roots.epilogue[v]  # the epilogue cannot be computed in place: store the plain result
+                wanted = anchor
+            roots.stored[wanted] = None
+            stored.add(wanted)
+            pending += [value, wanted]
+    return list(groups.values())
+
+
+def _form_anchor(anchor: Value, roots: Roots, stored: set[Value]) -> Group:
+    members = [v for v in roots.stored if roots.epilogue.get(v) is anchor or v is anchor]
+    lowering = lower_epilogue(anchor, members, stored)
+    pointers = anchor.inputs[:3] if anchor.op == "attention" else anchor.inputs[:2]
+    needs = {v for v in lowering.operands if v not in members} | {_base(v, stored) for v in pointers}
+    return Group(members, Domain(()), anchor, needs, lowering.inlined)
+
+
+def _base(operand: Value, stored: set[Value]) -> Value:
+    while operand not in stored:
+        operand = operand.inputs[0]
+    return operand
+
+
+def _repeated(groups: Sequence[Group], stored: set[Value]) -> list[Value]:
+    """Expensive values that several kernels would compute, the outermost ones of each shared expression."""
+    count: dict[Value, int] = {}
+    for group in groups:
+        for value in group.inlined:
+            if value not in stored:
+                count[value] = count.get(value, 0) + 1
+    shared = {v for v, n in count.items() if n > 1 and is_expensive(v, stored)}
+    inner = {operand for v in shared for operand in v.inputs}
+    return [v for v in count if v in shared and v not in inner]
+
+
+def _producers(groups: Sequence[Group]) -> dict[Value, Group]:
+    return {root: group for group in groups for root in group.roots}
+
+
+def _in_order(groups: Sequence[Group]) -> list[Group]:
+    """Producers before consumers."""
+    made = _producers(groups)
+    result: dict[Group, None] = {}
+    stack: list[tuple[Group, bool]] = [(g, False) for g in reversed(groups)]
+    while stack:
+        group, expanded = stack.pop()
+        if expanded:
+            result[group] = None
+        elif group not in result:
+            stack.append((group, True))
+            stack.extend((made[v], False) for v in group.needs if v in made and made[v] not in result and made[v] is not group)
+    return list(result)
+
+
+def _join_all(groups: list[Group], stored: set[Value]) -> list[Group]:
+    """Join kernels over one domain until no pair is left that shares data and may be joined."""
+    at = 0
+    while at < len(groups):
+        group = groups[at]
+        for earlier in groups[:at]:
+            if len(earlier.roots) + len(group.roots) > MAX_STORES or _between(earlier, group, groups):
+                continue
+            both = joined(earlier, group, stored)
+            if both is not None:
+                groups[groups.index(earlier)] = both
+                groups.remove(group)
+                groups = _in_order(groups)
+                at = -1
+                break
+        at += 1
+    return groups
+
+
+def _between(first: Group, last: Group, groups: Sequence[Group]) -> bool:
+    """Whether a dependency runs from `first` to `last` through a third kernel, in either direction."""
+    made = _producers(groups)
+
+    def reaches(start: Group, goal: Group) -> bool:
+        seen: set[Group] = set()
+        stack = [made[v] for v in start.needs if v in made and made[v] is not goal]
+        while stack:
+            group = stack.pop()
+            if group is goal:
+                return True
+            if group not in seen:
+                seen.add(group)
+                stack.extend(made[v] for v in group.needs if v in made)
+        return False
+
+    return reaches(last, first) or reaches(first, last)
+
+
+def _item(group: Group, number: int, stored: set[Value]) -> LoopItem | ContractionItem:
+    if group.anchor is not None:
+        return contraction_item(group.anchor, group.roots, stored, stored)
+    lowering = lower_group(group.roots, group.domain, stored)
+    kernel = finish(lowering.builder.finish(), group.domain, f"k{number}_{group.roots[-1].op}")
+    return LoopItem(kernel, tuple(lowering.operands), tuple(group.roots), tuple(lowering.inlined))

@@ -1,0 +1,136 @@
+"""Index functions: where an element of a view comes from. Views never move data; they change the index that reaches a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph import attrs as A
+from ..graph.dims import Dim, Shape, coefficient, floordiv, mod, product, rejoin, symbol, symbols
+from ..graph.ir import Value
+from ..graph.types import TensorType, strides
+
+Index = tuple[Dim, ...]
+
+
+def linearize(index: Sequence[Dim], shape: Shape) -> Dim:
+    """Row-major position of `index`."""
+    position: Dim = 0
+    for i, extent in zip(index, shape, strict=True):
+        position = position * extent + i
+    return rejoin(position)
+
+
+def delinearize(position: Dim, shape: Shape) -> Index:
+    """The index whose row-major position this is."""
+    result: list[Dim] = []
+    for axis in range(len(shape) - 1, -1, -1):
+        if axis == 0:
+            result.append(position)
+        else:
+            result.append(mod(position, shape[axis]))
+            position = floordiv(position, shape[axis])
+    return tuple(reversed(result))
+
+
+def reshape_index(index: Index, shape: Shape, source: Shape) -> Index:
+    """Index into `source` of the element at `index` of its reshape to `shape`.
+
+    Axes are converted in the smallest groups of equal products, so that dims that a reshape leaves alone stay as they are.
+    """
+    result: list[Dim] = []
+    i = j = 0
+    while i < len(shape) or j < len(source):
+        left, right = [i], [j]
+        i, j = min(i + 1, len(shape)), min(j + 1, len(source))
+        start_i, start_j = left[0], right[0]
+        while product(shape[start_i:i]) != product(source[start_j:j]):
+            grow_left = i < len(shape) and (j >= len(source) or _smaller(product(shape[start_i:i]), product(source[start_j:j])))
+            if grow_left:
+                i += 1
+            elif j < len(source):
+                j += 1
+            else:
+                break
+        result.extend(delinearize(linearize(index[start_i:i], shape[start_i:i]), source[start_j:j]))
+    return tuple(result)
+
+
+def _smaller(a: Dim, b: Dim) -> bool:
+    """Which side of a reshape group has to take in another axis; a guess only affects how large the groups get."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    degree_a = max((len(m) for m, _ in a.terms), default=0) if not isinstance(a, int) else 0
+    degree_b = max((len(m) for m, _ in b.terms), default=0) if not isinstance(b, int) else 0
+    return degree_a < degree_b if degree_a != degree_b else floordiv(b, a) != 0 and isinstance(a, int)
+
+
+def through(view: Value, index: Index) -> tuple[Value, Index]:
+    """(operand, index) that hold the element `index` of a reshape, permute, expand or slice."""
+    source = view.inputs[0]
+    attrs = view.attrs
+    if isinstance(attrs, A.PermuteAttrs):
+        back: list[Dim] = [0] * len(index)
+        for position, axis in enumerate(attrs.order):
+            back[axis] = index[position]
+        return source, tuple(back)
+    if isinstance(attrs, A.SliceAttrs):
+        moved = attrs.start + index[attrs.axis] * attrs.step
+        return source, index[: attrs.axis] + (moved,) + index[attrs.axis + 1:]
+    if view.op == "expand":
+        return source, broadcast_index(index, source.shape)
+    return source, reshape_index(index, view.shape, source.shape)
+
+
+def broadcast_index(index: Index, shape: Shape) -> Index:
+    """Index into an operand of `shape` that is broadcast (right-aligned) to the rank of `index`."""
+    own = index[len(index) - len(shape):]
+    return tuple(0 if extent == 1 else i for i, extent in zip(own, shape, strict=True))
+
+
+VIEWS = ("reshape", "permute", "expand", "slice")
+
+
+def strip(value: Value, index: Index, stop: set[Value]) -> tuple[Value, Index]:
+    """Follow views until something that is no view or is in `stop`."""
+    while value.op in VIEWS and value not in stop:
+        value, index = through(value, index)
+    return value, index
+
+
+def offset(ty: TensorType, index: Index) -> Dim:
+    """Element position of `index` in the dense buffer of a value of type `ty`."""
+    position: Dim = 0
+    for i, step in zip(index, strides(ty), strict=True):
+        position = position + i * step
+    return rejoin(position)
+
+
+def affine(position: Dim, shape: Shape, names: Sequence[str]) -> tuple[Dim, Index] | None:
+    """(base, strides) when `position` is base + sum of stride * axis over the named axes; None when it is not affine."""
+    slopes: list[Dim] = []
+    for name, extent in zip(names, shape, strict=True):
+        if extent == 1:
+            slopes.append(0)
+            continue
+        parts = coefficient(position, name)
+        if parts is None or {s.name for s in symbols(parts[0])} & set(names):
+            return None
+        slopes.append(parts[0])
+        position = parts[1]
+    return position, tuple(slopes)
+
+
+def axes(shape: Shape, prefix: str) -> tuple[Index, tuple[str, ...]]:
+    """One axis symbol for each dimension (0 where the extent is 1), and their names."""
+    names = tuple(f"{prefix}{n}" for n in range(len(shape)))
+    return tuple(0 if extent == 1 else symbol(name, 0, None, extent) for name, extent in zip(names, shape)), names
+
+
+def strided(value: Value, stop: set[Value]) -> tuple[Value, Dim, Index] | None:
+    """(buffer value, base offset, strides of `value`'s axes) when `value` is an affine view of a materialized value."""
+    index, names = axes(value.shape, "x")
+    root, at = strip(value, index, stop)
+    if root not in stop:
+        return None
+    found = affine(offset(root.tensor, at), value.shape, names)
+    return None if found is None else (root, *found)

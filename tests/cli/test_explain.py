@@ -1,0 +1,75 @@
+"""`sashiko explain`: finding the user's function, and what is said when it is not there."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sashiko.cli import explain
+from sashiko.cli.app import run
+from sashiko.diagnostics.errors import InputError
+
+SOURCE = "def make():\n    return 'model', (1, 2)\n\ndef wrong():\n    return 'model'\n\nvalue = 3\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a module in it that no other test knows."""
+    (tmp_path / "explained_example.py").write_text(SOURCE)
+    (tmp_path / "explained_broken.py").write_text("import module_that_nobody_wrote\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("explained_example", "explained_broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("source", ["explained_example:make", "explained_example.py:make"])
+def test_modules_and_files_are_found(source: str) -> None:
+    assert explain.load_example(source) == ("model", (1, 2))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("explained_example", "form MODULE:FUNCTION"),
+        (":make", "form MODULE:FUNCTION"),
+        ("explained_example:", "form MODULE:FUNCTION"),
+        ("explained_example:absent", "no function 'absent'"),
+        ("explained_example:value", "no function 'value'"),
+        ("explained_example:wrong", "returned str"),
+        ("nowhere.at_all:make", "no module 'nowhere.at_all'"),
+        ("absent.py:make", "no file 'absent.py'"),
+    ],
+)
+def test_what_is_wrong_is_said(source: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        explain.load_example(source)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_failing_import_inside_the_module_is_the_users() -> None:
+    with pytest.raises(ModuleNotFoundError, match="module_that_nobody_wrote"):
+        explain.load_example("explained_broken:make")
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_model_is_compiled_and_explained(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[Any] = []
+
+    def compile_(model: object, inputs: object, **options: object) -> str:
+        calls.append((model, inputs, options))
+        return "compiled"
+
+    api = SimpleNamespace(compile=compile_, explain=lambda compiled: f"explanation of {compiled}")
+    monkeypatch.setattr(importlib, "import_module", lambda name: api)
+    assert run(["explain", "explained_example.py:make", "--target", "x86_64_v3", "--precision", "bf16"]) == 0
+    assert capsys.readouterr().out == "explanation of compiled\n"
+    assert calls == [("model", (1, 2), {"precision": "bf16", "target": "x86_64_v3"})]

@@ -1,0 +1,126 @@
+"""Symbolic integers: canonical forms, and every simplification checked against plain integer arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sashiko.graph import dims
+from sashiko.graph.dims import Dim, symbol
+
+RANGES = {"a": (0, 7), "b": (1, 5), "c": (2, 6)}
+SYMBOLS = {name: symbol(name, lo, hi) for name, (lo, hi) in RANGES.items()}
+
+
+@dataclass(frozen=True)
+class Both:
+    """The same expression as a Dim and as a function of plain integers."""
+
+    dim: Dim
+    plain: Callable[[dict[str, int]], int]
+
+
+def leaf(name: str) -> Both:
+    return Both(SYMBOLS[name], lambda env: env[name])
+
+
+def number(n: int) -> Both:
+    return Both(n, lambda env: n)
+
+
+def combine(kind: str, x: Both, y: Both) -> Both:
+    divisor = Both(dims.maximum(y.dim, 1), lambda env: max(y.plain(env), 1))
+    table: dict[str, Callable[[], Both]] = {
+        "+": lambda: Both(x.dim + y.dim, lambda e: x.plain(e) + y.plain(e)),
+        "-": lambda: Both(x.dim - y.dim, lambda e: x.plain(e) - y.plain(e)),
+        "*": lambda: Both(x.dim * y.dim, lambda e: x.plain(e) * y.plain(e)),
+        "//": lambda: Both(dims.floordiv(x.dim, divisor.dim), lambda e: x.plain(e) // divisor.plain(e)),
+        "%": lambda: Both(dims.mod(x.dim, divisor.dim), lambda e: x.plain(e) % divisor.plain(e)),
+        "ceil": lambda: Both(dims.ceildiv(x.dim, divisor.dim), lambda e: -(-x.plain(e) // divisor.plain(e))),
+        "min": lambda: Both(dims.minimum(x.dim, y.dim), lambda e: min(x.plain(e), y.plain(e))),
+        "max": lambda: Both(dims.maximum(x.dim, y.dim), lambda e: max(x.plain(e), y.plain(e))),
+    }
+    return table[kind]()
+
+
+LEAVES = st.one_of(st.sampled_from(sorted(RANGES)).map(leaf), st.integers(0, 9).map(number))
+KINDS = ("+", "-", "*", "//", "%", "ceil", "min", "max")
+EXPRESSIONS = st.recursive(LEAVES, lambda inner: st.builds(combine, st.sampled_from(KINDS), inner, inner), max_leaves=6)
+ENVS = st.fixed_dictionaries({name: st.integers(*bounds) for name, bounds in RANGES.items()})
+
+
+@settings(max_examples=300, deadline=None)
+@given(EXPRESSIONS, ENVS)
+def test_simplification_keeps_the_value(expression: Both, env: dict[str, int]) -> None:
+    assert dims.evaluate(expression.dim, env) == expression.plain(env)
+
+
+@settings(max_examples=300, deadline=None)
+@given(EXPRESSIONS, ENVS)
+def test_bounds_contain_every_value(expression: Both, env: dict[str, int]) -> None:
+    low, high = dims.bounds(expression.dim)
+    value = expression.plain(env)
+    assert (low is None or low <= value) and (high is None or value <= high)
+
+
+@settings(max_examples=300, deadline=None)
+@given(EXPRESSIONS, EXPRESSIONS, ENVS)
+def test_proofs_hold(x: Both, y: Both, env: dict[str, int]) -> None:
+    a, b = x.plain(env), y.plain(env)
+    if dims.less(x.dim, y.dim):
+        assert a < b
+    if dims.non_negative(x.dim):
+        assert a >= 0
+    if b != 0 and dims.divides(y.dim, x.dim):
+        assert a % b == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(EXPRESSIONS, EXPRESSIONS, EXPRESSIONS)
+def test_equal_polynomials_are_equal_objects(x: Both, y: Both, z: Both) -> None:
+    assert x.dim * (y.dim + z.dim) == z.dim * x.dim + y.dim * x.dim
+    assert hash(x.dim * y.dim) == hash(y.dim * x.dim)
+    assert x.dim - x.dim == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(EXPRESSIONS, ENVS)
+def test_linear_coefficient(expression: Both, env: dict[str, int]) -> None:
+    parts = dims.coefficient(expression.dim, "a")
+    if parts is not None:
+        slope, rest = parts
+        assert dims.evaluate(slope, env) * env["a"] + dims.evaluate(rest, env) == expression.plain(env)
+
+
+A, B, C = SYMBOLS["a"], SYMBOLS["b"], SYMBOLS["c"]
+
+
+@pytest.mark.parametrize(("left", "right"), [
+    (dims.product([A, B, 4]), 4 * B * A),
+    ((A * B) // B, A),
+    ((A * 8 + 3) // 8, A),
+    ((A * 8 + 3) % 8, 3),
+    ((A * C) % C, 0),
+    (dims.minimum(A, A + 1), A),
+    (dims.maximum(B, 1), B),
+    (symbol("one", 1, 1), 1),
+    (dims.ceildiv(A * 16, 16), A),
+])
+def test_canonical_forms(left: Dim, right: Dim) -> None:
+    assert left == right
+
+
+def test_an_axis_stays_below_its_extent() -> None:
+    n = symbol("n", 1)
+    i = symbol("i", 0, None, extent=n)
+    assert dims.less(i, n) and (n * 2 + i) % n == i
+    assert not dims.less(n, i)
+
+
+def test_a_missing_symbol_is_named() -> None:
+    with pytest.raises(KeyError, match="b"):
+        dims.evaluate(A + B, {"a": 1})

@@ -1,0 +1,137 @@
+"""The reference interpreter against NumPy in f64 and against torch where torch defines the meaning."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sashiko.diagnostics.errors import InputError, InvalidGraph
+from sashiko.graph import build as b
+from sashiko.graph import interpret
+from sashiko.graph.dims import symbol
+from sashiko.graph.interpret import ELEMENTWISE, ROWS
+from sashiko.graph.ir import Graph, Value
+from sashiko.graph.ops import OPS
+from sashiko.graph.types import QParams, TensorType, bf16, boolean, f32, i8, i64, u8
+
+
+def evaluate(value: Value, *tensors: torch.Tensor) -> torch.Tensor:
+    """The value of a graph over input_(0), input_(1), ..., found by walking it."""
+    found = sorted({v for v in Graph((), (value,)).order if v.op == "input"}, key=lambda v: v.attrs.index)  # type: ignore[attr-defined]
+    result: torch.Tensor = interpret.run(Graph(tuple(found), (value,)), tensors)[0]
+    return result
+
+
+def test_every_operation_has_a_row() -> None:
+    assert set(OPS) - set(ROWS) == {"input", "call"}
+    assert {n for n, s in OPS.items() if s.group == "elementwise"} - set(ELEMENTWISE) == {"cast", "quantize", "dequantize"}
+
+
+def test_quantize_rounds_half_to_even_saturates_and_maps_nan_to_the_lowest() -> None:
+    x = torch.tensor([0.5, 1.5, 2.5, -0.5, 1e9, -1e9, math.nan, math.inf, -math.inf])
+    got = evaluate(b.quantize(b.input_(0, f32, (9,)), i8, QParams((1.0,))), x)
+    assert got.tolist() == [0, 2, 2, 0, 127, -127, -127, 127, -127]
+    unsigned = evaluate(b.quantize(b.input_(0, f32, (9,)), u8, QParams((0.5,), 128, None, 0, 255)), x)
+    assert unsigned.tolist() == [129, 131, 133, 127, 255, 0, 0, 255, 0]
+
+
+def test_per_channel_quantization_follows_its_axis() -> None:
+    x = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
+    q = QParams((0.5, 0.25), 0, 1)
+    x0 = b.input_(0, f32, (2, 2))
+    assert evaluate(b.quantize(x0, i8, q), x).tolist() == [[2, 4], [4, 8]]
+    assert torch.equal(evaluate(b.dequantize(b.quantize(x0, i8, q)), x), x)
+
+
+def test_qlinear_is_exact_integer_arithmetic() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(0, 256, (3, 700)), rng.integers(-127, 128, (5, 700))
+    bias = rng.standard_normal(5).astype(np.float32)
+    xq, wq = QParams((0.1,), 7, None, 0, 255), QParams(tuple(0.01 * (i + 1) for i in range(5)), 0, 0)
+    xv = Value("input", (), b.input_(0, u8, (3, 700)).attrs, TensorType(u8, (3, 700), xq))
+    wv = b.constant(torch.tensor(w, dtype=torch.int8), qparams=wq)
+    got = evaluate(b.qlinear(xv, wv, b.constant(torch.tensor(bias))), torch.tensor(x, dtype=torch.uint8))
+    want = ((x - 7) @ w.T).astype(np.float64) * (0.1 * np.array(wq.scale)) + bias
+    np.testing.assert_allclose(got.numpy(), want, rtol=4 * np.finfo(np.float32).eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["none", "bool", "float"])
+def test_attention_is_its_equation(causal: bool, kind: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 3)
+    keep = torch.rand(2, 1, 1, 6) < 0.7
+    keep[..., 0] = True
+    added = torch.randn(5, 6)
+    score = (q.double() @ k.double().repeat_interleave(2, 1).transpose(-1, -2)) * 0.3
+    score = score.masked_fill(~keep, -math.inf) if kind == "bool" else score + added.double() if kind == "float" else score
+    score = score.masked_fill(~torch.ones(5, 6, dtype=torch.bool).tril(), -math.inf) if causal else score
+    want = torch.softmax(score, -1) @ v.double().repeat_interleave(2, 1)
+    inputs = [b.input_(0, f32, q.shape), b.input_(1, f32, k.shape), b.input_(2, f32, v.shape)]
+    masks = {"none": [], "bool": [keep], "float": [added.reshape(1, 1, 5, 6)]}[kind]
+    mask = [b.input_(3, boolean if kind == "bool" else f32, m.shape) for m in masks]
+    got = evaluate(b.attention(*inputs, *mask, scale=0.3, causal=causal), q, k, v, *masks)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_narrow_products_accumulate_in_f32() -> None:
+    x, w = torch.randn(3, 64).bfloat16(), torch.randn(4, 64).bfloat16()
+    got = evaluate(b.linear(b.input_(0, bf16, (3, 64)), b.constant(w)), x)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), x.double() @ w.double().t(), rtol=1e-5, atol=1e-5)
+
+
+def test_integer_products_are_exact() -> None:
+    x, w = torch.full((1, 4000), -127, dtype=torch.int8), torch.full((2, 4000), 127, dtype=torch.int8)
+    assert evaluate(b.linear(b.input_(0, i8, (1, 4000)), b.constant(w)), x).tolist() == [[-127.0 * 127 * 4000] * 2]
+
+
+@pytest.mark.parametrize(("kind", "want"), [("sum", 0.0), ("prod", 1.0), ("max", -math.inf), ("min", math.inf)])
+def test_reductions_of_nothing_give_the_identity(kind: str, want: float) -> None:
+    n = symbol("n")
+    assert evaluate(b.reduce(b.input_(0, f32, (2, n)), kind, 1), torch.zeros(2, 0)).tolist() == [want, want]
+
+
+def test_maximum_keeps_nan() -> None:
+    x = torch.tensor([math.nan, 1.0])
+    x0 = b.input_(0, f32, (2,))
+    assert evaluate(b.maximum(x0, 0.0), x)[0].isnan() and evaluate(b.reduce(x0, "max"), x).isnan()
+
+
+@pytest.mark.parametrize("op", [b.take, b.gather])
+@pytest.mark.parametrize("bad", [-1, 4])
+def test_indices_out_of_range_raise(op: object, bad: int) -> None:
+    index = torch.tensor([0, bad])
+    table, i = b.input_(0, f32, (4,)), b.input_(1, i64, (2,))
+    value = b.take(table, i) if op is b.take else b.gather(table, i, 0)
+    with pytest.raises(IndexError):
+        evaluate(value, torch.arange(4.0), index)
+
+
+def test_symbols_are_read_from_the_inputs() -> None:
+    n = symbol("n", 1, 8)
+    x = b.input_(0, f32, (n, 2 * n + 1))
+    graph = Graph((x,), (b.scalar(n, i64), b.reshape(x, (n * (2 * n + 1),))))
+    outputs = interpret.run(graph, [torch.zeros(3, 7)])
+    assert outputs[0].item() == 3 and outputs[1].shape == (21,)
+    for wrong in (torch.zeros(3, 8), torch.zeros(9, 19), torch.zeros(3)):
+        with pytest.raises(InputError):
+            interpret.run(graph, [wrong])
+
+
+def test_kernels_get_their_meaning_from_the_caller() -> None:
+    x = b.input_(0, f32, (2,))
+    graph = Graph((x,), (b.call("twice", [x], x.type, [("by", 2)]),))
+    assert interpret.run(graph, [torch.ones(2)], kernels={"twice": lambda t, by: t * by})[0].tolist() == [2.0, 2.0]
+    with pytest.raises(InvalidGraph, match="twice"):
+        interpret.run(graph, [torch.ones(2)])
+
+
+def test_slices_walk_backwards_and_pads_crop() -> None:
+    x = torch.arange(6.0)
+    x0 = b.input_(0, f32, (6,))
+    assert evaluate(b.slice_(x0, 0, 5, 3, -2), x).tolist() == [5.0, 3.0, 1.0]
+    assert evaluate(b.pad(x0, [(-1, 2)], 9.0), x).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 9.0, 9.0]

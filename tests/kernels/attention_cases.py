@@ -1,0 +1,223 @@
+"""Attention problems as graphs with their data, the float64 answer, and how far a kernel may be from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sashiko.cpu_codegen.builder import Module
+from sashiko.cpu_codegen.contract import BufferSlot, KernelCode, ParamSlot
+from sashiko.graph import build as b
+from sashiko.graph.dims import Dim, evaluate, product, symbol
+from sashiko.graph.ir import Value
+from sashiko.graph.types import DType, bf16, boolean, f16, f32, i64
+from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec, HeadStrides, dense, spec_of
+from sashiko.platforms.target import Target
+from sashiko.stitch.contraction import item
+from tests.emulation import Array, Buffer, Call, Runner
+
+Emit = Callable[[Module, Target, AttentionSpec, str], AttentionCode]
+ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+"""Half the distance between neighbours, relative; for bf16 the whole distance, since weights are rounded to it as well as results."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """q [batch, heads, m, depth], k [batch, groups, s, depth], v [batch, groups, s, width].
+
+    mask: none, causal, padding (a [batch, s] integer tensor that becomes an additive mask inside the kernel), keep (bool
+    [batch, 1, m, s] with rows that are all false), added (floats with -inf, [heads, m, s]). fused: q, k, v are views of
+    [batch, s, 3, heads, depth], so that m == s and groups == heads. across: the result is laid out as [batch, m, heads, width].
+    dynamic: batch, m and s are symbols.
+    """
+
+    name: str
+    batch: int
+    heads: int
+    groups: int
+    m: int
+    s: int
+    depth: int
+    width: int
+    mask: str = "none"
+    fused: bool = False
+    across: bool = False
+    dynamic: bool = False
+    columns: bool = False
+    """k and v are stored transposed, so that neighbours in a row are not neighbours in memory."""
+
+
+CASES = (
+    Case("plain", 2, 3, 3, 20, 37, 32, 32),
+    Case("bert", 1, 2, 2, 64, 64, 32, 32, "padding", fused=True, across=True),
+    Case("causal", 1, 2, 2, 45, 45, 16, 16, "causal", dynamic=True),
+    Case("causal_wide", 1, 1, 1, 10, 70, 64, 64, "causal"),
+    Case("keep", 2, 2, 2, 33, 19, 80, 80, "keep", dynamic=True),
+    Case("added", 1, 3, 3, 18, 50, 64, 48, "added"),
+    Case("grouped", 2, 4, 2, 17, 29, 128, 128, "padding", across=True, dynamic=True),
+    Case("decode", 2, 4, 1, 1, 133, 64, 64, "padding"),
+    Case("one_key", 1, 2, 2, 5, 1, 16, 16),
+    Case("odd", 1, 1, 1, 7, 11, 13, 9, "keep", columns=True),
+    Case("long", 1, 2, 2, 50, 515, 24, 40, "added", dynamic=True),
+)
+SYMBOLS = {"B": symbol("B", 1, 64), "M": symbol("M", 1, 4096), "S": symbol("S", 1, 4096)}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A case as a kernel meets it: arrays of q, k, v and of the masks, and the result wanted, [batch, heads, m, width]."""
+
+    case: Case
+    spec: AttentionSpec
+    arrays: tuple[Array, ...]
+    masks: tuple[Array, ...]
+    wanted: torch.Tensor
+    tolerance: torch.Tensor
+    dims: dict[str, int]
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    tensor = tensor.detach().contiguous()
+    return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def problem(case: Case, dtype: DType, seed: int = 0) -> Problem:
+    torch.manual_seed(seed)
+    sizes: tuple[Dim, Dim, Dim] = (case.batch, case.m, case.s)
+    if case.dynamic:
+        sizes = (SYMBOLS["B"], SYMBOLS["S"] if case.fused or case.mask == "causal" else SYMBOLS["M"], SYMBOLS["S"])
+    batch, m, s = sizes
+    q, k, v, tensors, views = _operands(case, dtype, batch, m, s)
+    mask, mask_input, mask_tensor, added = _mask(case, len(tensors), batch, m, s)
+    anchor = b.attention(q, k, v, mask, scale=case.depth**-0.5, causal=case.mask == "causal")
+    inputs = {*tensors, *([mask_input] if mask_input is not None else [])}
+    stitched = item(anchor, (anchor,), set(inputs), set(inputs))
+    out = dense(case.heads, m, case.width)
+    if case.across:
+        out = HeadStrides(product((m, case.heads, case.width)), case.width, case.heads * case.width)
+    spec = spec_of(stitched, out)
+    arrays = tuple(to_array(tensors[pointer.value]) for pointer in stitched.pointers)
+    masks = tuple(to_array(mask_tensor) for _ in stitched.operands) if mask_tensor is not None else ()
+    scores = next(node.dtype for node in spec.score.nodes if node.op == "acc")
+    wanted, tolerance = reference(views, case, dtype, scores, added)
+    return Problem(case, spec, arrays, masks, wanted, tolerance, {"B": case.batch, "M": case.m, "S": case.s})
+
+
+def _operands(
+    case: Case, dtype: DType, batch: Dim, m: Dim, s: Dim
+) -> tuple[Value, Value, Value, dict[Value, torch.Tensor], list[torch.Tensor]]:
+    """Graph values of q, k, v; the inputs they are views of with their data; and q, k, v as tensors."""
+    if case.fused:
+        data = torch.randn(case.batch, case.s, 3, case.heads, case.depth).to(dtype.torch)
+        source = b.input_(0, dtype, (batch, s, 3, case.heads, case.depth))
+        parts = [b.reshape(b.slice_(source, 2, n, 1), (batch, s, case.heads, case.depth)) for n in range(3)]
+        q, k, v = (b.permute(part, (0, 2, 1, 3)) for part in parts)
+        return q, k, v, {source: data}, [data[:, :, n].transpose(1, 2) for n in range(3)]
+    shapes = ((batch, case.heads, m, case.depth), (batch, case.groups, s, case.depth), (batch, case.groups, s, case.width))
+    env = {"B": case.batch, "M": case.m, "S": case.s}
+    values, tensors, views = [], {}, []
+    for n, shape in enumerate(shapes):
+        data = torch.randn([evaluate(extent, env) for extent in shape]).to(dtype.torch)
+        views.append(data)
+        if case.columns and n:
+            source = b.input_(n, dtype, (*shape[:2], shape[3], shape[2]))
+            values.append(b.permute(source, (0, 1, 3, 2)))
+            data = data.transpose(2, 3)
+        else:
+            source = b.input_(n, dtype, shape)
+            values.append(source)
+        tensors[source] = data
+    return values[0], values[1], values[2], tensors, views
+
+
+def _mask(case: Case, number: int, batch: Dim, m: Dim, s: Dim) -> tuple[Value | None, Value | None, torch.Tensor | None, torch.Tensor]:
+    """(mask value, its input, the input's data, what is added to scores)."""
+    full = (case.batch, case.heads, case.m, case.s)
+    low = float("-inf")
+    if case.mask == "causal":
+        return None, None, None, torch.zeros(full).masked_fill(torch.ones(case.m, case.s).triu(1).bool(), low)
+    if case.mask == "padding":
+        data = (torch.arange(case.s) < max(1, case.s - 3)).long().repeat(case.batch, 1)
+        source = b.input_(number, i64, (batch, s))
+        kept = b.ne(b.reshape(source, (batch, 1, 1, s)), 0)
+        mask = b.where(kept, b.full(0.0, f32), b.full(low, f32))
+        return mask, source, data, torch.zeros(full).masked_fill(data[:, None, None] == 0, low)
+    if case.mask == "keep":
+        data = torch.rand(case.batch, 1, case.m, case.s) < 0.6
+        data[:, :, case.m // 2] = False
+        source = b.input_(number, boolean, (batch, 1, m, s))
+        return source, source, data, torch.zeros(full).masked_fill(~data, low)
+    if case.mask == "added":
+        floats = torch.randn(case.heads, case.m, case.s)
+        floats[:, :, :2] = low
+        floats[:, 1] = low
+        source = b.input_(number, f32, (case.heads, m, s))
+        return source, source, floats, floats.expand(full)
+    return None, None, None, torch.zeros(full)
+
+
+def reference(
+    views: Sequence[torch.Tensor], case: Case, dtype: DType, scores_dtype: DType, added: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The answer in float64, and a bound of the error.
+
+    With u the rounding of the arithmetic, which is that of the scores, a score is off by about sqrt(depth) u times the sum of its terms'
+    sizes, a weight relatively by twice that, and a sum over s keys adds sqrt(s) u; 4 times that holds for all elements. Weights and
+    results of 16 bits add their own rounding.
+    """
+    q, k, v = (x.double() for x in views)
+    k, v = (x.repeat_interleave(case.heads // case.groups, 1) for x in (k, v))
+    scale = case.depth**-0.5
+    scores = q @ k.transpose(2, 3) * scale + added.double()
+    top = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - torch.where(top == float("-inf"), torch.zeros_like(top), top))
+    total = weights.sum(-1, keepdim=True)
+    wanted = torch.where(total == 0, torch.zeros_like(total), (weights @ v) / total)
+    arithmetic = ROUNDING[scores_dtype.name]
+    sizes = (q.abs() @ k.abs().transpose(2, 3)).amax() * scale
+    largest = v.abs().amax()
+    bound = 4 * arithmetic * (2 * math.sqrt(case.depth) * sizes + math.sqrt(case.s) + 4) * largest
+    if dtype in (bf16, f16):
+        bound = bound + ROUNDING[dtype.name] * (wanted.abs() + largest)
+    return wanted, bound + torch.zeros_like(wanted)
+
+
+def run(runner: Runner, emit: Emit, given: Problem) -> torch.Tensor:
+    """Runs the kernels, the domain cut in two, and returns the result as [batch, heads, m, width]."""
+    module, spec, case = Module(), given.spec, given.case
+    code = emit(module, runner.target, spec, "attention")
+    out = np.full(case.batch * case.heads * case.m * case.width, 77, given.arrays[0].dtype)
+    workspace = np.full(evaluate(code.workspace_bytes, given.dims), 0xFF, np.uint8)
+    arrays = [*given.arrays, out, workspace, *given.masks]
+    calls: list[Call] = []
+    for kernel in (code.pack, code.run):
+        if kernel is not None:
+            calls += _calls(kernel, given.dims, arrays)
+    result = torch.from_numpy(runner.run_calls(module.text(), arrays, calls)[3])
+    if spec.dtype == bf16:
+        result = result.view(torch.int16).view(torch.bfloat16)
+    shape = (case.batch, case.m, case.heads, case.width) if case.across else (case.batch, case.heads, case.m, case.width)
+    result = result.view(shape)
+    return result.transpose(1, 2) if case.across else result
+
+
+def _calls(kernel: KernelCode, dims: dict[str, int], arrays: list[Array]) -> list[Call]:
+    slots: list[Buffer | int] = []
+    for slot in kernel.slots:
+        if isinstance(slot, ParamSlot):
+            slots.append(Buffer(len(arrays)))
+            arrays.append(np.array(slot.values, np.float32))
+        else:
+            slots.append(Buffer(slot.index) if isinstance(slot, BufferSlot) else evaluate(slot.dim, dims))
+    domain = evaluate(kernel.domain, dims)
+    return [Call(kernel.symbol, tuple(slots), 0, domain // 2), Call(kernel.symbol, tuple(slots), domain // 2, domain)]
+
+
+def check(got: torch.Tensor, given: Problem) -> None:
+    error = (got.double() - given.wanted).abs()
+    worst = (error / given.tolerance).max().item()
+    assert not got.isnan().any() and worst <= 1, f"{given.case.name}: {worst:.2f} times the tolerance"

@@ -1,0 +1,129 @@
+"""Every row of the attention table against float64, on every target that can run here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from sashiko.cpu_codegen import jit
+from sashiko.cpu_codegen.builder import Module
+from sashiko.graph.dims import Func, Poly, evaluate, symbols
+from sashiko.graph.types import DType, bf16, f16, f32, f64
+from sashiko.kernels.attention import ATTENTION, select_attention
+from sashiko.kernels.attention_amx import emit_amx
+from sashiko.kernels.attention_score import by_query, is_causal
+from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec
+from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_AMX, X86_64_V3, X86_64_V4
+from sashiko.platforms.target import Target
+from tests.emulation import Runner, runners
+
+from .attention_cases import CASES, Case, Emit, check, problem, run
+from .tile_emulation import EmulatedTiles
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+def selected(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
+    return select_attention(target, spec).kernel.emit(module, target, spec, name)
+
+
+def emulated(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
+    return emit_amx(module, target, spec, name, EmulatedTiles())
+
+
+def referenced(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
+    return ATTENTION[-1].emit(module, target, spec, name)
+
+
+@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_f32(runner: Runner, case: Case) -> None:
+    given = problem(case, f32)
+    check(run(runner, selected, given), given)
+
+
+@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("name", ["bert", "keep", "odd", "decode"])
+def test_bf16(runner: Runner, name: str) -> None:
+    given = problem(BY_NAME[name], bf16)
+    check(run(runner, selected, given), given)
+
+
+@pytest.mark.parametrize("runner", runners())
+def test_f16(runner: Runner) -> None:
+    given = problem(BY_NAME["plain"], f16)
+    check(run(runner, selected, given), given)
+
+
+@pytest.mark.parametrize("runner", runners(host_only=True, needs=["avx512bw", "avx512vl"]))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_amx_on_emulated_tiles(runner: Runner, case: Case) -> None:
+    given = problem(case, bf16)
+    check(run(runner, emulated, given), given)
+
+
+@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("dtype", [f32, bf16, f16, f64], ids=str)
+@pytest.mark.parametrize("name", ["keep", "odd", "grouped"])
+def test_reference_row(runner: Runner, dtype: DType, name: str) -> None:
+    given = problem(BY_NAME[name], dtype)
+    check(run(runner, referenced, given), given)
+
+
+@pytest.mark.parametrize("emit", [selected, emulated, referenced])
+@pytest.mark.parametrize("runner", runners(host_only=True, needs=["avx512bw", "avx512vl"])[:1])
+def test_nan_stays_in_its_row_and_infinite_scores_do_not_hide(runner: Runner, emit: Emit) -> None:
+    """A NaN in a query makes exactly its row NaN, and so does a score of +inf, as inf - inf in a softmax does."""
+    given = problem(BY_NAME["plain"], bf16 if emit is emulated else f32)
+    q = given.arrays[0].reshape(2, 3, 20, 32)
+    bits = 0x7FC0 if emit is emulated else float("nan")
+    q[1, 2, 5, 7] = bits
+    huge = 0x7F00 if emit is emulated else 2.0**127
+    q[0, 1, 19] = huge
+    got = run(runner, emit, given)
+    broken = got.isnan().any(-1)
+    assert broken[1, 2, 5] and broken[0, 1, 19] and got[1, 2, 5].isnan().all() and broken.sum() == 2
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES if case.mask in ("padding", "added", "keep", "causal")])
+def test_queries_as_columns_mean_the_same_elements(name: str) -> None:
+    """The body over (head, key, query) reads what the body over (row, column) reads, at every point."""
+    given = problem(BY_NAME[name], f32)
+    case, moved = given.case, by_query(given.spec)
+    atoms = {atom for node in moved.nodes if isinstance(node.index, Poly) for term, _ in node.index.terms for atom in term}
+    divided = [atom for atom in atoms if isinstance(atom, Func) and "c" in {s.name for s in symbols(Poly((((atom,), 1),)))}]
+    assert not divided, "a query is divided"
+    for old, new in zip(given.spec.score.nodes, moved.nodes, strict=True):
+        for head, query, key in product(range(case.batch * case.heads), range(case.m), (0, case.s // 2, case.s - 1)):
+            before = evaluate(old.index, {**given.dims, "r": head * case.m + query, "c": key})
+            assert before == evaluate(new.index, {**given.dims, "r": head, "c": query, "k": key})
+
+
+def test_causal_scores_are_recognized() -> None:
+    found = {case.name for case in CASES if is_causal(problem(case, f32).spec, by_query(problem(case, f32).spec))}
+    assert found == {"causal", "causal_wide"}
+
+
+def test_selection_tells_why() -> None:
+    bf16_spec, f32_spec, f64_spec = (problem(BY_NAME["bert"], dtype).spec for dtype in (bf16, f32, f64))
+    assert select_attention(X86_64_AMX, bf16_spec).kernel.name == "attention_bf16_bf16_amxbf16"
+    chosen = select_attention(X86_64_V3, bf16_spec)
+    assert chosen.kernel.name == "attention_bf16_bf16_avx2"
+    assert dict(chosen.refusals)["attention_bf16_bf16_amxbf16"] == "x86_64_v3 lacks amx_bf16, avx512f, avx512bw, avx512vl, avx512dq"
+    assert select_attention(X86_64_V4, f32_spec).kernel.name == "attention_f32_f32_avx512"
+    assert select_attention(NEOVERSE_N1, f32_spec).kernel.name == "attention_f32_f32_neon"
+    last = select_attention(NEOVERSE_N1, f64_spec)
+    assert last.kernel is ATTENTION[-1] and len(last.refusals) == len(ATTENTION) - 1
+    wide = replace(f32_spec, width=2048)
+    assert select_attention(X86_64_V4, wide).kernel is ATTENTION[-1]
+
+
+@pytest.mark.parametrize("name", ["bert", "grouped", "odd"])
+def test_amx_code_uses_tiles(name: str) -> None:
+    """What cannot run here is at least generated, in both forms of k."""
+    module = Module()
+    code = emit_amx(module, X86_64_AMX, problem(BY_NAME[name], bf16).spec, "attention")
+    text = jit.assembly(module.text(), X86_64_AMX)
+    assert code.pack is not None and all(word in text for word in ("ldtilecfg", "tdpbf16ps", "tilestored", "tilerelease", "vcvtne2ps2bf16"))

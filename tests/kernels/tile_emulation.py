@@ -1,0 +1,94 @@
+"""The seven operations on AMX tiles in plain LLVM IR: tile registers are 1 KiB arrays on the stack of the function that uses them.
+
+As in Intel's description of the instructions: integers are multiplied and added exactly in 32 bits; bf16 pairs are added to f32
+accumulators one after the other. Contents do not outlive a function, which no tile of `micro.emit_tile` needs.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from sashiko.cpu_codegen.builder import F32, I8, I16, I32, Function, Val, const, i64
+from sashiko.kernels.amx import ROW_BYTES, ROWS, TILE_BYTES, Tiles
+
+
+class EmulatedTiles(Tiles):
+    """Tiles without AMX. `calls` counts what was emitted."""
+
+    def __init__(self) -> None:
+        self._memory: WeakKeyDictionary[Function, Val] = WeakKeyDictionary()
+        self.calls: dict[str, int] = {}
+
+    def _count(self, name: str) -> None:
+        self.calls[name] = self.calls.get(name, 0) + 1
+
+    def _tile(self, fn: Function, tile: int) -> Val:
+        if fn not in self._memory:
+            self._memory[fn] = fn.alloca(8 * TILE_BYTES)
+        return fn.gep(self._memory[fn], i64(tile * TILE_BYTES))
+
+    def configure(self, fn: Function) -> None:
+        self._count("configure")
+
+    def release(self, fn: Function) -> None:
+        self._count("release")
+
+    def zero(self, fn: Function, tile: int) -> None:
+        self._count("zero")
+        place = self._tile(fn, tile)
+        self._rows(fn, lambda row: fn.store(const(I32.vec(16), 0), fn.gep(place, row, scale=ROW_BYTES)))
+
+    def load(self, fn: Function, tile: int, pointer: Val, pitch: Val, streamed: bool) -> None:
+        self._count("load streamed" if streamed else "load")
+        place = self._tile(fn, tile)
+        self._rows(fn, lambda row: fn.store(fn.load(I8.vec(64), fn.gep(pointer, fn.mul(row, pitch))), fn.gep(place, row, scale=ROW_BYTES)))
+
+    def store(self, fn: Function, tile: int, pointer: Val, pitch: Val) -> None:
+        self._count("store")
+        place = self._tile(fn, tile)
+        self._rows(fn, lambda row: fn.store(fn.load(I8.vec(64), fn.gep(place, row, scale=ROW_BYTES)), fn.gep(pointer, fn.mul(row, pitch))))
+
+    def dot(self, fn: Function, kind: str, acc: int, a: int, b: int) -> None:
+        self._count(kind)
+        c, x, y = (self._tile(fn, tile) for tile in (acc, a, b))
+        bf16 = kind == "tdpbf16ps"
+        ty = (F32 if bf16 else I32).vec(16)
+
+        def row(m: Val, _: list[Val]) -> list[Val]:
+            def group(k: Val, total: list[Val]) -> list[Val]:
+                one = fn.splat(fn.load(I32, fn.gep(fn.gep(x, m, scale=ROW_BYTES), k, I32)), 16)
+                many = fn.load(I32.vec(16), fn.gep(y, k, scale=ROW_BYTES))
+                return [_bf16(fn, total[0], one, many) if bf16 else _int8(fn, total[0], one, many, kind == "tdpbssd")]
+
+            place = fn.gep(c, m, scale=ROW_BYTES)
+            fn.store(fn.loop(i64(0), i64(16), 1, [fn.load(ty, place)], group)[0], place)
+            return []
+
+        fn.loop(i64(0), i64(ROWS), 1, [], row)
+
+    def _rows(self, fn: Function, act: object) -> None:
+        def row(index: Val, _: list[Val]) -> list[Val]:
+            act(index)  # type: ignore[operator]
+            return []
+
+        fn.loop(i64(0), i64(ROWS), 1, [], row)
+
+
+def _int8(fn: Function, total: Val, a: Val, b: Val, signed: bool) -> Val:
+    x = fn.convert("sext" if signed else "zext", fn.convert("bitcast", a, I8.vec(64)), I32.vec(64))
+    y = fn.convert("sext", fn.convert("bitcast", b, I8.vec(64)), I32.vec(64))
+    products = fn.mul(x, y)
+    for j in range(4):
+        total = fn.add(total, fn.shuffle(products, products, [4 * n + j for n in range(16)]))
+    return total
+
+
+def _bf16(fn: Function, total: Val, a: Val, b: Val) -> Val:
+    def half(value: Val, j: int) -> Val:
+        words = fn.convert("bitcast", value, I16.vec(32))
+        wide = fn.convert("zext", fn.shuffle(words, words, [2 * n + j for n in range(16)]), I32.vec(16))
+        return fn.convert("bitcast", fn.shl(wide, const(wide.ty, 16)), F32.vec(16))
+
+    for j in range(2):
+        total = fn.fma(half(a, j), half(b, j), total)
+    return total

@@ -1,0 +1,98 @@
+"""Contractions come out in one spelling, whatever way a model wrote them, and stay as they are where the rules must not reach."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sashiko.graph import build as b
+from sashiko.graph.interpret import run
+from sashiko.graph.ir import Graph, Value
+from sashiko.graph.types import bf16, f32
+from sashiko.rewrite import apply, explain
+from sashiko.rewrite.rules import CANONICAL, contraction
+
+B, S, K, N = 2, 3, 5, 4
+WEIGHT, BIAS = torch.randn(N, K), torch.randn(N)
+X = b.input_(0, f32, (B, S, K), name="x")
+Y = b.input_(1, f32, (N, K), name="y")
+
+
+def weight() -> Value:
+    return b.constant(WEIGHT, watched=True)
+
+
+def bias() -> Value:
+    return b.constant(BIAS, watched=True)
+
+
+def rewritten(root: Value) -> Graph:
+    return apply(Graph((X, Y), (root,)), CANONICAL)
+
+
+def flat() -> Value:
+    return b.reshape(X, (B * S, K))
+
+
+SPELLINGS = {
+    "matmul and add": lambda: b.add(b.matmul(X, b.permute(weight(), (1, 0))), bias()),
+    "add first": lambda: b.add(bias(), b.matmul(X, b.permute(weight(), (1, 0)))),
+    "flattened": lambda: b.add(b.reshape(b.matmul(flat(), b.permute(weight(), (1, 0))), (B, S, N)), bias()),
+    "addmm": lambda: b.reshape(b.add(b.matmul(flat(), b.permute(weight(), (1, 0))), bias()), (B, S, N)),
+    "linear": lambda: b.reshape(b.linear(flat(), weight(), bias()), (B, S, N)),
+    "bias as matrix": lambda: b.add(b.linear(X, weight()), b.expand(b.reshape(bias(), (1, N)), (B, S, N))),
+    "transposed constant": lambda: b.add(b.matmul(X, b.constant(WEIGHT.t().contiguous())), bias()),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=str)
+def test_every_spelling_of_a_layer_becomes_one_linear(spelling: str) -> None:
+    graph = rewritten(SPELLINGS[spelling]())
+    root = graph.outputs[0]
+    assert root.op == "linear" and len(root.inputs) == 3 and root.inputs[0] is X
+    x = torch.randn(B, S, K)
+    expected = F.linear(x.double(), WEIGHT.double(), BIAS.double())
+    bound = K * torch.finfo(torch.float32).eps * (x.abs() @ WEIGHT.abs().t() + BIAS.abs())
+    assert ((run(graph, [x, WEIGHT])[0] - expected).abs() <= bound).all()
+
+
+def test_two_activations_stay_a_matmul() -> None:
+    root = b.matmul(X, b.permute(Y, (1, 0)))
+    assert rewritten(root).outputs[0].op == "matmul"
+    text = explain(contraction.matmul_transposed_weight, Graph((X, Y), (root,)))
+    assert "the right operand is no constant, at <input y" in text
+
+
+def test_a_linear_with_two_readers_keeps_its_sum_outside() -> None:
+    layer = b.linear(X, weight())
+    graph = apply(Graph((X, Y), (b.add(layer, bias()), layer)), CANONICAL)
+    assert [v.op for v in graph.outputs] == ["add", "linear"]
+    assert "expected linear with one user, found an output of the graph" in explain(contraction.add_bias, graph)
+
+
+def test_a_full_matrix_is_no_bias() -> None:
+    root = b.add(b.linear(X, weight()), b.input_(1, f32, (B, S, N)))
+    assert apply(Graph((X, root.inputs[1]), (root,)), CANONICAL).outputs[0].op == "add"
+    assert "is not one row of 4" in explain(contraction.add_bias, Graph((X, root.inputs[1]), (root,)))
+
+
+def test_a_reshape_through_the_summed_axis_stays() -> None:
+    root = b.linear(b.reshape(X, (S, B, K)), weight())
+    assert rewritten(root).outputs[0].op == "reshape", "it keeps the last axis"
+    through = b.linear(b.reshape(X, (S * K, B)), b.constant(torch.ones(3, B)))
+    assert rewritten(through).outputs[0].op == "linear"
+    assert "changes the rows" in explain(contraction.linear_of_reshape, Graph((X, Y), (through,)))
+
+
+def test_batched_matmul_of_decomposed_torch_matmul() -> None:
+    q, k = b.input_(0, f32, (B, 2, S, K)), b.input_(1, f32, (B, 2, K, S))
+    left, right = (b.reshape(b.expand(v, v.shape), (B * 2, *v.shape[2:])) for v in (q, k))
+    graph = apply(Graph((q, k), (b.reshape(b.matmul(left, right), (B, 2, S, S)),)), CANONICAL)
+    assert graph.outputs[0].op == "matmul" and graph.outputs[0].inputs == (q, k)
+
+
+def test_narrow_weights_keep_their_cast_visible() -> None:
+    root = b.matmul(b.cast(X, bf16), b.permute(b.cast(weight(), bf16), (1, 0)))
+    result = rewritten(root).outputs[0]
+    assert result.op == "linear" and result.inputs[1].op == "cast" and result.dtype == f32

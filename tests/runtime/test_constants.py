@@ -1,0 +1,115 @@
+"""Weights are watched: a changed one is derived again before the next result."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from sashiko.diagnostics.errors import InputError
+from sashiko.runtime import constants
+from sashiko.runtime.executable import Code, Executable
+from sashiko.runtime.plan import ConstantSource
+
+
+class Weights:
+    """(x + 2 * w) + v, with a count of how often each constant was derived."""
+
+    def __init__(self, code: Code, chain: type, w: torch.Tensor, v: torch.Tensor) -> None:
+        self.w, self.v = w, v
+        self.derived = {"w": 0, "v": 0}
+        c = chain()
+        (x,) = c.inputs(1)
+        packed = c.constant(ConstantSource((w,), self.double, "w packed"))
+        plain = c.constant(ConstantSource((v,), self.same, "v"))
+        total = c.step("add", [x, packed], c.arena())
+        c.step("add", [total, plain], c.buffer("output", 0))
+        self.executable = Executable(c.plan(1, 1), code)
+
+    def double(self) -> torch.Tensor:
+        self.derived["w"] += 1
+        return self.w * 2
+
+    def same(self) -> torch.Tensor:
+        self.derived["v"] += 1
+        return self.v
+
+    def check(self) -> None:
+        x = torch.randn(self.w.shape)
+        (got,) = self.executable(x)
+        assert isinstance(got, torch.Tensor)
+        torch.testing.assert_close(got, (x + 2 * self.w + self.v).detach(), rtol=0, atol=0)
+
+
+@pytest.fixture(params=["native", "python", "inference"])
+def weights(request: pytest.FixtureRequest, code: Code, chain: type, monkeypatch: pytest.MonkeyPatch) -> Weights:
+    """Watched by native code, by Python where torch has no handles, and without versions."""
+    if request.param == "python":
+        monkeypatch.setattr(constants, "_native_watch_available", lambda: False)
+    if request.param == "inference":
+        with torch.inference_mode():
+            w, v = torch.randn(3, 4), torch.randn(3, 4)
+    else:
+        w, v = torch.nn.Parameter(torch.randn(3, 4)), torch.randn(3, 4)
+    return Weights(code, chain, w, v)
+
+
+def test_unchanged_weights_are_derived_once(weights: Weights) -> None:
+    for _ in range(5):
+        weights.check()
+    assert weights.derived == {"w": 1, "v": 1}
+
+
+def test_a_change_in_place_is_noticed(weights: Weights) -> None:
+    if weights.w.is_inference():
+        pytest.skip("tensors of inference mode have no version: a change in place cannot be noticed, and the documentation says so")
+    weights.check()
+    with torch.no_grad():
+        weights.w.add_(1)
+    weights.check()
+    assert weights.derived == {"w": 2, "v": 1}, "only what came from the changed weight is made again"
+    with torch.no_grad():
+        weights.v[1, 2] = 7
+    weights.check()
+
+
+def test_new_storage_is_noticed(weights: Weights) -> None:
+    weights.check()
+    weights.w.data = torch.randn(3, 4)
+    weights.check()
+    with torch.inference_mode():
+        weights.w.data = torch.randn(3, 4)
+    weights.check()
+    weights.check()
+
+
+def test_another_shape_is_an_error(weights: Weights) -> None:
+    weights.check()
+    weights.w.data = torch.randn(3, 5)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"w packed was torch.float32\[3, 4\] .* now torch.float32\[3, 5\]"):
+            weights.executable(torch.randn(3, 4))
+    weights.w.data = torch.randn(3, 4)
+    weights.check()
+
+
+def test_nothing_is_kept_alive_afterwards(code: Code, chain: type) -> None:
+    w = torch.nn.Parameter(torch.randn(3, 4))
+    holder = Weights(code, chain, w, torch.zeros(3, 4))
+    holder.check()
+    gone, data = weakref.ref(holder.executable), weakref.ref(w)
+    del holder, w
+    gc.collect()
+    assert gone() is None
+    assert data() is None
+
+
+def test_no_weights_at_all(code: Code, chain: type) -> None:
+    c = chain()
+    (x,) = c.inputs(1)
+    fixed = c.constant(ConstantSource((), lambda: torch.full((2, 2), 3.0), "three"))
+    c.step("add", [x, fixed], c.buffer("output", 0))
+    (got,) = Executable(c.plan(1, 1), code)(torch.zeros(2, 2))
+    assert isinstance(got, torch.Tensor)
+    assert got.tolist() == [[3.0, 3.0], [3.0, 3.0]]
