@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from .driver.backend import backend
     from .driver.compile import compile, quantize_and_compile
     from .driver.explain import explain
-    from .driver.model import CompiledModel
-    from .driver.saving import load
+    from .driver.model import CompiledModel, load
     from .quant import quantize
 
 _HOME = {
     "compile": "driver.compile", "quantize_and_compile": "driver.compile", "CompiledModel": "driver.model", "backend": "driver.backend",
-    "explain": "driver.explain", "load": "driver.saving", "quantize": "quant",
+    "explain": "driver.explain", "load": "driver.model", "quantize": "quant",
     **dict.fromkeys(("SashikoError", "Unsupported", "InvalidGraph", "CalibrationError", "ArtifactError", "InputError"), "diagnostics.errors"),
 }
 

@@ -13,16 +13,15 @@ Whoever owns the loops (`loops.py`, the contraction generators) says where: it m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 from ..diagnostics.errors import InvalidGraph
-from ..graph.types import boolean
 from ..platforms.target import Target
-from ..stitch.loops import Body
+from ..stitch.loops import Body, Node
 from . import convert, elementwise, rounding
 from .addresses import Addresses
-from .builder import I32, I64, Function, Val, const
+from .builder import I32, Function, Val, const
 from .division import any_lane
 from .scopes import Point, Scopes
 from .slots import Slots
@@ -173,6 +172,8 @@ class BodyEmitter:
                 self._check(self.operand(node.args[0], lanes, point), point)
                 return const(I32, 0)
         nodes = self.body.nodes
+        if node.op == "div" and (inverse := rounding.exact_inverse(nodes[node.args[1]])) is not None:
+            return self.fn.mul(self.operand(node.args[0], lanes, point), convert.constant(node.dtype, inverse, lanes))
         args = [self.operand(a, lanes, point) for a in node.args]
         numbers = [rounding.never_nan(nodes, a) for a in node.args]
         return elementwise.apply(self.fn, self.target, node.op, nodes[node.args[-1]].dtype, args, numbers)

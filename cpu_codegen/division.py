@@ -7,7 +7,6 @@ which is exact enough where it is used. Nothing here traps, whatever unused lane
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from ..graph.types import DType
 from .builder import Function, Val, const, i64

@@ -177,7 +177,7 @@ _FLOAT: dict[str, Emit] = {
 }
 _INTEGER: dict[str, Emit] = {
     **_COMMON,
-    **{name: _same for name in _ROUNDINGS},
+    **dict.fromkeys(_ROUNDINGS, _same),
     "abs": _abs_int,
     "sign": _sign_int,
     "relu": _relu_int,

@@ -62,7 +62,7 @@ class _Tile:
                     self._prepare(Point(lanes, {"r": r}), "r")
                     for n, c in enumerate(columns):
                         self._vector(Point(lanes, {"r": r, "c": c}), i, i64(n * lanes))
-                    emitter.stores(Point(0, {"r": r}), self._others)
+                    self._once_a_row(Point(0, {"r": r}))
                 return []
 
             fn.loop(i64(0), rows, 1, [], row)
@@ -93,7 +93,7 @@ class _Tile:
                 fn.loop(i64(0), whole, lanes, [], vectors)
                 if not masked:
                     fn.loop(whole, cols, 1, [], elements)
-                emitter.stores(Point(0, {"r": r}), self._others)
+                self._once_a_row(Point(0, {"r": r}))
             return []
 
         fn.loop(i64(0), rows, 1, [], row)
@@ -105,6 +105,11 @@ class _Tile:
         # Every row of the scratch array has room for whole vectors, so its loads need no mask.
         self._emitter.provide(self._node, fn.load(self._ty.vec(point.lanes), pointer))
         self._emitter.stores(point)
+
+    def _once_a_row(self, point: Point) -> None:
+        emitter = self._emitter
+        emitter.checks(point, [n for n in emitter.all_checks if emitter.deps[n] <= {"r"}])
+        emitter.stores(point, self._others)
 
     def _prepare(self, point: Point, axes: str) -> None:
         stores = self._emitter.column_stores

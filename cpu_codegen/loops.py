@@ -8,18 +8,19 @@
 from __future__ import annotations
 
 from ..graph.dims import Dim, bounds
-from ..graph.types import DType, f64, i64 as int64
+from ..graph.types import DType, f64
 from ..platforms.target import Target
 from ..stitch.loops import Body, LoopKernel
 from . import schedule
 from .body import BodyEmitter, Point
-from .builder import I64, PTR, VOID, Function, Module, Val, const, i64
+from .builder import I1, I64, PTR, VOID, Function, Module, Val, const_vec, i64
 from .contract import KernelCode
 from .depth import Depth
 from .reduce import Reduction, State
 from .slots import Slots
 from .sweep import Copies, Sweep, merge_copies
 
+_CHAINS = 4  # independent partial results of a row in registers
 _FLAT_GRAIN = 64  # elements: no two threads write the same cache line of an output
 _SCRATCH_BYTES = 64 * 1024
 _UNROLLED_OPERATIONS = 900  # vector operations of a row written out without a loop
@@ -97,7 +98,7 @@ class _Writer:
             with self.emitter.scope():
                 point = Point(self.lanes, {"r": r})
                 self.emitter.checks(point.scalar, [n for n in self._other_checks if self._body.deps[n]])
-                for position, each in enumerate(self._plan):
+                for each in self._plan:
                     self._resolve(self._roots_within(each, frozenset("r")), [point.scalar])
                     self.emitter.prepare(each.roots(self._body, self._column_stores), self._stores_of(each), point, "r")
                     if in_registers:
@@ -146,22 +147,29 @@ class _Writer:
         vectors, tail = divmod(count, self.lanes)
         points = [row.at(c=i64(n * self.lanes)) for n in range(vectors)]
         if tail:
-            points.append(Point(self.lanes, {**row.axes, "c": i64(vectors * self.lanes)}, self._constant_mask(tail)))
+            mask = const_vec(I1.vec(self.lanes), [lane < tail for lane in range(self.lanes)])
+            points.append(Point(self.lanes, {**row.axes, "c": i64(vectors * self.lanes)}, mask))
         reductions = self._reductions(each)
         roots = each.roots(self._body, self._column_stores)
         self._resolve(roots, points)
-        copies = [[r.identity(self.lanes) for r in reductions] for _ in range(max(1, min(4, len(points))))]
+        copies: Copies = []
         for n, point in enumerate(points):
-            copies[n % len(copies)] = self._updated(each, reductions, point, copies[n % len(copies)])
+            before = copies[n % _CHAINS] if n >= _CHAINS else None
+            copies[n % _CHAINS : n % _CHAINS + 1] = [self._updated(each, reductions, point, before)]
             self._effects(each, point)
         merged = merge_copies(reductions, copies)
         self._provide(each, reductions, [r.across(state) for r, state in zip(reductions, merged)])
 
-    def _updated(self, each: schedule.Pass, reductions: list[Reduction], point: Point, states: list[State]) -> list[State]:
+    def _updated(self, each: schedule.Pass, reductions: list[Reduction], point: Point, states: list[State] | None) -> list[State]:
+        """The states of the pass's reductions with one more point; None: it is the first one."""
         result = []
-        for n, reduction, state in zip(each.reductions, reductions, states):
+        for which, (n, reduction) in enumerate(zip(each.reductions, reductions)):
             x = self.emitter.operand(self._body.nodes[n].args[0], point.lanes, point)
-            result.append(reduction.update(state, x, self._position(point) if reduction.needs_position else None, point.mask))
+            position = self._position(point) if reduction.needs_position else None
+            if states is None:
+                result.append(reduction.start(x, position, point.mask))
+            else:
+                result.append(reduction.update(states[which], x, position, point.mask))
         return result
 
     def _effects(self, each: schedule.Pass, point: Point) -> None:
@@ -236,7 +244,7 @@ class _Writer:
     def _fits_in_registers(self) -> bool:
         """Whether a row is so short that all its vectors stay in registers between the passes."""
         columns = self._kernel.cols
-        if not isinstance(columns, int) or len(self._plan) < 2 or self._depth is not None:
+        if not isinstance(columns, int) or columns == 0 or len(self._plan) < 2 or self._depth is not None:
             return False
         vectors, tail = divmod(columns, self.lanes)
         if tail and not self._target.masked_memory:
@@ -260,7 +268,3 @@ class _Writer:
                     arrays[n] = self._fn.alloca(max(size, 64))
                     room -= size
         return arrays
-
-    def _constant_mask(self, active: int) -> Val:
-        flags = ", ".join(f"i1 {'true' if lane < active else 'false'}" for lane in range(self.lanes))
-        return Val(const(I64, 0).ty.of("i1").vec(self.lanes), f"<{flags}>")

@@ -56,6 +56,12 @@ class Reduction:
         limit = 1 << (self.dtype.bits - 1)
         return limit - 1 if largest else -limit
 
+    def start(self, x: Val, position: Val | None, mask: Val | None) -> State:
+        """The state of one element in each lane."""
+        if self.kind not in ("sum", "prod") or self._source != self.dtype:
+            return self.update(self.identity(x.ty.lanes), x, position, mask)
+        return [x if mask is None else self._fn.select(mask, x, const(x.ty, self._neutral()))]
+
     def update(self, state: State, x: Val, position: Val | None, mask: Val | None) -> State:
         """The state with one more element in each lane; `position` (i64) is the element's place on the axis, for argmax and argmin."""
         fn = self._fn

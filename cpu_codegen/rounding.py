@@ -1,4 +1,6 @@
-"""Rounding conversions found in a body: cast(clamp(round(x) + zero)) to integers is one conversion instruction that rounds.
+"""Cheaper forms found in a body.
+
+Rounding conversions: cast(clamp(round(x) + zero)) to integers is one conversion instruction that rounds.
 
 That is what quantization looks like. Clamping first is the same, since rounding is monotone and the bounds are integers.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import frexp
 
 from ..graph.types import DType, f32, f64
 from ..platforms.target import Target
@@ -61,6 +64,14 @@ def rounded_chain(nodes: Sequence[Node], cast: Node) -> Chain | None:
     if nodes[n].op != "round":
         return None
     return Chain(nodes[n].args[0], tuple((op, bound - zero) for op, bound in clamps), zero)
+
+
+def exact_inverse(divisor: Node) -> float | None:
+    """1 / divisor where multiplying by it is exactly the division: constant powers of two."""
+    if divisor.op != "const" or divisor.dtype not in (f32, f64) or divisor.value != divisor.value:
+        return None
+    fraction, exponent = frexp(divisor.value)
+    return 1.0 / divisor.value if abs(fraction) == 0.5 and abs(exponent) < 120 else None
 
 
 def _with_integer(nodes: Sequence[Node], n: int) -> tuple[int, int] | None:

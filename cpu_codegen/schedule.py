@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..graph.dims import Dim
+from ..graph.dims import Dim, symbols
 from ..stitch.loops import Body, LoopKernel
 from . import index
 
@@ -68,7 +68,7 @@ def needed(body: Body) -> set[int]:
 
 
 def index_nodes(expression: Dim) -> list[int]:
-    return [int(s.name[1:]) for s in index.symbols(expression) if s.name.startswith("%")]
+    return [int(s.name[1:]) for s in symbols(expression) if s.name.startswith("%")]
 
 
 def passes(body: Body, column_stores: Iterable[int]) -> list[Pass]:
@@ -155,28 +155,23 @@ def recompute_cost(body: Body, node: int, own: list[int], known: set[int]) -> in
 def live_between(body: Body, plan: list[Pass], column_stores: Iterable[int]) -> int:
     """How many values per column stay alive between two passes when nothing is computed again; at most, over the passes."""
     stores = list(column_stores)
-    used: list[set[int]] = []
-    known: set[int] = set()
-    most = 0
-    for each in plan:
-        direct: set[int] = set()
+    born: dict[int, int] = {}
+    last_use: dict[int, int] = {}
+    for position, each in enumerate(plan):
         visited: set[int] = set()
         pending = each.roots(body, stores)
         while pending:
             n = pending.pop()
-            if "c" not in body.deps[n] or n in visited:
-                continue
-            if n in known:
-                direct.add(n)
+            if "c" not in body.deps[n] or n in visited or body.nodes[n].op == "const":
                 continue
             visited.add(n)
-            pending += body.operands(n)
-        known |= visited
-        used.append(direct)
-    for position in range(1, len(plan)):
-        alive = set().union(*used[position:])
-        most = max(most, len(alive))
-    return most
+            if n in born:
+                last_use[n] = position
+            else:
+                pending += body.operands(n)
+        for n in visited:
+            born.setdefault(n, position)
+    return max((sum(born[n] < at <= last for n, last in last_use.items()) for at in range(1, len(plan))), default=0)
 
 
 def work(kernel: LoopKernel) -> Dim:

@@ -27,12 +27,12 @@ class Point:
     axes: dict[str, Val] = field(default_factory=dict)
     mask: Val | None = None
 
-    def at(self, **axes: Val) -> "Point":
+    def at(self, **axes: Val) -> Point:
         """The same point with other axes as well."""
         return Point(self.lanes, {**self.axes, **axes}, self.mask)
 
     @property
-    def scalar(self) -> "Point":
+    def scalar(self) -> Point:
         """The point without its columns."""
         return Point(0, {name: value for name, value in self.axes.items() if name != "c"})
 

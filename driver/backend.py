@@ -19,6 +19,7 @@ from ..platforms.host import default_target
 from .build import Options, build
 from .model import CompiledModel
 from .pipeline import PRECISIONS
+from .signature import signature_of
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -105,7 +106,7 @@ class _Inference:
             say(1, f"left to PyTorch as a whole: {error}")
             return None
         built = build(captured, Options(default_target(), self.settings["precision"], bool(self.settings.get("strict")), name="dynamo"))
-        return CompiledModel(captured, built.executable, built)
+        return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
 
     def boxed(self) -> Boxed:
         return _box(self.call if self.model is not None else self.graph.forward)

@@ -6,9 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from ..cpu_codegen import cache
 from ..diagnostics.dump import dump_stage, say
-from ..diagnostics.errors import Unsupported
+from ..diagnostics.errors import InputError, Unsupported
 from ..graph import attrs as A
 from ..graph.captured import Captured, IntInput, SymbolicOutput, TensorInput
 from ..graph.ir import Graph, Value
@@ -17,7 +19,7 @@ from ..graph.types import TensorType
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace
 from ..runtime.executable import Executable, with_runner
-from ..runtime.plan import AtenStep, Input, InputInt, InputTensor, Output, OutputDim, OutputTensor, Plan, Segment
+from ..runtime.plan import AtenStep, ConstantSource, Input, InputInt, InputTensor, Output, OutputDim, OutputTensor, Plan, Segment
 from ..stitch.layout import choose_layouts
 from ..stitch.partition import Extern, Native, partition
 from ..stitch.stitcher import stitch
@@ -79,6 +81,20 @@ def _refuse_leftovers(graph: Graph) -> None:
             raise Unsupported(f"{value.attrs.target} has no native form: {value.attrs.reason}", value.origin, "compile without strict=True to leave it to PyTorch")
 
 
+def _unchanged(value: Value) -> ConstantSource:
+    """A watch over numbers that are part of the code, such as quantization scales: other numbers need another compilation."""
+    assert isinstance(value.attrs, A.ConstantAttrs)
+    tensor = value.attrs.tensor
+    then = tensor.detach().clone()
+
+    def derive() -> torch.Tensor:
+        if not torch.equal(tensor, then):
+            raise InputError(f"{value.name or 'a scale'} changed after the model was compiled", value.origin, "compile the model again")
+        return then
+
+    return ConstantSource((tensor,), derive, f"{value.name} (compiled in)")
+
+
 class _Planner:
     """Numbers the values that torch sees and builds the segments over them."""
 
@@ -94,6 +110,7 @@ class _Planner:
         self._known_constants = set(constants)
         segments = tuple(self._native(p) if isinstance(p, Native) else self._extern(p) for p in parts)
         outputs: list[Output] = [OutputTensor(self._visible(v)) for v in self.graph.outputs]
+        self.constants.sources += [_unchanged(v) for v in self.captured.baked]
         outputs += [OutputDim(o.dim) for o in self.captured.outputs if isinstance(o, SymbolicOutput)]
         return Plan(tuple(self._inputs()), tuple(outputs), segments, tuple(self.constants.sources), tuple(self._constant_values.items()),
                     self.graph.name)

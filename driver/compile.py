@@ -17,6 +17,7 @@ from ..rewrite import RuleSet
 from .build import Options, build
 from .model import CompiledModel
 from .pipeline import PRECISIONS
+from .signature import signature_of
 
 
 def compile(  # noqa: A001 - the public name, as in torch.compile
@@ -39,7 +40,7 @@ def compile(  # noqa: A001 - the public name, as in torch.compile
     program = export(model, args, kwargs, dynamic_shapes)
     captured = from_exported(program, decomposed=True)
     built = build(captured, Options(resolve(target), precision, strict, rules, type(model).__name__))
-    return CompiledModel(captured, built.executable, built)
+    return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
 
 
 def _arguments(example_inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -86,7 +86,7 @@ class _Signature:
         alive = set(graph.order)
         leftovers = tuple(note for value, note in self.lowering.leftovers if value in alive)
         return Captured(graph, tuple(self.inputs), tuple(self.state), tuple(returned), tuple(mutations), symbol_sources(self.inputs),
-                        leftovers, *specs)
+                        leftovers, *specs, tuple(dict.fromkeys(self.lowering.baked)))
 
     def _returned(self, result: Any, outputs: list[Value], positions: Mapping[int, int]) -> OutputSpec:
         if isinstance(result, Poly):

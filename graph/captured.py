@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
 from .dims import Dim, Shape, evaluate, symbols
-from .ir import Graph
+from .ir import Graph, Value
 from .symbols import solve
 from .types import DType
 
@@ -119,7 +119,7 @@ class Captured:
 
     graph.inputs: the tensors among `inputs`, in order, then the tensors of `state`. graph.outputs: those that `outputs` name,
     then those that `mutations` name. `in_spec`/`out_spec` are pytree specs of (args, kwargs) and of the result; None after `from_fx`,
-    where calls are flat.
+    where calls are flat. `baked`: constants whose numbers went into the graph itself (scales); it is wrong once they change.
     """
 
     graph: Graph
@@ -131,6 +131,7 @@ class Captured:
     leftovers: tuple[Leftover, ...]
     in_spec: pytree.TreeSpec | None = None
     out_spec: pytree.TreeSpec | None = None
+    baked: tuple[Value, ...] = ()
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The flat inputs of a call. Raises InputError when the arguments are nested or named otherwise than when captured."""

@@ -7,7 +7,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from ..diagnostics.errors import InvalidGraph, Unsupported
 from . import attrs as A
 from . import build as b
-from .aten import TABLE, Call, SymScalar
+from .aten import TABLE, Call, SymScalar, quantized
 from .captured import Leftover
 from .dims import Poly
 from .ir import Graph, Value
@@ -73,6 +73,7 @@ class Lowering:
     leftovers: list[tuple[Value, Leftover]] = field(default_factory=list)
     copies: list[tuple[Value, Value]] = field(default_factory=list)
     random: list[Value] = field(default_factory=list)
+    baked: list[Value] = field(default_factory=list)
 
     def run(self, module: GraphModule) -> Any:
         """The output node's argument, with every node replaced. Placeholders must be in `env` already."""
@@ -159,7 +160,7 @@ class Lowering:
 
     def native(self, node: Node, kind: Type) -> Any:
         """The table row's result, checked against the type that torch says it has. Raises Unsupported with the reason."""
-        row = TABLE.get(node.target)
+        row = TABLE.get(node.target) or quantized.ROWS.get(name_of(node))
         if row is None:
             raise Unsupported("no native form")
         arguments = [self.resolve(a) for a in schema_arguments(node)]
@@ -167,8 +168,10 @@ class Lowering:
             raise Unsupported("complex numbers")
         used = frozenset(int(u.args[1]) for u in node.users if u.target is operator.getitem)  # type: ignore[arg-type]
         result = row(Call(kind, used), *arguments)
+        if name_of(node) in quantized.ROWS:
+            self.baked += [a for a in arguments[1:] if isinstance(a, Value) and a.op == "constant"]
         for value, expected in zip(result if isinstance(result, tuple) else (result,), tensors_or_none(kind), strict=True):
-            if value is not None and value.type != expected:
+            if value is not None and replace(value.tensor, qparams=None) != expected:
                 raise Unsupported(f"the native form would be {value.type}, PyTorch says {expected}")
         return result
 

@@ -4,10 +4,7 @@
     sums       [32 columns of v][queries] += v tile [16 columns][32 keys]    .  weights [16 pairs of keys][queries][2]
 
 Queries are columns of the tiles, so that scores come out with queries as lanes and two rows of weights make the pairs of the second product
-without a shuffle. Only v must be transposed; a kernel that runs before does that once for each head:
-
-    workspace   v   [batch * groups][blocks of 32 keys][16s of columns][16 columns][32 keys]
-                k   [batch * groups][blocks of 32 keys][2][32s of depth][16 keys][32 of depth]   where rows of k cannot serve as tiles
+without a shuffle. Only v must be transposed; a kernel that runs before does that once for each head (`attention_amx_pack.py`).
 """
 
 from __future__ import annotations
@@ -15,72 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..cpu_codegen import convert
-from ..cpu_codegen.builder import BF16, F32, I16, I32, I64, PTR, VOID, Function, Module, Val, const, i64
-from ..cpu_codegen.contract import KernelCode
+from ..cpu_codegen.builder import BF16, F32, I16, I32, Function, Module, Val, const, i64
 from ..cpu_codegen.slots import Slots
-from ..graph.dims import Dim, bounds, ceildiv, product
+from ..graph.dims import bounds
 from ..graph.types import bf16
 from ..platforms.target import Target
 from ..stitch.loops import Body
 from .amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles
+from .attention_amx_pack import KEYS, emit_pack, layout_of
 from .attention_blocks import Family, emit_blocks
-from .attention_rows import copy_row, emit_transpose, zero_row
-from .attention_spec import WORKSPACE, AttentionCode, AttentionSpec, HeadStrides, K, V, heads_as_queries
+from .attention_rows import copy_row
+from .attention_spec import WORKSPACE, AttentionCode, AttentionSpec, heads_as_queries
 from .attention_stream import PADDING, Stream, Tiling
 from .attention_vector import even_block, sizes_for
 
-KEYS = 32  # keys of one tile of v, and of two tiles of k
 _LANES = 16
-_BAD_PITCH = 2048  # rows so far apart share so few cache sets that tiles of them would push each other out
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where packed operands lie in the workspace, in bytes. direct: tiles of k are read from the user's rows."""
-
-    spec: AttentionSpec
-    direct: bool
-
-    @property
-    def blocks(self) -> Dim:
-        return ceildiv(self.spec.s, KEYS)
-
-    @property
-    def v_block(self) -> int:
-        return self.columns * TILE_BYTES
-
-    @property
-    def k_block(self) -> int:
-        return 0 if self.direct else 2 * self.chunks * TILE_BYTES
-
-    @property
-    def columns(self) -> int:
-        """Tiles across the columns of v."""
-        return -(-self.spec.width // ROWS)
-
-    @property
-    def chunks(self) -> int:
-        """Tiles along the depth."""
-        return -(-self.spec.depth // 32)
-
-    @property
-    def groups(self) -> Dim:
-        return product((self.spec.batch, self.spec.groups))
-
-    @property
-    def k_start(self) -> Dim:
-        return product((self.groups, self.blocks, self.v_block))
-
-    @property
-    def bytes(self) -> Dim:
-        return product((self.groups, self.blocks, self.v_block + self.k_block))
-
-
-def layout_of(spec: AttentionSpec) -> Layout:
-    """Rows of k serve as tiles when they are whole tiles wide and there are 16 of them, so that the last tile may overlap."""
-    least, row = bounds(spec.s)[0], spec.k.row
-    spread = not (isinstance(row, int) and row * 2 % _BAD_PITCH == 0)
-    return Layout(spec, spec.k.col == 1 and spec.depth % 32 == 0 and least is not None and least >= ROWS and spread)
 
 
 @dataclass(frozen=True)
@@ -112,7 +58,7 @@ def emit_amx(module: Module, target: Target, spec: AttentionSpec, name: str, til
     """Adds the kernel and the one that packs."""
     layout = layout_of(spec)
     run = emit_blocks(module, target, heads_as_queries(spec), name, AmxFamily(tiles))
-    return AttentionCode(run, _emit_pack(module, layout, f"{name}.pack"), layout.bytes)
+    return AttentionCode(run, emit_pack(module, layout, f"{name}.pack"), layout.bytes)
 
 
 class AmxStream(Stream):
@@ -120,6 +66,7 @@ class AmxStream(Stream):
 
     unit = KEYS
     margin = ROWS
+    short = True
 
     def __init__(
         self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling, tiles: Tiles
@@ -264,90 +211,3 @@ class AmxStream(Stream):
         fn.loop(i64(0), i64(layout.columns // 2 * 2), 2, [], two)
         if layout.columns % 2:
             columns(i64(layout.columns - 1), 1)
-
-
-def _emit_pack(module: Module, layout: Layout, name: str) -> KernelCode:
-    """Adds the kernel that packs; its domain is the blocks of keys of all groups."""
-    spec = layout.spec
-    fn = Function(module, name, VOID, [PTR, I64, I64])
-    slots = Slots(fn)
-    pack = _Pack(fn, slots, layout)
-    fn.loop(fn.args[1], fn.args[2], 1, [], pack.block)
-    fn.ret()
-    fn.finish()
-    work = product((layout.groups, spec.s, spec.depth + spec.width))
-    return KernelCode(name, slots.order, product((layout.groups, layout.blocks)), 1, work)
-
-
-class _Pack:
-    """Packs blocks of 32 keys by way of padded rows on the stack."""
-
-    def __init__(self, fn: Function, slots: Slots, layout: Layout) -> None:
-        self.fn, self.slots, self.layout, self.spec = fn, slots, layout, layout.spec
-        self.width = max(layout.columns * ROWS, layout.chunks * 32)
-        self.rows = fn.alloca(KEYS * self.width * 2)
-        self.square = fn.alloca(TILE_BYTES)
-
-    def block(self, index: Val, _: list[Val]) -> list[Val]:
-        fn, layout, dim = self.fn, self.layout, self.slots.dim
-        head = fn.udiv(index, dim(layout.blocks))
-        key = fn.mul(fn.urem(index, dim(layout.blocks)), i64(KEYS))
-        workspace = self.slots.buffer(WORKSPACE)
-        self._copy(V, self.spec.v, head, key, self.spec.width)
-        to = fn.gep(workspace, index, scale=layout.v_block)
-        fn.loop(i64(0), i64(layout.columns), 1, [], lambda column, _: self._transposed(column, to))
-        if not layout.direct:
-            self._copy(K, self.spec.k, head, key, self.spec.depth)
-            tiles = fn.gep(fn.gep(workspace, dim(layout.k_start)), index, scale=layout.k_block)
-            fn.loop(i64(0), i64(KEYS), 1, [], lambda row, _: self._spread(row, tiles))
-        return []
-
-    def _copy(self, operand: int, strides: HeadStrides, head: Val, key: Val, count: int) -> None:
-        """Rows of the block, zeros beyond the last column and the last key."""
-        fn, dim = self.fn, self.slots.dim
-        b, g = fn.udiv(head, dim(self.spec.groups)), fn.urem(head, dim(self.spec.groups))
-        at = fn.add(fn.add(dim(strides.offset), fn.mul(b, dim(strides.batch))), fn.mul(g, dim(strides.head)))
-        first = fn.gep(self.slots.buffer(operand), fn.add(at, fn.mul(key, dim(strides.row))), I16)
-        valid = fn.smin(i64(KEYS), fn.sub(dim(self.spec.s), key))
-
-        def row(index: Val, _: list[Val]) -> list[Val]:
-            source = fn.gep(first, fn.mul(index, dim(strides.row)), I16)
-            copy_row(fn, bf16, source, dim(strides.col), count, fn.gep(self.rows, index, scale=self.width * 2), self.width, 32)
-            return []
-
-        def empty(index: Val, _: list[Val]) -> list[Val]:
-            zero_row(fn, bf16, fn.gep(self.rows, index, scale=self.width * 2), self.width, 32)
-            return []
-
-        fn.loop(i64(0), valid, 1, [], row)
-        fn.loop(valid, i64(KEYS), 1, [], empty)
-
-    def _transposed(self, column: Val, to: Val) -> list[Val]:
-        """The tile of 16 columns: pairs of keys side by side, then 32-bit units transposed."""
-        fn = self.fn
-        first = fn.gep(self.rows, column, scale=ROWS * 2)
-
-        def pair(index: Val, _: list[Val]) -> list[Val]:
-            even = fn.gep(first, index, scale=2 * self.width * 2)
-            low, high = (fn.convert("zext", fn.load(I16.vec(16), row), I32.vec(16)) for row in (even, fn.gep(even, i64(self.width * 2))))
-            fn.store(fn.or_(low, fn.shl(high, const(high.ty, 16))), fn.gep(self.square, index, scale=ROW_BYTES))
-            return []
-
-        fn.loop(i64(0), i64(KEYS // 2), 1, [], pair)
-        tile = fn.gep(to, column, scale=TILE_BYTES)
-        fn.call(emit_transpose(fn.module, 16), VOID, [self.square, i64(16), tile, i64(16), i64(1)])
-        return []
-
-    def _spread(self, row: Val, tiles: Val) -> list[Val]:
-        """One row of k over the tiles along the depth."""
-        fn, chunks = self.fn, self.layout.chunks
-        source = fn.gep(self.rows, row, scale=self.width * 2)
-        half = fn.gep(tiles, fn.udiv(row, i64(ROWS)), scale=chunks * TILE_BYTES)
-        target = fn.gep(half, fn.urem(row, i64(ROWS)), scale=ROW_BYTES)
-
-        def chunk(index: Val, _: list[Val]) -> list[Val]:
-            fn.store(fn.load(I16.vec(32), fn.gep(source, index, scale=ROW_BYTES)), fn.gep(target, index, scale=TILE_BYTES))
-            return []
-
-        fn.loop(i64(0), i64(chunks), 1, [], chunk)
-        return []

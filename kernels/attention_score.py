@@ -66,7 +66,7 @@ def _moved_atom(atom: Atom, axes: Axes) -> Dim:
 def _divided(atom: Func, a: Dim, b: Dim, axes: Axes) -> Dim:
     """Quotient or remainder by a multiple of m in two steps, of which the first one takes the query off."""
     simple = floordiv if atom.kind == "floordiv" else mod
-    if axes.m in (1, b) or not divides(axes.m, b) or axes.query not in (Poly((((s,), 1),)) for s in symbols(a)):
+    if axes.m in (1, b) or not divides(axes.m, b) or not (symbols(axes.query) & symbols(a)):
         return simple(a, b)
     head, rest = floordiv(a, axes.m), floordiv(b, axes.m)
     return floordiv(head, rest) if atom.kind == "floordiv" else mod(head, rest) * axes.m + mod(a, axes.m)

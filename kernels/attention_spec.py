@@ -8,7 +8,6 @@ from ..cpu_codegen.contract import KernelCode
 from ..graph.dims import Dim, product
 from ..graph.types import DType
 from ..stitch.loops import Body
-from ..stitch.program import ContractionItem, Strided
 
 Q, K, V, OUT, WORKSPACE = range(5)
 FIRST_SCORE_BUFFER = 5
@@ -28,12 +27,6 @@ class HeadStrides:
 def dense(heads: Dim, rows: Dim, cols: Dim) -> HeadStrides:
     """Strides of row-major [batch, heads, rows, cols]."""
     return HeadStrides(product((heads, rows, cols)), rows * cols, cols)
-
-
-def head_strides(view: Strided) -> HeadStrides:
-    """The strides of a view of four axes."""
-    batch, head, row, col = view.strides
-    return HeadStrides(batch, head, row, col, view.offset)
 
 
 @dataclass(frozen=True)
@@ -97,12 +90,3 @@ class AttentionCode:
     run: KernelCode
     pack: KernelCode | None = None
     workspace_bytes: Dim = 0
-
-
-def spec_of(item: ContractionItem, out: HeadStrides) -> AttentionSpec:
-    """What a stitched attention asks for. out: how its result is to be laid out."""
-    q, k, v = (value.shape for value in item.anchor.inputs[:3])
-    (batch, heads, m, depth), (_, groups, s, _), width = q, k, v[3]
-    assert isinstance(depth, int) and isinstance(width, int), "sizes of heads are known when a model is captured"
-    strides = [head_strides(pointer) for pointer in item.pointers]
-    return AttentionSpec(item.anchor.dtype, batch, heads, groups, m, s, depth, width, *strides, out, item.epilogue, item.params)

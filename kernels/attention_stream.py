@@ -56,6 +56,8 @@ class Stream(ABC):
 
     unit = 4
     """Keys are padded to a multiple of it inside a block."""
+    short = False
+    """Whether weights are rounded to 16 bits."""
     margin = 0
     """Rows of scratch before the first score that `products` may overwrite."""
 
@@ -214,7 +216,7 @@ class Stream(ABC):
             for n in range(self.unroll):
                 row = self.row(fn.add(at, i64(n)))
                 loaded = [fn.load(self.vector, self.place(self.scores, row, v)) for v in range(tiling.vectors)]
-                weights.append([weight(fn, fn.sub(value, top)) for value, top in zip(loaded, largest)])
+                weights.append([weight(fn, fn.sub(value, top), self.short) for value, top in zip(loaded, largest)])
                 found = [fn.add(total, value) for total, value in zip(found, weights[-1])]
             self.store_weights(at, weights)
             return found

@@ -2,9 +2,10 @@
 
 A class says how to start, advance and finish a tile of mr rows and `panels` column panels; `emit_tile` wraps it into an internal function
 
-    void name(ptr a, i64 a_pitch, ptr out, i64 steps, ptr b[panels], ptr sums[panels])
+    void name(ptr a, i64 a_pitch, ptr out, i64 steps, i64 next, ptr b[panels], ptr sums[panels])
 
-which reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as [nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `sums` is there only when it starts from them.
+which reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as [nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `next` is the way in bytes from panels to those that will follow.
+`sums` is there only when it starts from them.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class Start(Enum):
 class Lhs:
     """How a micro-kernel reads its rows.
 
-    element: type in memory. grouped: [k / kr][mr][kr] instead of mr rows of `a_pitch` bytes. direct: rows of the user's own matrix
+    element: type in memory. group: [k / group][mr][group] instead of mr rows of `a_pitch` bytes; 0: rows. direct: rows of the user's own matrix
     will do, whenever k is a multiple of the step and contiguous.
     """
 
     element: Ty
-    grouped: bool = False
+    group: int = 0
     direct: bool = False
 
 
@@ -51,6 +52,7 @@ class Tile:
     a_pitch: Val
     out: Val
     steps: Val
+    next: Val
     b: tuple[Val, ...]
     sums: tuple[Val, ...]
     out_pitch: int
@@ -141,10 +143,10 @@ def emit_tile(module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a
     if name in module.functions:
         return name
     extra = micro.panels * (2 if kind is Start.SUMS else 1)
-    fn = Function(module, name, VOID, [PTR, I64, PTR, I64, *[PTR] * extra], internal=True)
-    a, pitch, out, steps = fn.args[:4]
-    b, sums = fn.args[4 : 4 + micro.panels], fn.args[4 + micro.panels :]
-    tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, tuple(b), tuple(sums), out_pitch, lhs_streams)
+    fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra], internal=True)
+    a, pitch, out, steps, following = fn.args[:5]
+    b, sums = fn.args[5 : 5 + micro.panels], fn.args[5 + micro.panels :]
+    tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, lhs_streams)
     accumulators = micro.start(fn, tile, kind)
     accumulators = fn.loop(i64(0), steps, 1, accumulators, lambda index, values: micro.step(fn, tile, index, values))
     micro.finish(fn, tile, accumulators)
@@ -158,9 +160,9 @@ def offset(fn: Function, pointer: Val, bytes_: int) -> Val:
     return fn.gep(pointer, i64(bytes_)) if bytes_ else pointer
 
 
-def prefetch(fn: Function, pointer: Val) -> None:
-    """Asks for a line in L1, for reading. An address beyond the end of memory is ignored by the processor."""
-    flags = [Val(I32, flag) for flag in ("0", "3", "1")]
+def prefetch(fn: Function, pointer: Val, level: int = 1) -> None:
+    """Asks for a line in cache level 1 or 2, for reading. An address beyond the end of memory is ignored by the processor."""
+    flags = [Val(I32, flag) for flag in ("0", str(4 - level), "1")]
     fn.call("llvm.prefetch.p0", VOID, [pointer, *flags], params=[PTR, *["i32 immarg"] * 3])
 
 
@@ -178,20 +180,17 @@ class VectorMicro(MicroKernel):
     # How many steps ahead the panels are prefetched into L1. Measured on Cascade Lake: 8 gives 88-95 % of the f32 peak where 0 gives
     # 72-80 % and 16 gives 82-91 %, since a panel seldom is in L1.
     ahead = 8
+    # Where panels come from beyond L2, tiles of so many rows fetch the panels that follow into it.
+    tall = 6
 
     @property
     def vectors(self) -> int:
         """Vectors in a row of the tile."""
         return self.nr // self.lanes
 
-    @property
-    def shared_rows(self) -> int:
-        """Rows whose operand is loaded once for all vectors; that of the others is loaded again as part of each product."""
-        return self.mr
-
     @abstractmethod
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int, rows: range) -> list[Val]:
-        """Returns the operands of some rows for a part of step `index`."""
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
+        """Returns the operand of each row for a part of step `index`."""
 
     @abstractmethod
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
@@ -223,33 +222,26 @@ class VectorMicro(MicroKernel):
         group_bytes = self.packing.nr * self.packing.kr * self.rhs.bytes
         groups = [fn.gep(panel, index, scale=group_bytes) for panel in tile.b]
         each = self.packing.nr // self.lanes
-        shared, own = range(self.shared_rows), range(self.shared_rows, self.mr)
         values = list(accumulators)
-
-        def multiply(rows: range, operands: list[Val], vectors: range) -> None:
-            for r, a in zip(rows, operands):
-                for v in vectors:
-                    values[r * self.vectors + v] = self.product(fn, values[r * self.vectors + v], a, columns[v])
-
         for part in range(self.parts):
             columns = [self.load_b(fn, group, v, part) for group in groups for v in range(each)]
-            multiply(shared, self.load_a(fn, tile, index, part, shared), range(self.vectors))
-            for v in range(self.vectors):
-                if self.ahead and part == 0 and v % each == 0:
-                    prefetch(fn, offset(fn, groups[v // each], self.ahead * group_bytes))
-                if own:
-                    # A load after a prefetch is another load for LLVM than that before it, so each is folded into its product.
-                    multiply(own, self.load_a(fn, tile, index, part, own), range(v, v + 1))
+            for r, a in enumerate(self.load_a(fn, tile, index, part)):
+                for v, b in enumerate(columns):
+                    values[r * self.vectors + v] = self.product(fn, values[r * self.vectors + v], a, b)
+        for group in groups if self.ahead else ():
+            prefetch(fn, offset(fn, group, self.ahead * group_bytes))
+            if tile.lhs_streams and self.mr >= self.tall:
+                prefetch(fn, fn.gep(group, tile.next), 2)
         return values
 
     def finish(self, fn: Function, tile: Tile, accumulators: list[Val]) -> None:
         for position, value in enumerate(accumulators):
             fn.store(value, self.place(fn, tile, *divmod(position, self.vectors)))
 
-    def row_scalars(self, fn: Function, tile: Tile, index: Val, ty: Ty, part: int, rows: range) -> list[Val]:
-        """Returns one scalar of each of some rows at step `index`, for lhs in rows; a step has `parts` of them in memory."""
+    def row_scalars(self, fn: Function, tile: Tile, index: Val, ty: Ty, part: int) -> list[Val]:
+        """Returns one scalar of each row at step `index`, for lhs in rows; a step has `parts` of them in memory."""
         base = fn.gep(tile.a, index, scale=ty.bits // 8 * self.parts)
-        at = [fn.gep(base, fn.add(fn.mul(i64(r), tile.a_pitch), i64(part * ty.bits // 8))) for r in rows]
+        at = [fn.gep(base, fn.add(fn.mul(i64(r), tile.a_pitch), i64(part * ty.bits // 8))) for r in range(self.mr)]
         return [fn.load(ty, pointer) for pointer in at]
 
 

@@ -36,9 +36,9 @@ class FmlaMicro(VectorMicro):
 
     @property
     def layout(self) -> Lhs:
-        return Lhs(F32, grouped=True)
+        return Lhs(F32, group=self.packing.kr)
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int, rows: range) -> list[Val]:
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
         return _lanes(fn, tile, index, self.mr, F32)
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
@@ -71,7 +71,7 @@ class SdotMicro(VectorMicro):
 
     @property
     def layout(self) -> Lhs:
-        return Lhs(I8, grouped=True)
+        return Lhs(I8, group=self.packing.kr)
 
     @property
     def sums_factor(self) -> int:
@@ -80,7 +80,7 @@ class SdotMicro(VectorMicro):
     def convert(self, fn: Function, value: Val) -> Val:
         return fn.xor(value, const(value.ty, -128)) if self.lhs == u8 else value
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int, rows: range) -> list[Val]:
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
         return [fn.convert("bitcast", value, I8.vec(16)) for value in _lanes(fn, tile, index, self.mr, I32)]
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
@@ -149,7 +149,7 @@ class SmmlaMicro(BlockMicro):
 
     @property
     def layout(self) -> Lhs:
-        return Lhs(I8, grouped=True)
+        return Lhs(I8, group=self.packing.kr)
 
     @property
     def operand(self) -> Ty:
@@ -168,7 +168,7 @@ class BfmmlaMicro(BlockMicro):
 
     @property
     def layout(self) -> Lhs:
-        return Lhs(I16, grouped=True)
+        return Lhs(I16, group=self.packing.kr)
 
     @property
     def operand(self) -> Ty:

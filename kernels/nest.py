@@ -195,7 +195,7 @@ class Body:
     def _tile(self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, skip: Val) -> None:
         """Calls the function of a tile: rows from i on of the piece at a, panels p, p + 1, ...; those beyond the end repeat the last one."""
         fn, slots, spec, variant, micro = self.fn, self.slots, self.spec, block.variant, block.variant.micro
-        if micro.layout.grouped:
+        if micro.layout.group:
             depth = fn.mul(steps, i64(micro.step_k * micro.layout.element.bits // 8))
             rows = fn.gep(a, fn.mul(i, depth))
         else:
@@ -209,7 +209,7 @@ class Body:
             pointers += [fn.gep(sums, number, scale=4 * self.packing.nr) for number in numbers]
         known = None if variant.direct else variant.pitch
         name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, known, variant.rows > micro.mr)
-        fn.call(name, VOID, [rows, block.pitch, out, steps, *pointers])
+        fn.call(name, VOID, [rows, block.pitch, out, steps, fn.mul(panel_bytes, i64(micro.panels)), *pointers])
 
     def _finish(self, block: _Block, out: Val, i: Val, p: Val) -> None:
         """The epilogue of a finished tile, over its valid rows and those columns that are this call's, block by block."""

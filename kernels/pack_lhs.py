@@ -27,8 +27,8 @@ def memory_type(dtype: DType) -> Ty:
 
 def emit_pack_lhs(module: Module, target: Target, micro: MicroKernel, pitch: int, contiguous: bool) -> str:
     """Adds the function and returns its name. pitch: bytes from row to row of the scratch. contiguous: col_bytes is the element size."""
-    grouped = micro.layout.grouped
-    shape = f"groups{micro.mr}x{micro.step_k}" if grouped else f"rows{pitch}x{micro.step_k}"
+    grouped = micro.layout.group
+    shape = f"groups{micro.mr}x{grouped}x{micro.step_k}" if grouped else f"rows{pitch}x{micro.step_k}"
     name = f"pack_lhs.{micro.isa}.{micro.lhs}.{shape}" + ("" if contiguous else ".strided")
     if name not in module.functions:
         fn = Function(module, name, VOID, [PTR, I64, I64, I64, I64, I64, PTR], internal=True)
@@ -85,14 +85,14 @@ def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguo
 
 
 def _groups(fn: Function, micro: MicroKernel, contiguous: bool) -> None:
-    """[k / kr][mr][kr] for each mr rows: whole 16-byte squares by transposition in registers, the rest element by element."""
+    """[k / group][mr][group] for each mr rows: whole 16-byte squares by transposition in registers, the rest element by element."""
     source, row_bytes, col_bytes, valid, total, count, scratch = fn.args
     block_bytes = fn.mul(padded(fn, count, micro.step_k), i64(micro.mr * micro.layout.element.bits // 8))
     last = fn.sub(valid, i64(1))
 
     def block(first: Val, at: list[Val]) -> list[Val]:
         rows = [fn.gep(source, fn.mul(fn.smin(fn.add(first, i64(r)), last), row_bytes)) for r in range(micro.mr)]
-        groups = GroupCopy(fn, memory_type(micro.lhs), micro.layout.element, micro.packing.kr, micro.mr, micro.convert)
+        groups = GroupCopy(fn, memory_type(micro.lhs), micro.layout.element, micro.layout.group, micro.mr, micro.convert)
         done = groups.squares(rows, at[0], count) if contiguous else i64(0)
         groups.rest(rows, at[0], done, count, padded(fn, count, micro.step_k), None if contiguous else col_bytes)
         return [fn.gep(at[0], block_bytes)]
@@ -101,21 +101,21 @@ def _groups(fn: Function, micro: MicroKernel, contiguous: bool) -> None:
 
 
 class GroupCopy:
-    """Copies `rows` rows into [k / kr][rows][kr], for both operands; `convert` turns elements of `source` into elements of `element`."""
+    """Copies `rows` rows into [k / group][rows][group], for both operands; `convert` turns elements of `source` into elements of `element`."""
 
-    def __init__(self, fn: Function, source: Ty, element: Ty, kr: int, rows: int, convert: Convert) -> None:
-        self.fn, self.source, self.element, self.kr, self.rows, self.convert = fn, source, element, kr, rows, convert
-        self.unit = Ty(f"i{kr * element.bits}")
+    def __init__(self, fn: Function, source: Ty, element: Ty, group: int, rows: int, convert: Convert) -> None:
+        self.fn, self.source, self.element, self.group, self.rows, self.convert = fn, source, element, group, rows, convert
+        self.unit = Ty(f"i{group * element.bits}")
         self.side = 128 // self.unit.bits
-        self.group_bytes = rows * kr * element.bits // 8
+        self.group_bytes = rows * group * element.bits // 8
 
     def squares(self, rows: list[Val], target: Val, count: Val) -> Val:
         """Copies whole squares of `side` rows by `side` groups; returns how many k are done."""
-        fn, side, size = self.fn, self.side, self.kr * self.side
+        fn, side, size = self.fn, self.side, self.group * self.side
         stop = fn.mul(fn.udiv(count, i64(size)), i64(size))
 
         def square(index: Val, _: list[Val]) -> list[Val]:
-            to = fn.gep(target, fn.udiv(index, i64(self.kr)), scale=self.group_bytes)
+            to = fn.gep(target, fn.udiv(index, i64(self.group)), scale=self.group_bytes)
             for first in range(0, self.rows, side):
                 lines = [fn.load(self.source.vec(size), fn.gep(row, index, self.source)) for row in rows[first : first + side]]
                 units = [fn.convert("bitcast", self.convert(fn, line), self.unit.vec(side)) for line in lines]
@@ -131,8 +131,8 @@ class GroupCopy:
         fn = self.fn
 
         def place(index: Val, row: int) -> Val:
-            group = fn.gep(target, fn.udiv(index, i64(self.kr)), scale=self.group_bytes)
-            return fn.gep(fn.gep(group, i64(row * self.kr * self.element.bits // 8)), fn.urem(index, i64(self.kr)), self.element)
+            group = fn.gep(target, fn.udiv(index, i64(self.group)), scale=self.group_bytes)
+            return fn.gep(fn.gep(group, i64(row * self.group * self.element.bits // 8)), fn.urem(index, i64(self.group)), self.element)
 
         def copy(index: Val, _: list[Val]) -> list[Val]:
             for r, row in enumerate(rows):

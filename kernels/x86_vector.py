@@ -32,8 +32,8 @@ class FmaMicro(VectorMicro):
     def layout(self) -> Lhs:
         return Lhs(F32)
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int, rows: range) -> list[Val]:
-        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, F32, part, rows)]
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
+        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, F32, part)]
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         return fn.load(F32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
@@ -41,23 +41,12 @@ class FmaMicro(VectorMicro):
     def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
         return fn.fma(a, b, acc)
 
-    @property
-    def shared_rows(self) -> int:
-        """With AVX-512 a product takes a broadcast from memory as its operand, which saves an instruction. Two loads a cycle allow it for
-        9 of 14 rows; fewer instructions matter most where another hardware thread shares the core."""
-        import os
-        return int(os.environ.get("SH","5")) if self.lanes == 16 and self.mr == 14 else self.mr
-
 
 @dataclass(frozen=True)
 class WidenMicro(FmaMicro):
     """bf16 through f32: rows are packed as f32, the two halves of a pair of the rhs are widened by a shift and by a mask."""
 
     parts = 2
-
-    @property
-    def shared_rows(self) -> int:
-        return self.mr
 
     @property
     def isa(self) -> str:  # type: ignore[override]
@@ -83,8 +72,8 @@ class DotBf16Micro(VectorMicro):
     def layout(self) -> Lhs:
         return Lhs(I16)
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int, rows: range) -> list[Val]:
-        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, I32, part, rows)]
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
+        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, I32, part)]
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         return fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
@@ -114,8 +103,8 @@ class VnniMicro(VectorMicro):
     def convert(self, fn: Function, value: Val) -> Val:
         return fn.xor(value, const(value.ty, -128)) if self.lhs == i8 else value
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int, rows: range) -> list[Val]:
-        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, I32, part, rows)]
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
+        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, I32, part)]
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         return fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
@@ -139,8 +128,8 @@ class MaddMicro(VectorMicro):
     def convert(self, fn: Function, value: Val) -> Val:
         return fn.convert("sext" if self.lhs == i8 else "zext", value, value.ty.of("i16"))
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int, rows: range) -> list[Val]:
-        scalars = self.row_scalars(fn, tile, index, I32, part, rows)
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
+        scalars = self.row_scalars(fn, tile, index, I32, part)
         return [fn.convert("bitcast", fn.splat(value, self.lanes), I16.vec(2 * self.lanes)) for value in scalars]
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:

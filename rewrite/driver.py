@@ -60,9 +60,10 @@ class Trace:
         return Counter(step.rule for step in self.steps)
 
     def near_misses(self) -> tuple[NearMiss, ...]:
-        """For each rule that never applied but came near, why it did not."""
+        """For each rule that never applied but came near, why it did not; those that got furthest first."""
         fired = self.fired
-        return tuple(near for name, miss in self.misses.items() if name not in fired and (near := near_miss(name, miss)) is not None)
+        ranked = sorted(self.misses.items(), key=lambda item: -item[1].points)
+        return tuple(near for name, miss in ranked if name not in fired and (near := near_miss(name, miss)) is not None)
 
 
 def near_miss(rule: str, miss: Miss) -> NearMiss | None:
@@ -172,4 +173,4 @@ def explain(rule: Rule, graph: Graph) -> str:
     if places:
         return "\n".join(f"{rule.name} applies to {a.root!r}" + (f"  ({a.root.origin})" if a.root.origin else "") for a in places)
     near = near_miss(rule.name, miss)
-    return str(near) if near is not None else f"{rule.name}: the graph has no {' or '.join(rule.root_ops)} ({rule.equation})"
+    return str(near) if near is not None else f"{rule.name}: the graph has no {' or '.join(rule.root_ops)}"

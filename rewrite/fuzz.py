@@ -11,6 +11,7 @@ from ..diagnostics.errors import InvalidGraph
 from ..graph.dims import evaluate
 from ..graph.interpret import Kernels, run
 from ..graph.ir import Graph, Value
+from ..graph.text import to_text
 from .driver import apply, check
 from .generate import SYMBOLS, generate, random_tensor
 from .match import Matcher
@@ -59,7 +60,7 @@ def _compare(rule: Rule, graph: Graph, rng: random.Random, kernels: Kernels | No
     def agree(other: Graph) -> None:
         error = difference(left, run(other, data, SYMBOLS, kernels)[0])
         if error > rule.ulp:
-            raise InvalidGraph(f"rule {rule.name}: the sides differ by {error:.3g} ulp, {rule.ulp} are allowed, on\n{spell(root)}")
+            raise InvalidGraph(f"rule {rule.name}: the sides differ by {error:.3g} ulp, {rule.ulp} are allowed, on\n{to_text(graph)}")
 
     agree(Graph(graph.inputs, (applied.replacement,)))
     agree(apply(graph, (rule,)))
@@ -82,9 +83,3 @@ def difference(left: torch.Tensor, right: torch.Tensor) -> float:
     largest = float(a[finite].abs().max())
     error = float((a - c)[finite].abs().max())
     return error / max(largest * torch.finfo(left.dtype).eps, torch.finfo(left.dtype).tiny)
-
-
-def spell(root: Value) -> str:
-    """The value as nested operations with types, for messages."""
-    inside = ", ".join(spell(v) for v in root.inputs)
-    return f"{root.op}({inside}): {root.type}" if inside else f"{root.op}: {root.type}"

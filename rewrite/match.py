@@ -87,8 +87,9 @@ class Matcher:
         return self._node(pattern, value, Bindings())
 
     def _fail(self, state: Bindings, value: Value, expected: str, found: str, named: bool = False) -> None:
-        if self.miss is not None:
-            self.miss.note(2 * len(state.covered) + named, Mismatch(f"expected {expected}, found {found}", value))
+        points = 2 * len(state.covered) + named
+        if self.miss is not None and points > self.miss.points:
+            self.miss.note(points, Mismatch(f"expected {expected}, found {found}", value))
 
     def _node(self, node: Argument, value: Value, state: Bindings) -> Iterator[Bindings]:
         if isinstance(node, Variable):

@@ -89,11 +89,14 @@ class Body:
             result.append(frozenset(axes))
         return tuple(result)
 
+    @cached_property
+    def _operands(self) -> tuple[tuple[int, ...], ...]:
+        through_index = [sorted(int(s.name[1:]) for s in symbols(node.index) if s.name.startswith("%")) for node in self.nodes]
+        return tuple(node.args + tuple(more) for node, more in zip(self.nodes, through_index))
+
     def operands(self, position: int) -> tuple[int, ...]:
         """Every node that `position` reads, through arguments and through its index expression."""
-        node = self.nodes[position]
-        through_index = tuple(sorted(int(s.name[1:]) for s in symbols(node.index) if s.name.startswith("%")))
-        return node.args + through_index
+        return self._operands[position]
 
 
 @dataclass(frozen=True)

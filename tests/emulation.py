@@ -170,7 +170,8 @@ class Guarded:
 
     def value(self) -> Array:
         data = self._bytes[self._start : self._start + self._size].tobytes()
-        return np.frombuffer(data, self._dtype).reshape(self._shape).copy()
+        value: Array = np.frombuffer(data, self._dtype).reshape(self._shape).copy()
+        return value
 
 
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)

@@ -20,7 +20,7 @@ TYPES = (
 
 
 def values(dtype: torch.dtype) -> torch.Tensor:
-    """Values that every destination holds, after truncation or modulo 2^n; for floats those that lie between neighbours, NaN and infinity too."""
+    """Values that every destination holds, after truncation or modulo 2^n; for floats also those halfway between neighbours."""
     if dtype == torch.bool:
         return torch.tensor([True, False] * 20)
     if not dtype.is_floating_point:
@@ -31,7 +31,8 @@ def values(dtype: torch.dtype) -> torch.Tensor:
     spread = torch.randn(500, generator=generator, dtype=torch.float64) * 10.0 ** torch.randint(-6, 5, (500,), generator=generator)
     halves = torch.arange(-20, 20, dtype=torch.float64) / 4
     ties = 1 + torch.arange(64, dtype=torch.float64) / 2**9  # halfway between neighbours of bfloat16, a few of float16
-    return torch.cat([spread, halves, ties, 1 + torch.arange(64) / 2**12, torch.tensor([65519.0, 65520.0, 6e-8, 1e-8, 0.0, -0.0])]).to(dtype)
+    ends = torch.tensor([65519.0, 65520.0, 6e-8, 1e-8, 0.0, -0.0])
+    return torch.cat([spread, halves, ties, 1 + torch.arange(64) / 2**12, ends]).to(dtype)
 
 
 def fits(x: torch.Tensor, to: torch.dtype) -> torch.Tensor:
@@ -115,8 +116,11 @@ def quantizer(size: int, to: DType, zero: float, low: float, high: float, hoist:
     return LoopKernel("quantize", body, None, size, params=params)
 
 
+SCHEMES = ((i8, 0.0, -127.0, 127.0), (u8, 3.0, 0.0, 255.0), (i8, -7.0, -128.0, 127.0), (i32, 0.0, -9.0, 9.0))
+
+
 @pytest.mark.parametrize("hoist", [False, True])
-@pytest.mark.parametrize(("to", "zero", "low", "high"), [(i8, 0.0, -127.0, 127.0), (u8, 3.0, 0.0, 255.0), (i8, -7.0, -128.0, 127.0), (i32, 0.0, -9.0, 9.0)])
+@pytest.mark.parametrize(("to", "zero", "low", "high"), SCHEMES)
 @pytest.mark.parametrize("runner", runners())
 def test_quantize(runner: Runner, to: DType, zero: float, low: float, high: float, hoist: bool) -> None:
     x = torch.cat([normal(333) * 4, torch.tensor([float("inf"), float("-inf"), 0.5 * 0.037, 1e30, -1e30])])

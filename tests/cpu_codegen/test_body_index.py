@@ -57,7 +57,9 @@ def _at(index: Dim, c: int) -> int:
     return evaluate(index, {"c": c, "N": 3})
 
 
-def copy(runner: Runner, x: torch.Tensor, out: torch.Tensor, index: Callable[[Dim, Dim], Dim], dims: dict[str, int] | None = None) -> torch.Tensor:
+def copy(
+    runner: Runner, x: torch.Tensor, out: torch.Tensor, index: Callable[[Dim, Dim], Dim], dims: dict[str, int] | None = None
+) -> torch.Tensor:
     """out[r, c] = x[index(r, c)], with extents R and S that are unknown to the code when `dims` is given."""
     rows, cols = (symbol("R"), symbol("S")) if dims is not None else (int(out.shape[0]), int(out.shape[1]))
     builder = BodyBuilder()
@@ -76,7 +78,8 @@ def test_access_patterns(runner: Runner, dtype: torch.dtype) -> None:
     assert torch.equal(copy(runner, x, empty(48, 64, dtype=dtype), lambda r, c: c * 48 + r), x.T)
     assert torch.equal(copy(runner, x, empty(5, 64, dtype=dtype), lambda r, c: r + 7), flat[7:12, None].expand(5, 64))
     assert torch.equal(copy(runner, x, empty(7, 48, dtype=dtype), lambda r, c: c), flat[:48].expand(7, 48))
-    assert torch.equal(copy(runner, x, empty(5, 100, dtype=dtype), lambda r, c: r * 600 + c * 5 + 3), flat[:3000].reshape(5, 120, 5)[:, :100, 3])
+    strided = copy(runner, x, empty(5, 100, dtype=dtype), lambda r, c: r * 600 + c * 5 + 3)
+    assert torch.equal(strided, flat[:3000].reshape(5, 120, 5)[:, :100, 3])
     for run_length in (64, 16, 4, 30, 7):
         got = copy(runner, x, empty(3, 90, dtype=dtype), lambda r, c, n=run_length: r * 90 + floordiv(c, n) * n + (n - 1) - mod(c, n))
         at = torch.arange(90)

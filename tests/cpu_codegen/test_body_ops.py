@@ -34,7 +34,7 @@ EXACT = {
 BITS = {"and", "or", "xor", "shl", "shr", "bitwise_not"}
 BOOL_OPS = ("and", "or", "xor", "bitwise_not", "logical_not", "maximum", "minimum", "add", "mul", *COMPARE)
 # Functions of the C library that the float64 forms of the mathematical functions call.
-LIBM = frozenset("exp exp2 expm1 log log2 log10 log1p sin cos tan tanh erf pow atan2".split())
+LIBM = frozenset(["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "erf", "pow", "atan2"])
 # And float32 arguments too large for the vector code.
 ALLOWED = {torch.float64: LIBM, torch.float32: frozenset({"sinf", "cosf", "tanf"})}
 
@@ -56,7 +56,7 @@ def operands(dtype: torch.dtype, count: int) -> list[torch.Tensor]:
         special = torch.tensor([0, 1, 2, 3, 5, 7, 100, info.max, info.max - 1, info.min, info.min + 1, -1 if info.min else 9], dtype=dtype)
     pairs = torch.cartesian_prod(special, special) if count > 1 else special[:, None]
     extra = torch.randn(83, count, generator=generator) * 20
-    values = torch.cat([pairs.to(torch.float64) if dtype.is_floating_point else pairs, extra.to(pairs.dtype)]) if dtype != torch.bool else pairs
+    values = pairs if dtype == torch.bool else torch.cat([pairs, extra.to(pairs.dtype)])
     return [column.to(dtype).contiguous() for column in values.T]
 
 
@@ -110,8 +110,8 @@ def test_unary(runner: Runner, dtype: torch.dtype) -> None:
             x_used, actual = x[x.abs() < 1e3], actual[x.abs() < 1e3]
         else:
             x_used = x
-        expected = x_used.clone() if op in ("floor", "ceil", "trunc", "round") and not dtype.is_floating_point else expected_of(op, [x_used])
-        compare(op, actual, expected, dtype)
+        whole = op in ("floor", "ceil", "trunc", "round") and not dtype.is_floating_point
+        compare(op, actual, x_used if whole else expected_of(op, [x_used]), dtype)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)

@@ -170,7 +170,9 @@ def test_only_targets_that_have_an_instruction_get_it(text: str, accepting: set[
     assert {t.name for t in CATALOGUE if not intrinsics.refusal(text, t)} == accepting
 
 
-@pytest.mark.parametrize(("text", "target"), [(SMMLA, NEOVERSE_N1), (VNNI, X86_64_V4), (TILE, X86_64_VNNI), (SDOT, X86_64_AMX), (VNNI, NEOVERSE_N2)])
+@pytest.mark.parametrize(
+    ("text", "target"), [(SMMLA, NEOVERSE_N1), (VNNI, X86_64_V4), (TILE, X86_64_VNNI), (SDOT, X86_64_AMX), (VNNI, NEOVERSE_N2)]
+)
 def test_refusals_are_exceptions_with_a_reason(text: str, target: Target) -> None:
     with pytest.raises(Unsupported, match=target.name):
         jit.compile_object(text, target)
@@ -183,6 +185,6 @@ def test_symbols_of_torch_are_found_with_reasons_for_the_others() -> None:
 
 
 def test_symbols_say_when_torch_is_not_there_yet() -> None:
-    program = "from sashiko.cpu_codegen import symbols; print(symbols.find('GOMP_parallel').reason); print(symbols.address('memcpy') is None)"
+    program = "from sashiko.cpu_codegen.symbols import address, find; print(find('GOMP_parallel').reason, address('memcpy') is None)"
     ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines() == ["torch is installed but not imported in this process", "False"]
+    assert ran.stdout == "torch is installed but not imported in this process False\n"

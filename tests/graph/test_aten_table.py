@@ -25,6 +25,8 @@ from sashiko.graph.aten.pointwise import ROWS as POINTWISE
 from sashiko.graph.capture import from_fx
 from sashiko.graph.verify import verify
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the database exercises deprecated functions too
+
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 UNDEFINED = {op for op in TABLE if "empty" in str(op)}  # their content is whatever was in memory
@@ -88,7 +90,7 @@ def check(call: Recorded) -> str | None:
     for got, want in zip(results, wanted, strict=True):
         assert got.dtype == want.dtype and got.shape == want.shape
         if call.target not in UNDEFINED:
-            torch.testing.assert_close(got, want, equal_nan=True, check_stride=False, **tolerance(want.dtype), msg=lambda m: f"{call}\n{m}")
+            torch.testing.assert_close(got, want, equal_nan=True, check_stride=False, **tolerance(want.dtype), msg=lambda m: f"{call.target}: {m}")
     return captured.leftovers[0].reason if captured.leftovers else None
 
 
@@ -101,14 +103,15 @@ def tolerance(dtype: torch.dtype) -> dict[str, float]:
     return {"rtol": factor * eps, "atol": factor * eps}
 
 
-def recorded(count: int) -> Iterator[tuple[Any, list[Recorded]]]:
-    """The calls with a row that the first `count` samples of every operator and dtype make."""
+def recorded(counts: dict[torch.dtype, int]) -> Iterator[tuple[Any, list[Recorded]]]:
+    """The calls with a row that the first samples of every operator make: counts[dtype] of them, 1 where it has no entry."""
     for op in op_db:
         for dtype in DTYPES:
             if dtype not in op.supported_dtypes("cpu") or op.name.startswith("jiterator"):
                 continue
             torch.manual_seed(0)
-            for sample in itertools.islice(op.sample_inputs("cpu", dtype), count):
+            # op.sample_inputs would walk the call stack for every sample, which takes minutes under pytest.
+            for sample in itertools.islice(op.sample_inputs_func(op, "cpu", dtype, False), counts.get(dtype, 1)):
                 with Recorder() as recorder:
                     op(sample.input, *sample.args, **sample.kwargs)
                 yield op, recorder.calls
@@ -119,8 +122,8 @@ I, V = torch.arange(-12, 12).reshape(2, 3, 4), torch.randn(4)
 Q = torch.randn(2, 4, 5, 8)
 OWN: tuple[Recorded, ...] = tuple(Recorded(op, args, {}) for op, args in (
     (aten.gt.Scalar, (X, 0.1)), (aten.ge.Scalar, (I, 2)), (aten.lt.Scalar, (I, 2.5)), (aten.special_erf.default, (X,)),
-    (aten.square.default, (X,)), (aten.div.Scalar_mode, (X, 0.3)), (aten.div.Tensor_mode, (X, Y)), (aten.fmod.Scalar, (I, 5)),
-    (aten.remainder.Scalar, (I, -5)), (aten.floor_divide.default, (I, torch.tensor(3))), (aten.pow.Scalar, (2.5, X)),
+    (aten.square.default, (X,)), (aten.fmod.Scalar, (I, 5)),
+    (aten.remainder.Scalar, (I, -5)), (aten.floor_divide.default, (X, Y)), (aten.pow.Scalar, (2.5, X)),
     (aten.bitwise_and.Scalar, (I, 6)), (aten.bitwise_or.Scalar, (I, 6)), (aten.bitwise_xor.Scalar, (I, 6)),
     (aten.bitwise_left_shift.Tensor_Scalar, (I, 3)), (aten.bitwise_right_shift.Tensor_Scalar, (I, 2)), (aten.clamp.default, (X, -0.5, 0.5)),
     (aten.clamp.default, (I, 0.5, None)), (aten.clamp_max.default, (X, 0.2)), (aten.relu6.default, (X * 9,)),
@@ -140,7 +143,11 @@ OWN: tuple[Recorded, ...] = tuple(Recorded(op, args, {}) for op, args in (
     (aten.fill.Tensor, (X, torch.tensor(3.0))), (aten.copy.default, (X, V)), (aten.arange.start, (2, 9)), (aten.rsub.Scalar, (X, 2.0, 3.0)),
     (aten.arange.start_step, (0.5, 3.0, 0.25)), (aten.convolution.default, (torch.randn(2, 3, 8, 6), torch.randn(5, 3, 4, 2), torch.randn(5),
                                                                          [4, 2], [0, 0], [1, 1], False, [0, 0], 1)),
-)) + (Recorded(aten._scaled_dot_product_flash_attention_for_cpu.default, (Q, Q, Q), {"attn_mask": torch.zeros(5, 5), "scale": 0.1}),)
+)) + (
+    Recorded(aten.div.Scalar_mode, (X, 0.3), {"rounding_mode": "floor"}),
+    Recorded(aten.div.Tensor_mode, (X, Y), {"rounding_mode": "trunc"}),
+    Recorded(aten._scaled_dot_product_flash_attention_for_cpu.default, (Q, Q, Q), {"attn_mask": torch.zeros(5, 5), "scale": 0.1}),
+)
 
 # Rows that leave some calls to PyTorch say so with one of these; a reason that is not listed is news.
 REASONS = ("complex numbers", "a product of integer matrices", "integer division by", "a vector norm of order", "pow of integers", "bool",
@@ -149,10 +156,10 @@ REASONS = ("complex numbers", "a product of integer matrices", "integer division
 
 
 def test_rows_agree_with_eager() -> None:
-    """Two samples per operator and dtype; every row must be reached with a native form at least once."""
+    """A few samples per operator and dtype; every row must be reached with a native form at least once."""
     native: set[Any] = set()
     budget: dict[Any, int] = {}
-    for _, calls in recorded(2):
+    for _, calls in recorded({torch.float32: 2}):
         for call in calls:
             key = (call.target, next((t.dtype for t in tree_flatten(call.args)[0] if isinstance(t, torch.Tensor)), None))
             budget[key] = budget.get(key, 0) + 1
@@ -169,7 +176,7 @@ def test_rows_agree_with_eager() -> None:
 
 @pytest.mark.slow
 def test_rows_agree_with_eager_on_all_samples() -> None:
-    for _, calls in recorded(40):
+    for _, calls in recorded(dict.fromkeys(DTYPES, 40)):
         for call in calls:
             check(call)
 
@@ -177,23 +184,27 @@ def test_rows_agree_with_eager_on_all_samples() -> None:
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, 1e-40, 1e30, -1e30, math.inf, -math.inf, math.nan]
 
 
+def tensor_only(op: Any) -> int:
+    """How many tensors an operation takes when it needs nothing else; 0 for any other."""
+    required = [a for a in op._schema.arguments if not a.has_default_value()]
+    return len(required) if all(str(a.type) == "Tensor" for a in required) else 0
+
+
+ELEMENTWISE = [op for op in POINTWISE if tensor_only(op) in (1, 2) and op not in (
+    aten._prelu_kernel.default, aten.log_sigmoid_forward.default, aten.clamp.default, aten.clamp.Tensor)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_elementwise_rows_agree_on_infinities_nan_and_signed_zero(dtype: torch.dtype) -> None:
-    """Every pair of special numbers through every elementwise row that takes tensors only."""
-    pairs = torch.tensor(list(itertools.product(EDGES, EDGES)), dtype=dtype)
-    for op in POINTWISE:
-        arguments = op._schema.arguments
-        required = [a for a in arguments if not a.has_default_value()]
-        if all(str(a.type) == "Tensor" for a in required) and len(required) in (1, 2) and "prelu" not in str(op):
-            try:
-                op(*(pairs[:1, i].contiguous() for i in range(len(required))))
-            except RuntimeError:
-                continue  # integers only
-            if op is not aten.log_sigmoid_forward.default:
-                call = Recorded(op, tuple(pairs[:, i].contiguous() for i in range(len(required))), {})
-                check(call)
-                if len(required) == 1 and not op(pairs[:, 0]).dtype.is_floating_point:
-                    continue
+@pytest.mark.parametrize("op", ELEMENTWISE, ids=str)
+def test_elementwise_rows_agree_on_infinities_nan_and_signed_zero(op: Any, dtype: torch.dtype) -> None:
+    """Every pair of special numbers."""
+    # Eager hands gelu to oneDNN, which makes NaN of infinity where the formula gives infinity.
+    edges = [e for e in EDGES if not (op is aten.gelu.default and math.isinf(e))]
+    pairs = torch.tensor(list(itertools.product(edges, edges)), dtype=dtype)
+    operands = tuple(pairs[:, i].contiguous() for i in range(tensor_only(op)))
+    if "bitwise" in str(op):
+        operands = tuple(o.nan_to_num(0.0, 9.0, -9.0).clamp(-9, 9).int() for o in operands)
+    assert check(Recorded(op, operands, {})) is None
 
 
 def test_log_sigmoid_is_native_when_only_its_value_is_read() -> None:

@@ -15,10 +15,12 @@ from sashiko.graph import build as b
 from sashiko.graph.dims import Dim, evaluate, product, symbol
 from sashiko.graph.ir import Value
 from sashiko.graph.types import DType, bf16, boolean, f16, f32, i64
-from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec, HeadStrides, dense, spec_of
+from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec, HeadStrides, dense
 from sashiko.platforms.target import Target
 from sashiko.stitch.contraction import item
-from tests.emulation import Array, Buffer, Call, Runner
+from sashiko.stitch.program import Strided
+
+from ..emulation import Array, Buffer, Call, Runner
 
 Emit = Callable[[Module, Target, AttentionSpec, str], AttentionCode]
 ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -99,12 +101,19 @@ def problem(case: Case, dtype: DType, seed: int = 0) -> Problem:
     out = dense(case.heads, m, case.width)
     if case.across:
         out = HeadStrides(product((m, case.heads, case.width)), case.width, case.heads * case.width)
-    spec = spec_of(stitched, out)
+    q_at, k_at, v_at = (_strides(pointer) for pointer in stitched.pointers)
+    sizes_of_heads = (batch, case.heads, case.groups, m, s, case.depth, case.width)
+    spec = AttentionSpec(dtype, *sizes_of_heads, q_at, k_at, v_at, out, stitched.epilogue, stitched.params)
     arrays = tuple(to_array(tensors[pointer.value]) for pointer in stitched.pointers)
     masks = tuple(to_array(mask_tensor) for _ in stitched.operands) if mask_tensor is not None else ()
     scores = next(node.dtype for node in spec.score.nodes if node.op == "acc")
     wanted, tolerance = reference(views, case, dtype, scores, added)
     return Problem(case, spec, arrays, masks, wanted, tolerance, {"B": case.batch, "M": case.m, "S": case.s})
+
+
+def _strides(view: Strided) -> HeadStrides:
+    batch, head, row, col = view.strides
+    return HeadStrides(batch, head, row, col, view.offset)
 
 
 def _operands(

@@ -143,7 +143,7 @@ def test_explain() -> None:
     with b.at("model.py:5"):
         value = b.neg(b.exp(X))
     assert explain(NOT_NOT, graph(value)) == "double_negation: expected neg, found exp, at <exp: f32[2, 3]>  (model.py:5)"
-    assert explain(NOT_NOT, graph(b.exp(X))) == "double_negation: the graph has no neg (neg(neg(x)) -> x)"
+    assert explain(NOT_NOT, graph(b.exp(X))) == "double_negation: the graph has no neg"
     with b.at("model.py:6"):
         twice = b.neg(b.neg(X))
     assert explain(NOT_NOT, graph(twice)) == "double_negation applies to <neg: f32[2, 3]>  (model.py:6)"

@@ -33,20 +33,20 @@ class AttentionKernel:
 
 
 @dataclass(frozen=True)
-class AttentionSelection:
+class Selection:
     """The row that computes an attention, and the rows before it with the reasons why they do not."""
 
     kernel: AttentionKernel
     refusals: tuple[tuple[str, str], ...]
 
 
-def select_attention(target: Target, spec: AttentionSpec) -> AttentionSelection:
+def select(target: Target, spec: AttentionSpec) -> Selection:
     """Returns the first row that accepts `spec` on `target`."""
-    refusals = []
+    refusals: list[tuple[str, str]] = []
     for kernel in ATTENTION:
         reason = kernel.when(target, spec)
         if reason is None:
-            return AttentionSelection(kernel, tuple(refusals))
+            return Selection(kernel, tuple(refusals))
         refusals.append((kernel.name, reason))
     raise AssertionError("the last row accepts everything")
 

@@ -1,0 +1,63 @@
+"""explain(): the story of a compilation, in plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..runtime.plan import AtenStep
+from .build import Built
+from .segments import Note
+
+
+class Explains(Protocol):
+    """Anything with an explanation of its own: a compiled model."""
+
+    def explain(self) -> str: ...
+
+
+def explain(model: Explains) -> str:
+    """What was fused, which kernel each operation runs on and why not an earlier one, what was left to PyTorch and why."""
+    return model.explain()
+
+
+def explained(built: Built) -> str:
+    """The explanation of a fresh compilation."""
+    natives = [n for n in built.notes if isinstance(n, tuple)]
+    left = [n for n in built.notes if isinstance(n, AtenStep)]
+    ops = sum(v.op not in ("input", "constant", "full") for v in built.graph.order)
+    kernels = sum(len(n) for n in natives)
+    times = ", ".join(f"{what} {took * 1e3:.0f} ms" for what, took in built.seconds.items())
+    lines = [
+        f"{built.graph.name}: {ops} operations in {kernels} kernels of {len(natives)} native segments, {len(left)} left to PyTorch",
+        f"compiled: {times}", "",
+    ]
+    for number, note in enumerate(built.notes):
+        lines += _segment(number, note) if isinstance(note, tuple) else _extern(number, note)
+    lines += _rules(built)
+    return "\n".join(lines)
+
+
+def _segment(number: int, notes: Sequence[Note]) -> list[str]:
+    lines = [f"segment {number}: native, {len(notes)} kernels"]
+    for note in notes:
+        where = f"  ({note.origin})" if note.origin else ""
+        lines.append(f"  {note.label}{where}")
+        lines.append(f"      {note.kernel}")
+        close = [f"{name}: {reason}" for name, reason in note.refusals if " x " not in reason]
+        lines += [f"      not {text}" for text in close]
+    return [*lines, ""]
+
+
+def _extern(number: int, step: AtenStep) -> list[str]:
+    return [f"segment {number}: PyTorch's {step.target}", f"      {step.reason}", ""]
+
+
+def _rules(built: Built) -> list[str]:
+    fired = built.trace.fired
+    lines = ["rules that applied:"] if fired else []
+    lines += [f"  {count:4d} x {name}" for name, count in sorted(fired.items())]
+    near = built.trace.near_misses()
+    if near:
+        lines += ["rules that nearly applied:", *(f"  {miss}" for miss in near)]
+    return lines

@@ -1,0 +1,139 @@
+"""How a model is called: the tree of its arguments, which of them the code takes, and the tree of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..diagnostics.errors import InputError, Unsupported
+from ..graph.captured import Captured, FixedInput, FixedOutput, GraphOutput, InputOutput
+
+Json = Any
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An argument or result that is a Python value, the same in every call."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result of the code (`kind` "result"), or an argument handed back ("argument"), by number."""
+
+    kind: str
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Signature:
+    """arguments: for each leaf None when the code takes it, or the value it must have. results: leaves of what the model returns.
+
+    writes: (result of the code, argument or state tensor that receives it). in_spec, out_spec: None for flat calls.
+    """
+
+    arguments: tuple[Fixed | None, ...]
+    results: tuple[Result | Fixed, ...]
+    writes: tuple[tuple[int, int], ...] = ()
+    in_spec: pytree.TreeSpec | None = None
+    out_spec: pytree.TreeSpec | None = None
+
+    @property
+    def has_fixed(self) -> bool:
+        return any(a is not None for a in self.arguments)
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call's arguments. Raises InputError when they are nested or named otherwise than when captured."""
+        if self.in_spec is None:
+            return list(args)
+        names = list(self.in_spec.child(1).context)
+        if sorted(names) != sorted(kwargs):
+            raise InputError(f"called with keyword arguments {sorted(kwargs)}, compiled for {sorted(names)}")
+        flat, spec = pytree.tree_flatten((tuple(args), {n: kwargs[n] for n in names}))
+        if spec != self.in_spec:
+            expected = self.in_spec.child(0).num_children
+            raise InputError(f"called with {len(args)} positional arguments that do not fit the {expected} compiled for", hint=f"compiled for {self.in_spec}")
+        return flat
+
+    def taken(self, flat: Sequence[Any]) -> list[Any]:
+        """The leaves that the code takes, after comparing the others with their fixed values."""
+        if len(flat) != len(self.arguments):
+            raise InputError(f"called with {len(flat)} arguments, compiled for {len(self.arguments)}")
+        passed = []
+        for fixed, value in zip(self.arguments, flat, strict=True):
+            if fixed is None:
+                passed.append(value)
+            elif value is not fixed.value and (isinstance(value, torch.Tensor) or type(value) is not type(fixed.value) or value != fixed.value):
+                raise InputError(f"argument {fixed.name} is {value!r}, but the model was compiled for {fixed.value!r}", hint="compile it again for this value")
+        return passed
+
+    def assembled(self, flat: Sequence[Any], results: Sequence[Any]) -> Any:
+        """What the model returns."""
+        found = [r.value if isinstance(r, Fixed) else (results if r.kind == "result" else flat)[r.number] for r in self.results]
+        return found if self.out_spec is None else pytree.tree_unflatten(found, self.out_spec)
+
+    def direct(self) -> Callable[[tuple[Any, ...]], Any] | None:
+        """For plain positional tensors and plain results: how to return the code's results. None: take the long way."""
+        spec, out = self.in_spec, self.out_spec
+        if self.writes or self.has_fixed or any(isinstance(r, Fixed) or r.kind != "result" for r in self.results):
+            return None
+        order = tuple(r.number for r in self.results if isinstance(r, Result))
+        if spec is None or out is None:
+            return lambda results: [results[n] for n in order]
+        if spec.child(1).num_children or any(not c.is_leaf() for c in spec.child(0).children()):
+            return None
+        if out.is_leaf():
+            only = order[0]
+            return lambda results: results[only]
+        if out.type is tuple and all(c.is_leaf() for c in out.children()):
+            return lambda results: tuple(results[n] for n in order)
+        return None
+
+
+def signature_of(captured: Captured) -> Signature:
+    """The signature of a captured model; symbolic results follow the tensor results of the code, in order."""
+    symbolic = iter(range(len(captured.graph.outputs), len(captured.graph.outputs) + len(captured.outputs)))
+    results: list[Result | Fixed] = []
+    for output in captured.outputs:
+        if isinstance(output, GraphOutput):
+            results.append(Result("result", output.index))
+        elif isinstance(output, InputOutput):
+            results.append(Result("argument", output.position))
+        else:
+            results.append(Fixed("", output.value) if isinstance(output, FixedOutput) else Result("result", next(symbolic)))
+    arguments = tuple(Fixed(i.name, i.value) if isinstance(i, FixedInput) else None for i in captured.inputs)
+    writes = tuple((m.output, m.input) for m in captured.mutations)
+    return Signature(arguments, tuple(results), writes, captured.in_spec, captured.out_spec)
+
+
+def to_json(signature: Signature) -> Json:
+    """JSON for a file. Raises Unsupported when an argument or result tree has no form there."""
+    try:
+        trees = [None if s is None else pytree.treespec_dumps(s) for s in (signature.in_spec, signature.out_spec)]
+    except (TypeError, NotImplementedError) as error:
+        raise Unsupported(f"the model's arguments or results have a type that cannot be written to a file: {error}") from error
+    return {
+        "arguments": [None if a is None else _fixed_json(a) for a in signature.arguments],
+        "results": [_fixed_json(r) if isinstance(r, Fixed) else [r.kind, r.number] for r in signature.results],
+        "writes": [list(w) for w in signature.writes], "in_spec": trees[0], "out_spec": trees[1],
+    }
+
+
+def _fixed_json(fixed: Fixed) -> Json:
+    if not isinstance(fixed.value, (type(None), bool, int, float, str)):
+        raise Unsupported(f"{fixed.name or 'a result'} is a {type(fixed.value).__name__}, which cannot be written to a file")
+    return {"name": fixed.name, "value": fixed.value}
+
+
+def from_json(data: Json) -> Signature:
+    """What `to_json` wrote."""
+    arguments = tuple(None if a is None else Fixed(a["name"], a["value"]) for a in data["arguments"])
+    results = tuple(Fixed(r["name"], r["value"]) if isinstance(r, dict) else Result(r[0], r[1]) for r in data["results"])
+    trees = [None if data[k] is None else pytree.treespec_loads(data[k]) for k in ("in_spec", "out_spec")]
+    return Signature(arguments, results, tuple((o, i) for o, i in data["writes"]), trees[0], trees[1])
