@@ -23,14 +23,32 @@ if TYPE_CHECKING:
     from .quant import quantize
 
 _HOME = {
-    "compile": "driver.compile", "quantize_and_compile": "driver.compile", "CompiledModel": "driver.model", "backend": "driver.backend",
-    "explain": "driver.explain", "load": "driver.model", "quantize": "quant",
-    **dict.fromkeys(("SashikoError", "Unsupported", "InvalidGraph", "CalibrationError", "ArtifactError", "InputError"), "diagnostics.errors"),
+    "compile": "driver.compile",
+    "quantize_and_compile": "driver.compile",
+    "CompiledModel": "driver.model",
+    "backend": "driver.backend",
+    "explain": "driver.explain",
+    "load": "driver.model",
+    "quantize": "quant",
+    **dict.fromkeys(
+        ("SashikoError", "Unsupported", "InvalidGraph", "CalibrationError", "ArtifactError", "InputError"), "diagnostics.errors"
+    ),
 }
 
 __all__ = [
-    "ArtifactError", "CalibrationError", "CompiledModel", "InputError", "InvalidGraph", "SashikoError", "Unsupported", "backend", "compile",
-    "explain", "load", "quantize", "quantize_and_compile",
+    "ArtifactError",
+    "CalibrationError",
+    "CompiledModel",
+    "InputError",
+    "InvalidGraph",
+    "SashikoError",
+    "Unsupported",
+    "backend",
+    "compile",
+    "explain",
+    "load",
+    "quantize",
+    "quantize_and_compile",
 ]
 
 

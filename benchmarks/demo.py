@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,25 +79,39 @@ def time_all(table: list[Row], progress: Progress, rounds: int) -> None:
     task = progress.add_task("timing", total=len(SHAPES) * len(table) * rounds)
     for batch, length in SHAPES:
         ids = torch.randint(1000, 20000, (batch, length))
-        mask = torch.ones_like(ids)
-        calls = {row.name: (lambda call=row.call: call(input_ids=ids, attention_mask=mask)) for row in table}  # type: ignore[misc]
+        example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        calls = {row.name: partial(row.call, **example) for row in table}
         with torch.no_grad():
-            for name, timing in measure(calls, rounds, advance=lambda: progress.advance(task)).items():
-                next(r for r in table if r.name == name).timings[batch, length] = timing
+            found = measure(calls, rounds, advance=partial(progress.advance, task))
+        for row in table:
+            row.timings[batch, length] = found[row.name]
 
 
 def show(table: list[Row], console: Console) -> None:
     view = Table(title="all-MiniLM-L6-v2, one thread", title_justify="left")
-    for head in ("", *(f"{b}x{s} ms" for b, s in SHAPES), *(f"{b}x{s} speed-up" for b, s in SHAPES), "mean cosine", "min cosine",
-                 "same neighbour", "compile s", "native ops", "left to PyTorch"):
+    for head in (
+        "",
+        *(f"{b}x{s} ms" for b, s in SHAPES),
+        *(f"{b}x{s} speed-up" for b, s in SHAPES),
+        "mean cosine",
+        "min cosine",
+        "same neighbour",
+        "compile s",
+        "native ops",
+        "left to PyTorch",
+    ):
         view.add_column(head, justify="left" if not head else "right")
     base = table[0]
     for row in table:
         a = row.agreement
         view.add_row(
-            row.name, *(f"{row.timings[s].median:.2f}" for s in SHAPES), *(f"{row.timings[s].ratio_to(base.timings[s]):.2f}x" for s in SHAPES),
+            row.name,
+            *(f"{row.timings[s].median:.2f}" for s in SHAPES),
+            *(f"{row.timings[s].ratio_to(base.timings[s]):.2f}x" for s in SHAPES),
             *(("-",) * 3 if a is None else (f"{a.mean_cosine:.5f}", f"{a.min_cosine:.5f}", f"{a.same_neighbour:.1%}")),
-            "-" if row.seconds is None else f"{row.seconds:.1f}", "-" if row.native is None else str(row.native), "-" if row.left is None else str(row.left),
+            "-" if row.seconds is None else f"{row.seconds:.1f}",
+            "-" if row.native is None else str(row.native),
+            "-" if row.left is None else str(row.left),
         )
     console.print(view)
 
@@ -119,8 +134,10 @@ def main() -> None:
         progress.advance(task)
         time_all(table, progress, rounds=9)
     show(table, console)
-    console.print(f"{len(texts)} sentences, calibrated on {CALIBRATION}, judged on the other {len(held_out)}; "
-                  f"cosine and nearest neighbours against eager fp32. torch {torch.__version__}, sashiko {sashiko.__version__}.")
+    console.print(
+        f"{len(texts)} sentences, calibrated on {CALIBRATION}, judged on the other {len(held_out)}; "
+        f"cosine and nearest neighbours against eager fp32. torch {torch.__version__}, sashiko {sashiko.__version__}."
+    )
 
 
 if __name__ == "__main__":

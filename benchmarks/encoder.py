@@ -91,7 +91,7 @@ def agreement(reference: torch.Tensor, other: torch.Tensor) -> Agreement:
 
 def main(presets: Sequence[str]) -> None:
     """Calibrates on 64 sentences at their natural length, judges on the rest."""
-    import sashiko.quant as quant
+    from sashiko import quant
 
     encoder, tokenizer = load_encoder()
     texts = sentences()

@@ -21,7 +21,7 @@ class Timing:
     def median(self) -> float:
         return statistics.median(self.rounds)
 
-    def ratio_to(self, base: "Timing") -> float:
+    def ratio_to(self, base: Timing) -> float:
         """How many times faster than `base`: the median over rounds of the ratio within the round."""
         return statistics.median(b / a for a, b in zip(self.rounds, base.rounds, strict=True))
 
@@ -33,7 +33,9 @@ def one_core() -> None:
     torch.set_num_threads(1)
 
 
-def measure(candidates: Mapping[str, Callable[[], object]], rounds: int = 9, seconds: float = 0.15, advance: Callable[[], None] | None = None) -> dict[str, Timing]:
+def measure(
+    candidates: Mapping[str, Callable[[], object]], rounds: int = 9, seconds: float = 0.15, advance: Callable[[], None] | None = None
+) -> dict[str, Timing]:
     """Time every candidate `rounds` times in turn; each turn repeats the call for about `seconds` and keeps the mean.
 
     advance: called after each turn, for progress bars.

@@ -24,7 +24,9 @@ from .signature import signature_of
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
-def backend(module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Any:
+def backend(
+    module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Any:
     """Compile one graph of Dynamo. Graphs that need gradients run as PyTorch runs them; so does a graph we cannot capture.
 
     options: `precision` ("fp32", "bf16", "auto") and `strict` (an operation without a native form raises), as in `sashiko.compile`.
@@ -42,7 +44,10 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], *, mode: str | N
         return _Inference(graph, inputs, _frozen(graph, given), settings).boxed()
 
     return aot_autograd(
-        fw_compiler=_as_it_is, inference_compiler=inference, decompositions=decompositions(), keep_inference_input_mutations=True,
+        fw_compiler=_as_it_is,
+        inference_compiler=inference,
+        decompositions=decompositions(),
+        keep_inference_input_mutations=True,
     )(module, example_inputs)
 
 
@@ -76,7 +81,7 @@ def _refuse_effects(graph: GraphModule) -> None:
     """Operations with effects (checks that raise, prints) are ordered by tokens that only PyTorch's own runtime passes."""
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise Unsupported(f"the graph uses {node.target.name()}")
+            raise Unsupported(f"the graph uses {node.target}")
 
 
 def _only_read(metadata: Any, position: int) -> bool:

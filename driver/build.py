@@ -70,7 +70,12 @@ def build(captured: Captured, options: Options) -> Built:
     objects = [cache.compiled(text, options.target)] if plan.symbols else []
     compiled = clock()
     executable = Executable(plan, with_runner(objects, options.target))
-    seconds = {"rewrite": rewritten - start, "stitch and emit": emitted - rewritten, "machine code": compiled - emitted, "load": clock() - compiled}
+    seconds = {
+        "rewrite": rewritten - start,
+        "stitch and emit": emitted - rewritten,
+        "machine code": compiled - emitted,
+        "load": clock() - compiled,
+    }
     say(1, f"{options.name}: " + ", ".join(f"{what} {took * 1e3:.0f} ms" for what, took in seconds.items()))
     return Built(executable, graph, tuple(planner.notes), trace, tuple(reports), seconds)
 
@@ -78,7 +83,11 @@ def build(captured: Captured, options: Options) -> Built:
 def _refuse_leftovers(graph: Graph) -> None:
     for value in graph.order:
         if isinstance(value.attrs, A.AtenAttrs):
-            raise Unsupported(f"{value.attrs.target} has no native form: {value.attrs.reason}", value.origin, "compile without strict=True to leave it to PyTorch")
+            raise Unsupported(
+                f"{value.attrs.target} has no native form: {value.attrs.reason}",
+                value.origin,
+                "compile without strict=True to leave it to PyTorch",
+            )
 
 
 def _unchanged(value: Value) -> ConstantSource:
@@ -112,8 +121,14 @@ class _Planner:
         outputs: list[Output] = [OutputTensor(self._visible(v)) for v in self.graph.outputs]
         self.constants.sources += [_unchanged(v) for v in self.captured.baked]
         outputs += [OutputDim(o.dim) for o in self.captured.outputs if isinstance(o, SymbolicOutput)]
-        return Plan(tuple(self._inputs()), tuple(outputs), segments, tuple(self.constants.sources), tuple(self._constant_values.items()),
-                    self.graph.name)
+        return Plan(
+            tuple(self._inputs()),
+            tuple(outputs),
+            segments,
+            tuple(self.constants.sources),
+            tuple(self._constant_values.items()),
+            self.graph.name,
+        )
 
     def _id(self, value: Value) -> int:
         return self._ids.setdefault(value, len(self._ids))

@@ -20,9 +20,15 @@ from .pipeline import PRECISIONS
 from .signature import signature_of
 
 
-def compile(  # noqa: A001 - the public name, as in torch.compile
-    model: torch.nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any], *, dynamic_shapes: Any = None, precision: str = "fp32",
-    target: Target | str | None = None, strict: bool = False, rules: RuleSet = (),
+def compile(
+    model: torch.nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    dynamic_shapes: Any = None,
+    precision: str = "fp32",
+    target: Target | str | None = None,
+    strict: bool = False,
+    rules: RuleSet = (),
 ) -> CompiledModel:
     """Compile a model in evaluation mode to one native function for the CPU at hand.
 
@@ -48,12 +54,20 @@ def _arguments(example_inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple
         return (), dict(example_inputs)
     if isinstance(example_inputs, (tuple, list)):
         return tuple(example_inputs), {}
-    raise InputError(f"example_inputs is a {type(example_inputs).__name__}", hint="pass a tuple of positional or a dict of keyword arguments")
+    raise InputError(
+        f"example_inputs is a {type(example_inputs).__name__}", hint="pass a tuple of positional or a dict of keyword arguments"
+    )
 
 
 def quantize_and_compile(
-    model: torch.nn.Module, batches: Iterable[Any], *, preset: str | Scheme = "int8", dynamic_shapes: Any = None, precision: str = "auto",
-    target: Target | str | None = None, strict: bool = False,
+    model: torch.nn.Module,
+    batches: Iterable[Any],
+    *,
+    preset: str | Scheme = "int8",
+    dynamic_shapes: Any = None,
+    precision: str = "auto",
+    target: Target | str | None = None,
+    strict: bool = False,
 ) -> CompiledModel:
     """Calibrate a model on `batches`, quantize it and compile the result: `quantize` and `compile` in one verb.
 
@@ -62,7 +76,9 @@ def quantize_and_compile(
     kept = _First(batches)
     small = quantize(model, kept, preset=preset)
     first = kept.first
-    example: tuple[Any, ...] | dict[str, Any] = dict(first) if isinstance(first, Mapping) else tuple(first) if isinstance(first, (tuple, list)) else (first,)
+    example: tuple[Any, ...] | dict[str, Any] = (
+        dict(first) if isinstance(first, Mapping) else tuple(first) if isinstance(first, (tuple, list)) else (first,)
+    )
     return compile(small, example, dynamic_shapes=dynamic_shapes, precision=precision, target=target, strict=strict)
 
 

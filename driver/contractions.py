@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from ..graph import attrs as A
@@ -27,27 +28,37 @@ def has_kernel(value: Value) -> bool:
 
 def gemm_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
     """The product behind a linear, int_linear or matmul item."""
-    x, y = item.anchor.inputs[:2]
+    return _matmul_spec(item) if item.anchor.op == "matmul" else _linear_spec(item, constants)
+
+
+def _matmul_spec(item: ContractionItem) -> GemmSpec:
+    x, y = item.anchor.inputs
     left, right = item.pointers
-    *batch, m, n = (1, *item.anchor.shape) if item.anchor.tensor.rank == 1 else item.anchor.shape
-    common = {"epilogue": item.epilogue, "params": item.params}
-    if item.anchor.op == "matmul":
-        lhs = Strides(_batched(left.strides[:-2], x.shape[:-2], batch), left.strides[-2], left.strides[-1])
-        rhs = Strides(_batched(right.strides[:-2], y.shape[:-2], batch), right.strides[-1], right.strides[-2])
-        return GemmSpec(x.dtype, y.dtype, m, n, x.shape[-1], lhs, batch=product(batch), constant_rhs=False, rhs_strides=rhs, **common)  # type: ignore[arg-type]
+    *batch, m, n = item.anchor.shape
+    lhs = Strides(_batched(left.strides[:-2], x.shape[:-2], batch), left.strides[-2], left.strides[-1])
+    rhs = Strides(_batched(right.strides[:-2], y.shape[:-2], batch), right.strides[-1], right.strides[-2])
+    return GemmSpec(x.dtype, y.dtype, m, n, x.shape[-1], lhs, item.epilogue, product(batch), False, rhs, item.params)
+
+
+def _linear_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
+    x, y = item.anchor.inputs
+    left, right = item.pointers
     n, k = y.shape
+    static = isinstance(n, int) and isinstance(k, int)
+    constant = static and right.value in constants and right.offset == 0 and right.strides == strides(y.tensor)
+    rhs = None if constant else Strides(0, right.strides[0], right.strides[1])
     rows, row = _merged(x.shape[:-1], left.strides[:-1])
-    batch, m, lhs = (1, rows, Strides(0, row, left.strides[-1])) if row is not None else (  # type: ignore[assignment]
-        product(x.shape[:-2]), x.shape[-2], Strides(_batched(left.strides[:-2], x.shape[:-2], list(x.shape[:-2])), left.strides[-2], left.strides[-1]))
-    constant = right.value in constants and right.offset == 0 and right.strides == strides(y.tensor) and isinstance(n, int) and isinstance(k, int)
-    rhs_strides = None if constant else Strides(0, right.strides[0], right.strides[1])
-    return GemmSpec(x.dtype, y.dtype, m, n, k, lhs, batch=batch, constant_rhs=constant, rhs_strides=rhs_strides, **common)  # type: ignore[arg-type]
+    if row is not None:
+        return GemmSpec(x.dtype, y.dtype, rows, n, k, Strides(0, row, left.strides[-1]), item.epilogue, 1, constant, rhs, item.params)
+    *batch, m = x.shape[:-1]  # unequally spaced rows: as many matrices as the leading axes have elements
+    lhs = Strides(_batched(left.strides[:-2], batch, batch), left.strides[-2], left.strides[-1])
+    return GemmSpec(x.dtype, y.dtype, m, n, k, lhs, item.epilogue, product(batch), constant, rhs, item.params)
 
 
 def _batched(steps: Sequence[Dim], shape: Sequence[Dim], batch: Sequence[Dim]) -> Dim:
     """Offset of matrix number b, for an operand whose batch axes are broadcast to `batch`."""
     index = delinearize(BATCH, tuple(batch))
-    own = index[len(index) - len(shape):]
+    own = index[len(index) - len(shape) :]
     offset: Dim = 0
     for i, step, extent in zip(own, steps, shape, strict=True):
         offset = offset + (0 if extent == 1 else i * step)
@@ -59,7 +70,7 @@ def _merged(shape: Sequence[Dim], steps: Sequence[Dim]) -> tuple[Dim, Dim | None
     kept = [(extent, step) for extent, step in zip(shape, steps, strict=True) if extent != 1]
     if not kept:
         return 1, 0
-    for (_, outer), (extent, inner) in zip(kept, kept[1:]):
+    for (_, outer), (extent, inner) in itertools.pairwise(kept):
         if outer != inner * extent:
             return product(shape), None
     return product(shape), kept[-1][1]
@@ -72,8 +83,22 @@ def attention_spec(item: ContractionItem) -> AttentionSpec:
     out = HeadStrides(*strides(item.anchor.tensor))
     heads = [_head(p) for p in item.pointers]
     depth, width = evaluate(q.shape[3], {}), evaluate(v.shape[3], {})
-    return AttentionSpec(q.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], depth, width, heads[0], heads[1], heads[2], out,
-                         item.epilogue, item.params)
+    return AttentionSpec(
+        q.dtype,
+        q.shape[0],
+        q.shape[1],
+        k.shape[1],
+        q.shape[2],
+        k.shape[2],
+        depth,
+        width,
+        heads[0],
+        heads[1],
+        heads[2],
+        out,
+        item.epilogue,
+        item.params,
+    )
 
 
 def _head(pointer: Strided) -> HeadStrides:

@@ -30,7 +30,8 @@ def explained(built: Built) -> str:
     times = ", ".join(f"{what} {took * 1e3:.0f} ms" for what, took in built.seconds.items())
     lines = [
         f"{built.graph.name}: {ops} operations in {kernels} kernels of {len(natives)} native segments, {len(left)} left to PyTorch",
-        f"compiled: {times}", "",
+        f"compiled: {times}",
+        "",
     ]
     for number, note in enumerate(built.notes):
         lines += _segment(number, note) if isinstance(note, tuple) else _extern(number, note)
@@ -57,7 +58,8 @@ def _rules(built: Built) -> list[str]:
     fired = built.trace.fired
     lines = ["rules that applied:"] if fired else []
     lines += [f"  {count:4d} x {name}" for name, count in sorted(fired.items())]
-    near = built.trace.near_misses()
+    # A pattern whose very shape is absent says nothing; a condition that failed on a real match does.
+    near = [miss for miss in built.trace.near_misses() if not miss.reason.startswith("expected ")]
     if near:
         lines += ["rules that nearly applied:", *(f"  {miss}" for miss in near)]
     return lines

@@ -23,8 +23,14 @@ class CompiledModel:
     Any number of threads may call at the same time.
     """
 
-    def __init__(self, signature: Signature, executable: Executable, state: Sequence[torch.Tensor] = (), built: Built | None = None,
-                 explanation: str = "") -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        executable: Executable,
+        state: Sequence[torch.Tensor] = (),
+        built: Built | None = None,
+        explanation: str = "",
+    ) -> None:
         self.signature, self.executable, self.built = signature, executable, built
         self._state = tuple(state)
         self._explanation = explanation
@@ -59,7 +65,9 @@ class CompiledModel:
         Raises Unsupported for a model that writes its own buffers, or whose arguments or results have no form in a file.
         """
         if self._state:
-            raise Unsupported("the model writes its own buffers, which a file cannot share with it", hint="save its weights and compile it again")
+            raise Unsupported(
+                "the model writes its own buffers, which a file cannot share with it", hint="save its weights and compile it again"
+            )
         artifact.save(self.executable, path, {"signature": to_json(self.signature), "explanation": self.explain()})
 
     def __repr__(self) -> str:

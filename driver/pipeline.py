@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..graph.ir import Graph
 from ..graph.passes import Pass
 from ..graph.simplify import canonical, cse
 from ..graph.types import bf16
@@ -40,5 +39,3 @@ def passes(precision: str, target: Target, rules: RuleSet = (), trace: Trace | N
         Pass("fold", canonical),
         Pass("share", cse),
     )
-
-

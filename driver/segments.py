@@ -28,7 +28,7 @@ Refusals = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Note:
-    """What explain() says of one step: the user's lines and operations behind it, the kernel, and why no earlier row of the table took it."""
+    """What explain() says of one step: the operations behind it and their place, the kernel, and why no earlier row took it."""
 
     label: str
     kernel: str
@@ -91,7 +91,9 @@ class Constants:
         if (value, form) not in self._known:
             self._known[value, form] = len(self.sources)
             pack = kernel.pack if kernel is not None else torch.Tensor.contiguous
-            self.sources.append(ConstantSource(watched_tensors(value), lambda: pack(compute(value)), f"{value.name or value.op} {form}".strip()))
+            self.sources.append(
+                ConstantSource(watched_tensors(value), lambda: pack(compute(value)), f"{value.name or value.op} {form}".strip())
+            )
         return self._known[value, form]
 
 

@@ -58,7 +58,10 @@ class Signature:
         flat, spec = pytree.tree_flatten((tuple(args), {n: kwargs[n] for n in names}))
         if spec != self.in_spec:
             expected = self.in_spec.child(0).num_children
-            raise InputError(f"called with {len(args)} positional arguments that do not fit the {expected} compiled for", hint=f"compiled for {self.in_spec}")
+            raise InputError(
+                f"called with {len(args)} positional arguments that do not fit the {expected} compiled for",
+                hint=f"compiled for {self.in_spec}",
+            )
         return flat
 
     def taken(self, flat: Sequence[Any]) -> list[Any]:
@@ -69,8 +72,13 @@ class Signature:
         for fixed, value in zip(self.arguments, flat, strict=True):
             if fixed is None:
                 passed.append(value)
-            elif value is not fixed.value and (isinstance(value, torch.Tensor) or type(value) is not type(fixed.value) or value != fixed.value):
-                raise InputError(f"argument {fixed.name} is {value!r}, but the model was compiled for {fixed.value!r}", hint="compile it again for this value")
+            elif value is not fixed.value and (
+                isinstance(value, torch.Tensor) or type(value) is not type(fixed.value) or value != fixed.value
+            ):
+                raise InputError(
+                    f"argument {fixed.name} is {value!r}, but the model was compiled for {fixed.value!r}",
+                    hint="compile it again for this value",
+                )
         return passed
 
     def assembled(self, flat: Sequence[Any], results: Sequence[Any]) -> Any:
@@ -121,7 +129,9 @@ def to_json(signature: Signature) -> Json:
     return {
         "arguments": [None if a is None else _fixed_json(a) for a in signature.arguments],
         "results": [_fixed_json(r) if isinstance(r, Fixed) else [r.kind, r.number] for r in signature.results],
-        "writes": [list(w) for w in signature.writes], "in_spec": trees[0], "out_spec": trees[1],
+        "writes": [list(w) for w in signature.writes],
+        "in_spec": trees[0],
+        "out_spec": trees[1],
     }
 
 

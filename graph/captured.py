@@ -156,7 +156,7 @@ class Captured:
                 tensors.append(value)
             elif isinstance(spec, IntInput):
                 pairs.append((spec.dim, int(value), f"argument {spec.name}"))
-            elif not (value is spec.value or (type(value) is type(spec.value) and value == spec.value)):
+            elif not _same(value, spec.value):
                 raise InputError(f"argument {spec.name} is {value!r}, captured with {spec.value!r}", hint="capture again for another value")
         return [*tensors, *(s.tensor for s in self.state)], solve(pairs)
 
@@ -171,6 +171,11 @@ class Captured:
             else:
                 found.append(evaluate(spec.dim, env) if isinstance(spec, SymbolicOutput) else spec.value)
         return found if self.out_spec is None else pytree.tree_unflatten(found, self.out_spec)
+
+
+def _same(value: Any, fixed: Any) -> bool:
+    """True for the same object, or an equal Python value of the same type."""
+    return value is fixed or (not isinstance(value, torch.Tensor) and type(value) is type(fixed) and bool(value == fixed))
 
 
 def _tensor_pairs(spec: TensorInput, value: Any) -> list[tuple[Dim, int, str]]:

@@ -64,7 +64,8 @@ def translated(error: Exception) -> SashikoError:
     frames = [(p, n) for p, n in re.findall(r'File "([^"]+)", line (\d+)', text) if not re.search(r"[/\\]torch[/\\]", p)]
     where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else _raised_at(error)
     if "Suggested fixes" in text or "Constraints violated" in text or "dynamic_shapes" in text:
-        return InputError(f"dynamic_shapes do not fit the model: {short}", where, text.rpartition("Suggested fixes:")[2].strip()[:600])
+        fixes = text.partition("Suggested fixes:")[2] or "see the documentation of torch.export's dynamic_shapes"
+        return InputError(f"dynamic_shapes do not fit the model: {short}", where, fixes.strip()[:600])
     return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where)
 
 

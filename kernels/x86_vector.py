@@ -143,7 +143,7 @@ class MaddMicro(VectorMicro):
 
 # Rows and panels of the register tiles. 32 registers: 28 accumulators, the vectors of the rhs and a broadcast. 16 registers: 12.
 _WIDE = ((14, 2), (4, 4), (1, 4))
-_NARROW = ((6, 1), (1, 4))
+_NARROW = ((6, 1), (2, 2), (1, 4))
 
 
 def fma(lanes: int) -> tuple[VectorMicro, ...]:

@@ -47,12 +47,14 @@ def call_of(model: nn.Module, batch: Any, number: int) -> Call:
 
     Raises CalibrationError when it does not fit the model's `forward`.
     """
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
     if isinstance(batch, torch.Tensor):
-        args, kwargs = (batch,), {}
+        args = (batch,)
     elif isinstance(batch, (tuple, list)):
-        args, kwargs = tuple(batch), {}
+        args = tuple(batch)
     elif isinstance(batch, Mapping):
-        args, kwargs = (), {str(name): value for name, value in batch.items()}
+        kwargs = {str(name): value for name, value in batch.items()}
     else:
         raise CalibrationError(
             f"batch {number} is a {type(batch).__name__}", _LOOP, "a batch is a tensor, a tuple of arguments, or a dict of named arguments"
@@ -65,7 +67,8 @@ def call_of(model: nn.Module, batch: Any, number: int) -> Call:
         raise CalibrationError(f"batch {number} does not fit {signature}: {error}", _LOOP, hint) from None
     if not call.tensors():
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in pytree.tree_leaves((args, kwargs))}))
-        raise CalibrationError(f"batch {number} holds no tensor, only {kinds or 'nothing'}", _LOOP, "torch.as_tensor converts arrays and lists")
+        what = f"batch {number} holds no tensor, only {kinds or 'nothing'}"
+        raise CalibrationError(what, _LOOP, "torch.as_tensor converts arrays and lists")
     return call
 
 
@@ -107,9 +110,7 @@ class _FirstNonFinite(Interpreter):
         return result
 
 
-def observe(
-    module: GraphModule, gate: Gate, observers: Mapping[str, Observer], call: Call, number: int
-) -> None:
+def observe(module: GraphModule, gate: Gate, observers: Mapping[str, Observer], call: Call, number: int) -> None:
     """Runs one batch. Raises CalibrationError when it does not fit, when the program fails on it, or when activations are not finite."""
     try:
         values = gate.arrange(call.args, call.kwargs)
@@ -125,7 +126,8 @@ def observe(
     except NonFinite:
         raise _explain_non_finite(module, gate, values, number) from None
     except Exception as error:
-        raise CalibrationError(f"the model failed on batch {number}: {type(error).__name__}: {error}", _LOOP, "the cause is shown above") from error
+        what = f"the model failed on batch {number}: {type(error).__name__}: {error}"
+        raise CalibrationError(what, _LOOP, "the cause is shown above") from error
 
 
 def _explain_non_finite(module: GraphModule, gate: Gate, values: list[Any], number: int) -> CalibrationError:
@@ -148,7 +150,7 @@ def _explain_non_finite(module: GraphModule, gate: Gate, values: list[Any], numb
     node = search.first
     assert node is not None
     if node.op == "get_attr":
-        return CalibrationError(f"batch {number}: the model's own {node.target!r} holds NaN or infinity", _LOOP, "repair the model's weights")
+        return CalibrationError(f"batch {number}: the model's own {node.target} holds NaN or infinity", _LOOP, "repair its weights")
     layer = module_path(node) or "the model itself"
     return CalibrationError(
         f"batch {number}: the inputs are finite, and {node.name} in {layer} is the first to give {'NaN' if nan else 'infinity'}",

@@ -54,7 +54,7 @@ class Inserter:
         self.scheme = scheme
         self.nodes = {node.name: node for node in graph.nodes}
         self._activations: dict[Node, Node] = {}
-        self._weights: dict[tuple[Node, bool] | tuple[str, bool], tuple[Node, float]] = {}
+        self._weights: dict[tuple[Node | str, bool], tuple[Node, float]] = {}
 
     def run(self, ranges: Mapping[QuantSite, Range]) -> tuple[SiteResult, ...]:
         """Quantizes every site of `ranges`, in program order. Afterwards attributes hold exactly what the graph reads."""
@@ -90,7 +90,7 @@ class Inserter:
 
     def _weight(self, found: Operands, site: QuantSite, like: Node) -> tuple[Node, float]:
         """The dequantized weight [N, K]; products with the same weight share it."""
-        key = (str(found.weight.target) if found.weight.op == "get_attr" else found.weight, found.transposed)
+        key: tuple[Node | str, bool] = (str(found.weight.target) if found.weight.op == "get_attr" else found.weight, found.transposed)
         if key not in self._weights:
             value = self.constants.value(found.weight)
             matrix = value.reshape(value.shape[-2:])

@@ -6,7 +6,6 @@ every argument that is not a tensor. The gate accepts calls as the model's own `
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,7 +44,8 @@ class TensorLeaf:
         """Why `value` does not fit, or an empty string. `sizes` collects what the symbols stand for in this call."""
         if not isinstance(value, torch.Tensor):
             return f"is a {type(value).__name__}, not a tensor"
-        if value.dtype != self.dtype and (self.dtype.is_floating_point or value.dtype.is_floating_point or torch.bool in (value.dtype, self.dtype)):
+        # One integer type serves as well as another: they index and compare alike.
+        if value.dtype != self.dtype and not (_is_integer(value.dtype) and _is_integer(self.dtype)):
             return f"is {value.dtype}, and was {self.dtype} in calibration"
         if value.dim() != len(self.dims):
             return f"has {value.dim()} dimensions, and had {len(self.dims)} in calibration"
@@ -60,6 +60,10 @@ class TensorLeaf:
             elif size != 1 and sizes.setdefault(dim.symbol, size) != size:
                 return f"has size {size} in dimension {axis}, which must equal another argument's {sizes[dim.symbol]}"
         return ""
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Gate:
         if len(args) > len(self.order):
             raise InputError(f"{len(args)} positional arguments were given, at most {len(self.order)} fit", _PLACE, self._hint())
         values = dict(kwargs)
-        for name, value in zip(self.order, args):  # noqa: B905 - shorter is right here
+        for name, value in zip(self.order, args):
             if name in values:
                 raise InputError(f"argument {name!r} was given twice", _PLACE, self._hint())
             values[name] = value
@@ -197,8 +201,3 @@ def _gated(planned: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     forward.__signature__ = inspect.Signature([own, *gate.signature().parameters.values()])  # type: ignore[attr-defined]
     return forward
-
-
-def plain_copy(module: QuantizedModule) -> GraphModule:
-    """The same program without gate and record."""
-    return GraphModule(module, copy.deepcopy(module.graph))

@@ -11,6 +11,7 @@ that they exist: a torch that no longer ships them gets the same two operators, 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 
 import torch
 
@@ -66,7 +67,7 @@ def _ensure_registered(namespace: str) -> None:
 
 def define(namespace: str) -> None:
     """Defines the three operators in `namespace`. Raises RuntimeError when it has operators of these names already."""
-    bodies = (quantize_reference, dequantize_reference, dequantize_channels_reference)
+    bodies: tuple[Callable[..., object], ...] = (quantize_reference, dequantize_reference, dequantize_channels_reference)
     for schema, body in zip(_SCHEMAS, bodies, strict=True):
         name = f"{namespace}::{schema.split('(')[0]}"
         torch.library.define(name, schema[schema.index("(") :])

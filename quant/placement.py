@@ -162,7 +162,7 @@ def _unique(name: str, names: dict[str, int]) -> str:
 
 def _matches(rule: str | re.Pattern[str], name: str) -> bool:
     if isinstance(rule, str):
-        bare = name.split("#")[0]
+        bare = name.split("#", maxsplit=1)[0]
         return rule in (name, bare) or bare.startswith(f"{rule}.")
     return rule.search(name) is not None
 

@@ -14,8 +14,9 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
-from ..diagnostics.errors import Unsupported
-from .module import ConstantLeaf, FreeDim, Gate, Leaf, TensorLeaf
+from ..diagnostics.errors import CalibrationError, Unsupported
+from ..graph.exporting import translated
+from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf
 
 
 @dataclass(frozen=True)
@@ -69,27 +70,31 @@ def export(model: nn.Module, call: Call) -> Program:
     """Exports `model` for calls like `call`. The model is not changed and shares no memory with the program.
 
     Tried in this order, the first that exports and gives the model's own results on `call` wins: with a batch dimension of size 1
-    doubled (a size of 1 would be fixed), with the sizes as they are, with every size fixed. Raises Unsupported when none does.
+    doubled (a size of 1 would be fixed), with the sizes as they are, with every size fixed. Raises Unsupported when none does, and
+    CalibrationError when the model itself fails on `call`.
     """
     with _unchanged(model):
-        expected = model(*call.args, **call.kwargs)
-        reasons: list[str] = []
+        try:
+            expected = model(*call.args, **call.kwargs)
+        except Exception as error:
+            raise CalibrationError(
+                f"the model failed on batch 1: {_first_line(error)}", "calibration data", "does model(*batch) work outside of quantize?"
+            ) from error
+        failures: list[Exception] = []
         for example, dynamic, note in _attempts(call):
             try:
                 exported = _torch_export(model, example, dynamic)
                 program = _program(model, exported, (note,) if note else ())
-            except Exception as error:  # noqa: BLE001 - torch.export raises whatever user code and its own passes raise
-                reasons.append(_first_line(error))
+            except Exception as error:  # torch.export raises whatever user code and its own passes raise
+                failures.append(error)
                 continue
             why = _difference(program, call, expected)
             if not why:
                 return program
-            reasons.append(why)
-    raise Unsupported(
-        f"{type(model).__name__} cannot be exported: {reasons[-1]}",
-        "quantize(model, ...)",
-        "torch.export.export(model, args, strict=False) says more; quantize the parts that it accepts",
-    )
+            failures.append(Unsupported(why, type(model).__name__))
+    reason = translated(failures[-1])
+    what = f"{type(model).__name__} cannot be exported: {reason.what}"
+    raise Unsupported(what, reason.where, "quantize the parts of the model that torch.export accepts") from failures[-1]
 
 
 def _attempts(call: Call) -> Iterator[tuple[Call, bool, str]]:
@@ -102,7 +107,7 @@ def _attempts(call: Call) -> Iterator[tuple[Call, bool, str]]:
 
 
 def _torch_export(model: nn.Module, call: Call, dynamic: bool) -> ExportedProgram:
-    shapes = ShapesCollection()
+    shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     for tensor in call.tensors():
         # Sizes 0 and 1 are special to torch's symbolic shapes: they cannot be free.
         free = {axis: Dim.AUTO if size > 1 else None for axis, size in enumerate(tensor.shape)}
@@ -162,7 +167,8 @@ def _leaf(value: object, ranges: Mapping[str, Any]) -> Leaf:
     if not isinstance(value, torch.Tensor):
         return ConstantLeaf(value)
     dims: list[int | FreeDim] = []
-    for size in value.shape:
+    sizes: tuple[object, ...] = tuple(value.shape)  # int or SymInt
+    for size in sizes:
         limits = ranges.get(str(size))
         if isinstance(size, int):
             dims.append(size)
@@ -176,11 +182,9 @@ def _leaf(value: object, ranges: Mapping[str, Any]) -> Leaf:
 
 def _difference(program: Program, call: Call, expected: Any) -> str:
     """Why the program does not give the model's results on `call`, or an empty string."""
-    from .module import QuantizedModule
-
     try:
         actual = QuantizedModule.build(program.attributes, program.graph, program.gate)(*call.args, **call.kwargs)
-    except Exception as error:  # noqa: BLE001 - any failure means that this attempt does not serve
+    except Exception as error:
         return f"the exported program fails where the model does not: {_first_line(error)}"
     ours, theirs = pytree.tree_leaves(actual), pytree.tree_leaves(expected)
     if len(ours) != len(theirs):

@@ -93,7 +93,8 @@ def _calibrated(
     """One observer for each activation to quantize, by node name, after all the data; and the number of batches."""
     observers = {site.activation: make_observer(scheme.activation) for site in placement.sites}
     # A program that writes to its buffers must not carry calibration's state into the result.
-    scratch = QuantizedModule.build(copy.deepcopy(dict(program.attributes)) if _writes(program) else program.attributes, program.graph, program.gate)
+    attributes = copy.deepcopy(dict(program.attributes)) if _writes(program) else program.attributes
+    scratch = QuantizedModule.build(attributes, program.graph, program.gate)
     count = 0
     for number, batch in batches:
         observe(scratch, program.gate, observers, call_of(model, batch, number), number)

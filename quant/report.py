@@ -6,7 +6,7 @@ import io
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from .module import QuantizedModule
 from .record import QuantRecord
@@ -33,7 +33,7 @@ def report(result: QuantizedModule | QuantRecord, width: int = 140) -> str:
 
 
 def _sites(record: QuantRecord) -> Table:
-    table = Table("site", "op", box=box.SIMPLE, title="quantized", title_justify="left")
+    table = Table(Column("site", overflow="fold"), "op", box=box.SIMPLE, title="quantized", title_justify="left")
     for heading in ("K", "N", "low", "high", "scale", "zero", "weight dB"):
         table.add_column(heading, justify="right")
     for item in record.sites:
@@ -44,7 +44,9 @@ def _sites(record: QuantRecord) -> Table:
 
 
 def _left_out(record: QuantRecord) -> Table:
-    table = Table("contraction", "op", "reason", "source", box=box.SIMPLE, title="left in floating point", title_justify="left")
+    table = Table(box=box.SIMPLE, title="left in floating point", title_justify="left")
+    for heading in ("contraction", "op", "reason", "source"):
+        table.add_column(heading, overflow="fold")
     for item in record.left_out:
-        table.add_row(item.name, item.op, item.reason, item.source)
+        table.add_row(item.name, item.op, item.reason, "/".join(item.source.split("/")[-2:]))
     return table

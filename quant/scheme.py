@@ -74,11 +74,13 @@ class Scheme:
     weight: WeightScheme = field(default_factory=WeightScheme)
 
 
+# The default observer is the one that keeps a sentence encoder's embeddings nearest to those of float32 (benchmarks/encoder.py):
+# mean cosine mse 0.988, percentile 99.999 0.984, minmax 0.984, percentile 99.99 0.968; mse on uint8 0.994.
 PRESETS: Mapping[str, Scheme] = {
-    "int8": Scheme(),
+    "int8": Scheme(ActivationScheme("mse")),
+    "int8-asymmetric": Scheme(ActivationScheme("mse", signed=False)),
     "int8-minmax": Scheme(ActivationScheme("minmax")),
-    "int8-percentile": Scheme(ActivationScheme("percentile")),
-    "int8-mse": Scheme(ActivationScheme("mse")),
+    "int8-percentile": Scheme(ActivationScheme("percentile", 99.999)),
 }
 
 

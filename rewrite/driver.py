@@ -49,10 +49,10 @@ class NearMiss:
 
 @dataclass
 class Trace:
-    """What a run of `apply` did, for explanations: replacements in order, and for rules that never applied the nearest miss."""
+    """What runs of `apply` did, for explanations: replacements in order, and the graphs they left with the rules they tried there."""
 
     steps: list[Step] = field(default_factory=list)
-    misses: dict[str, Miss] = field(default_factory=dict)
+    left: list[tuple[Graph, RuleSet]] = field(default_factory=list)
 
     @property
     def fired(self) -> Counter[str]:
@@ -60,10 +60,15 @@ class Trace:
         return Counter(step.rule for step in self.steps)
 
     def near_misses(self) -> tuple[NearMiss, ...]:
-        """For each rule that never applied but came near, why it did not; those that got furthest first."""
+        """For each rule that never applied but comes near in what is left, why it does not; those that get furthest first."""
         fired = self.fired
-        ranked = sorted(self.misses.items(), key=lambda item: -item[1].points)
-        return tuple(near for name, miss in ranked if name not in fired and (near := near_miss(name, miss)) is not None)
+        misses: dict[str, Miss] = {}
+        for graph, rules in self.left:
+            for rule in rules:
+                if rule.name not in fired:
+                    places(rule, graph, misses.setdefault(rule.name, Miss()))
+        ranked = sorted(misses.items(), key=lambda item: -item[1].points)
+        return tuple(near for name, miss in ranked if (near := near_miss(name, miss)) is not None)
 
 
 def near_miss(rule: str, miss: Miss) -> NearMiss | None:
@@ -93,6 +98,8 @@ def apply(graph: Graph, rules: RuleSet, trace: Trace | None = None) -> Graph:
     for _ in range(MAX_SWEEPS):
         applied = _sweep(graph, table, trace)
         if not applied:
+            if trace is not None:
+                trace.left.append((graph, rules))
             return graph
         graph = _replace(graph, {a.root: a.replacement for a in applied})
     names = ", ".join(sorted({a.rule.name for a in applied}))
@@ -102,13 +109,12 @@ def apply(graph: Graph, rules: RuleSet, trace: Trace | None = None) -> Graph:
 def _sweep(graph: Graph, table: Mapping[str, tuple[Rule, ...]], trace: Trace | None) -> list[Applied]:
     settled: set[Value] = set()
     result: list[Applied] = []
-    silent = Matcher(graph)
+    matcher = Matcher(graph)
     for value in graph.order:
         # A physical layout is chosen after rewriting; a value that has one stays as it is, and so do the graph's inputs.
         if value.op == "input" or (isinstance(value.type, TensorType) and value.type.order is not None):
             continue
         for rule in table.get(value.op, ()):
-            matcher = silent if trace is None else Matcher(graph, trace.misses.setdefault(rule.name, Miss()))
             applied = rule.try_at(value, graph, matcher)
             if applied is None:
                 continue
@@ -165,12 +171,17 @@ def _named(applied: Applied, graph: Graph) -> Applied:
     return replace(applied, replacement=replace(new, name=name))
 
 
+def places(rule: Rule, graph: Graph, miss: Miss) -> list[Applied]:
+    """Where the rule applies in the graph; what came nearest elsewhere is noted in `miss`."""
+    matcher = Matcher(graph, miss)
+    return [a for v in graph.order if v.op in rule.root_ops and (a := rule.try_at(v, graph, matcher)) is not None]
+
+
 def explain(rule: Rule, graph: Graph) -> str:
     """Where the rule applies in the graph, or else the match that came nearest and why it failed."""
     miss = Miss()
-    matcher = Matcher(graph, miss)
-    places = [a for v in graph.order if v.op in rule.root_ops and (a := rule.try_at(v, graph, matcher)) is not None]
-    if places:
-        return "\n".join(f"{rule.name} applies to {a.root!r}" + (f"  ({a.root.origin})" if a.root.origin else "") for a in places)
+    found = places(rule, graph, miss)
+    if found:
+        return "\n".join(f"{rule.name} applies to {a.root!r}" + (f"  ({a.root.origin})" if a.root.origin else "") for a in found)
     near = near_miss(rule.name, miss)
     return str(near) if near is not None else f"{rule.name}: the graph has no {' or '.join(rule.root_ops)}"

@@ -245,7 +245,7 @@ class Generator:
         return make(op, *operands, attrs=attrs)
 
 
-def generate(pattern: Pattern, rng: random.Random, attempts: int = 200) -> Value | None:
+def generate(pattern: Pattern, rng: random.Random, attempts: int = 60) -> Value | None:
     """A value that matches `pattern` (structurally: rules may have further conditions), or None when no attempt succeeded."""
     for _ in range(attempts):
         try:

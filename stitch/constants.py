@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from ..graph import attrs as A
+from ..graph.dims import Poly
 from ..graph.interpret import run
 from ..graph.ir import Graph, Value
 from ..graph.ops import OPS
@@ -23,7 +24,7 @@ def constant_values(outputs: Iterable[Value]) -> tuple[Value, ...]:
         if value.op == "constant":
             fixed.add(value)
             rooted.add(value)
-        elif OPS[value.op].group not in ("extern",) and value.op != "input" and _static(value) and all(v in fixed for v in value.inputs):
+        elif OPS[value.op].group != "extern" and value.op != "input" and _static(value) and all(v in fixed for v in value.inputs):
             fixed.add(value)
             if any(v in rooted for v in value.inputs):
                 rooted.add(value)
@@ -32,10 +33,16 @@ def constant_values(outputs: Iterable[Value]) -> tuple[Value, ...]:
 
 
 def _static(value: Value) -> bool:
-    return all(isinstance(d, int) for d in value.shape) and not isinstance(value.attrs, (A.SliceAttrs, A.IotaAttrs)) or (
-        isinstance(value.attrs, A.SliceAttrs) and isinstance(value.attrs.start, int) and isinstance(value.attrs.length, int)
-        and all(isinstance(d, int) for d in value.shape)) or (
-        isinstance(value.attrs, A.IotaAttrs) and not any(not isinstance(x, (int, float)) for x in (value.attrs.length, value.attrs.start, value.attrs.step)))
+    """Whether neither the shape nor the attributes depend on symbols."""
+    attrs = value.attrs
+    known: tuple[object, ...] = value.shape
+    if isinstance(attrs, A.SliceAttrs):
+        known += (attrs.start, attrs.length)
+    elif isinstance(attrs, A.IotaAttrs):
+        known += (attrs.start, attrs.step)
+    elif isinstance(attrs, A.PadAttrs):
+        known += tuple(amount for pair in attrs.amounts for amount in pair)
+    return not any(isinstance(item, Poly) for item in known)
 
 
 def watched_tensors(value: Value) -> tuple[torch.Tensor, ...]:

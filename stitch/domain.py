@@ -41,7 +41,7 @@ def _merge(axes: Sequence[Axis], exprs: list[Dim]) -> tuple[list[Axis], list[Dim
         if all(_joinable(e, outer, inner, inner_extent) for e in exprs):
             joined = symbol(inner, 0, None, outer_extent * inner_extent)
             exprs = [substitute(e, {outer: 0, inner: joined}) for e in exprs]
-            result[at:at + 2] = [(inner, outer_extent * inner_extent)]
+            result[at : at + 2] = [(inner, outer_extent * inner_extent)]
         at -= 1
         at = min(at, len(result) - 2)
     return result, exprs

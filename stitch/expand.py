@@ -1,7 +1,7 @@
 """Contractions in their barest form, so that everything around the products is elementwise and fuses like the rest.
 
-    linear(x, w, b)  -> linear(x, w) + b
-    qlinear(x, w, b) -> f32(int_linear(x, w) - zero_point * sum(w)) * (scale_x * scale_w) + b
+linear(x, w, b)  -> linear(x, w) + b
+qlinear(x, w, b) -> f32(int_linear(x, w) - zero_point * sum(w)) * (scale_x * scale_w) + b
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
         x, y = (g.cast(v, value.dtype) for v in value.inputs[:2])
         if value.op == "linear":  # [..., 1, K] * [N, K], summed over K
             return g.reduce(g.mul(g.unsqueeze(x, x.tensor.rank - 1), y), "sum", -1)
-        return g.reduce(g.mul(g.unsqueeze(x, x.tensor.rank), g.unsqueeze(y, y.tensor.rank - 2)), "sum", -2)  # [..., M, K, 1] * [..., 1, K, N]
+        return g.reduce(
+            g.mul(g.unsqueeze(x, x.tensor.rank), g.unsqueeze(y, y.tensor.rank - 2)), "sum", -2
+        )  # [..., M, K, 1] * [..., 1, K, N]
 
     return rebuild(graph, visit)
 
@@ -79,7 +81,10 @@ def _attention(value: Value) -> Value:
     heads, groups = q.shape[1], k.shape[1]
     if heads != groups:
         times = floordiv(heads, groups)
-        k, v = (g.reshape(g.expand(g.unsqueeze(x, 2), (x.shape[0], groups, times, *x.shape[2:])), (x.shape[0], heads, *x.shape[2:])) for x in (k, v))
+        k, v = (
+            g.reshape(g.expand(g.unsqueeze(x, 2), (x.shape[0], groups, times, *x.shape[2:])), (x.shape[0], heads, *x.shape[2:]))
+            for x in (k, v)
+        )
     score = g.mul(g.matmul(q, g.permute(k, (0, 1, 3, 2))), value.attrs.scale)
     keep = None
     if value.attrs.causal:

@@ -20,8 +20,26 @@ from .roots import ANCHORS
 from .views import VIEWS, Index, reshape_index
 
 EXPENSIVE = {
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "pow", "atan2",
-    "reduce", "take", "gather", "remainder", "fmod",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "pow",
+    "atan2",
+    "reduce",
+    "take",
+    "gather",
+    "remainder",
+    "fmod",
 }
 CHEAP_OPS = 6  # elementwise operations that are repeated in a second kernel rather than stored and loaded
 
@@ -83,7 +101,7 @@ def domains(root: Value, stored: set[Value]) -> list[Domain]:
     if wanted != tuple(range(source.tensor.rank - len(wanted), source.tensor.rank)):
         return [Domain(names, reduced, "k")]
     result = []
-    if root is not reduction and root.shape[root.tensor.rank - len(extents):] == extents:
+    if root is not reduction and root.shape[root.tensor.rank - len(extents) :] == extents:
         result.append(Domain(names[: len(names) - len(extents)], reduced, "c"))
     return [*result, Domain(names, reduced, "c")]
 
@@ -160,4 +178,3 @@ def _compatible(a: Domain, b: Domain) -> bool:
     total_a, total_b = product(a.extents), product(b.extents)
     rows_a, rows_b = a.extents[0], b.extents[0]
     return total_a == total_b or (a.kind == "c" and total_b == rows_a) or (b.kind == "c" and total_a == rows_b)
-

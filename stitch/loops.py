@@ -121,7 +121,11 @@ def body_lines(body: Body) -> list[str]:
     for n, node in enumerate(body.nodes):
         args = ", ".join(f"%{a}" for a in node.args)
         extra = {
-            "load": f"b{node.buffer}[{node.index}] ", "const": f"{node.value}", "param": f"{node.value}", "index": f"{node.index}", "reduce": f"{node.kind} over {node.axis} of ",
+            "load": f"b{node.buffer}[{node.index}] ",
+            "const": f"{node.value}",
+            "param": f"{node.value}",
+            "index": f"{node.index}",
+            "reduce": f"{node.kind} over {node.axis} of ",
         }.get(node.op, "")
         lines.append(f"  %{n} = {node.op} {extra}{args} : {node.dtype}")
     for store in body.stores:

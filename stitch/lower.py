@@ -180,11 +180,12 @@ def _pad(low: Lowering, value: Value, index: Index, guard: int) -> int:
 
 def _concat(low: Lowering, value: Value, index: Index, guard: int) -> int:
     assert isinstance(value.attrs, A.AxisAttrs)
-    axis, start, result = value.attrs.axis, 0, -1
+    axis, result = value.attrs.axis, -1
+    start: Dim = 0
     for piece in value.inputs:
         position = index[axis] - start
         here = _inside(low, position, piece.shape[axis], guard)
-        node = low.value(piece, index[:axis] + (position,) + index[axis + 1:], here)
+        node = low.value(piece, index[:axis] + (position,) + index[axis + 1 :], here)
         result = node if result < 0 else low.builder.op("where", value.dtype, here, node, result)
         start = start + piece.shape[axis]
     return result
@@ -207,8 +208,8 @@ def _take(low: Lowering, value: Value, index: Index, guard: int) -> int:
     assert isinstance(value.attrs, A.AxisAttrs)
     table, indices = value.inputs
     axis, rank = value.attrs.axis, indices.tensor.rank
-    at = _checked(low, low.value(indices, index[axis: axis + rank], guard), table.shape[axis], guard)
-    return low.value(table, index[:axis] + (at,) + index[axis + rank:], guard)
+    at = _checked(low, low.value(indices, index[axis : axis + rank], guard), table.shape[axis], guard)
+    return low.value(table, index[:axis] + (at,) + index[axis + rank :], guard)
 
 
 def _gather(low: Lowering, value: Value, index: Index, guard: int) -> int:
@@ -216,9 +217,14 @@ def _gather(low: Lowering, value: Value, index: Index, guard: int) -> int:
     table, indices = value.inputs
     at = _checked(low, low.value(indices, index, guard), table.shape[value.attrs.axis], guard)
     axis = value.attrs.axis
-    return low.value(table, index[:axis] + (at,) + index[axis + 1:], guard)
+    return low.value(table, index[:axis] + (at,) + index[axis + 1 :], guard)
 
 
 _ROWS: dict[str, Callable[[Lowering, Value, Index, int], int]] = {
-    "full": _full, "iota": _iota, "pad": _pad, "concat": _concat, "take": _take, "gather": _gather,
+    "full": _full,
+    "iota": _iota,
+    "pad": _pad,
+    "concat": _concat,
+    "take": _take,
+    "gather": _gather,
 }

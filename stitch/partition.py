@@ -75,8 +75,13 @@ def _take(rest: list[Value], ready: set[Value], native: bool) -> list[Value]:
 def _native(batch: list[Value], graph: Graph, constants: set[Value]) -> Native:
     """The segment of `batch`. Scalars and ranges are made again where they are needed, so they leave no segment."""
     inside = set(batch)
-    outputs = [v for v in batch if graph.is_output(v) or (
-        OPS[v.op].group != "leaf" and any(u not in inside for u in graph.users[v])) or any(u.op == "aten" for u in graph.users[v])]
+    outputs = [
+        v
+        for v in batch
+        if graph.is_output(v)
+        or (OPS[v.op].group != "leaf" and any(u not in inside for u in graph.users[v]))
+        or any(u.op == "aten" for u in graph.users[v])
+    ]
     read = dict.fromkeys(operand for v in batch for operand in v.inputs if operand not in inside)
-    inputs = tuple(v for v in read if v not in constants and OPS[v.op].group != "leaf" or v.op == "input")
+    inputs = tuple(v for v in read if (v not in constants and OPS[v.op].group != "leaf") or v.op == "input")
     return Native(inputs, tuple(v for v in read if v in constants), tuple(outputs))

@@ -47,7 +47,7 @@ def operand_root(operand: Value, available: set[Value], stored: dict[Value, None
     index, names = axes(operand.shape, "x")
     root, at = strip(operand, index, stop)
     fits = affine(offset(root.tensor, at), operand.shape, names) is not None
-    return root if fits and OPS[root.op].group != "leaf" or root in available and fits else operand
+    return root if (fits and OPS[root.op].group != "leaf") or (root in available and fits) else operand
 
 
 def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
@@ -125,4 +125,3 @@ def _joint_anchor(value: Value, roots: Roots, position: dict[Value, int], below:
         elif below.get(operand, 0) >> position[anchor] & 1:
             return None  # needs something that is computed from the anchor's stored result
     return anchor
-

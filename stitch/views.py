@@ -75,7 +75,7 @@ def through(view: Value, index: Index) -> tuple[Value, Index]:
         return source, tuple(back)
     if isinstance(attrs, A.SliceAttrs):
         moved = attrs.start + index[attrs.axis] * attrs.step
-        return source, index[: attrs.axis] + (moved,) + index[attrs.axis + 1:]
+        return source, index[: attrs.axis] + (moved,) + index[attrs.axis + 1 :]
     if view.op == "expand":
         return source, broadcast_index(index, source.shape)
     return source, reshape_index(index, view.shape, source.shape)
@@ -83,7 +83,7 @@ def through(view: Value, index: Index) -> tuple[Value, Index]:
 
 def broadcast_index(index: Index, shape: Shape) -> Index:
     """Index into an operand of `shape` that is broadcast (right-aligned) to the rank of `index`."""
-    own = index[len(index) - len(shape):]
+    own = index[len(index) - len(shape) :]
     return tuple(0 if extent == 1 else i for i, extent in zip(own, shape, strict=True))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from _pytest.mark import ParameterSet
 
-from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.contract import KernelCode
 from sashiko.cpu_codegen.elf import read_symbols
@@ -16,17 +16,22 @@ from sashiko.graph.dims import evaluate
 from sashiko.graph.types import FROM_TORCH, DType, f32
 from sashiko.platforms.target import Target
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node
-from tests.emulation import Array, Runner
+from tests.emulation import Array, Runner, compiled, runners
 
 
 def built(kernel: LoopKernel, target: Target, allowed: frozenset[str] = frozenset()) -> tuple[bytes, KernelCode]:
     """The object of a kernel and how it is called. Code that calls any function but the allowed ones fails the test."""
     module = Module()
     code = emit_loop_kernel(module, target, kernel)
-    data = jit.compile_object(module.text(), target)
+    data = compiled(module.text(), target)
     called = set(read_symbols(data).undefined) - allowed
     assert not called, f"{target.name}: {kernel.name} calls {sorted(called)}"
     return data, code
+
+
+def few() -> list[ParameterSet]:
+    """One target of each kind: this machine, 256-bit x86 and 128-bit AArch64. What differs in conversions alone is tested elsewhere."""
+    return [param for param in runners() if param.id not in ("x86_64_v4", "neoverse_n2")]
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:

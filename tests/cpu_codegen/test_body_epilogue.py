@@ -52,7 +52,8 @@ def tile_kernel(target: Target, cols: int, acc: DType) -> tuple[str, Slots]:
     def tile(c: Val, _: list[Val]) -> list[Val]:
         with emitter.scope():
             left = fn.smin(fn.sub(i64(cols), c), i64(TILE_COLS))
-            emit_tile_epilogue(fn, emitter, fn.gep(base, fn.mul(c, i64(TILE_ROWS)), ty), ty, TILE_COLS, i64(ROWS), left, i64(0), c, TILE_COLS)
+            scratch = fn.gep(base, fn.mul(c, i64(TILE_ROWS)), ty)
+            emit_tile_epilogue(fn, emitter, scratch, ty, TILE_COLS, i64(ROWS), left, i64(0), c, TILE_COLS)
         return []
 
     fn.loop(i64(0), i64(cols), TILE_COLS, [], tile)
@@ -114,8 +115,9 @@ def test_what_is_not_provided_is_an_error() -> None:
     builder = BodyBuilder()
     x, out = builder.buffer(f32), builder.buffer(f32)
     builder.store(out, axis("c", 8), builder.load(x, axis("c", 8)))
+    without = BodyEmitter(fn, CATALOGUE[0], builder.finish(), Slots(fn))
     with pytest.raises(InvalidGraph, match="one accumulator"):
-        emit_tile_epilogue(fn, BodyEmitter(fn, CATALOGUE[0], builder.finish(), Slots(fn)), fn.args[0], F32, 32, i64(1), i64(1), i64(0), i64(0), 32)
+        emit_tile_epilogue(fn, without, fn.args[0], F32, 32, i64(1), i64(1), i64(0), i64(0), 32)
 
 
 def hot_loops(text: str) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from sashiko.graph.ops import BINARY, COMPARE, FLOAT_ONLY, PREDICATES, UNARY
 from sashiko.graph.types import FROM_TORCH, boolean, i32
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis
-from tests.cpu_codegen.kernels import buffers, empty, run, same
+from tests.cpu_codegen.kernels import buffers, empty, few, run, same
 from tests.emulation import Runner, runners
 
 Reference = Callable[..., torch.Tensor]
@@ -97,7 +97,7 @@ def compare(op: str, actual: torch.Tensor, expected: torch.Tensor, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_unary(runner: Runner, dtype: torch.dtype) -> None:
     if dtype == torch.bool:
         ops = [op for op in UNARY if op in BOOL_OPS]
@@ -115,7 +115,7 @@ def test_unary(runner: Runner, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_binary(runner: Runner, dtype: torch.dtype) -> None:
     if dtype == torch.bool:
         ops = [op for op in (*BINARY, *COMPARE) if op in BOOL_OPS]
@@ -135,7 +135,7 @@ def test_binary(runner: Runner, dtype: torch.dtype) -> None:
                 compare(op, actual, expected_of(op, inputs), dtype)
 
 
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_pow_and_where(runner: Runner) -> None:
     a, b = operands(torch.float32, 2)
     [power] = evaluate(runner, ["pow"], [a, b], 2, frozenset())
@@ -154,7 +154,7 @@ def test_pow_and_where(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_remainders_are_exact_for_any_quotient(runner: Runner, dtype: torch.dtype) -> None:
     exponents = torch.linspace(-1000, 1000, 101) if dtype == torch.float64 else torch.linspace(-140, 120, 101)
     a = (torch.rand(101, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 1) * 2.0 ** exponents.double()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sashiko.graph.dims import symbol
+from sashiko.graph.dims import Dim, symbol
 from sashiko.graph.types import FROM_TORCH, DType, boolean, f32, i8, i64
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
-from tests.cpu_codegen.kernels import buffers, empty, normal, reduce, run, same
+from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same
 from tests.emulation import Runner, runners
 
 WIDTHS = (1, 7, 15, 16, 17, 100, 1000)
@@ -17,7 +17,7 @@ UNIT = 2.0**-24
 
 
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_flat(runner: Runner, known: bool) -> None:
     for width in (*WIDTHS, 0, 64, 256):
         x, out = normal(width), empty(width)
@@ -44,7 +44,7 @@ def softmax(rows: int, cols: int, known: bool) -> LoopKernel:
 
 
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_softmax(runner: Runner, known: bool) -> None:
     for rows, cols in ((0, 16), (1, 1), (3, 7), (3, 16), (2, 17), (64, 64), (3, 100), (1, 1000)):
         x = normal(rows, cols) * 5
@@ -83,9 +83,9 @@ def layer_norm(rows: int, cols: int, known: bool, rms: bool) -> LoopKernel:
 
 @pytest.mark.parametrize("rms", [False, True])
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_layer_norm_and_quantize(runner: Runner, known: bool, rms: bool) -> None:
-    for rows, cols in ((1, 1), (3, 7), (2, 16), (1, 17), (3, 100), (64, 256), (2, 1000)):
+    for rows, cols in ((1, 1), (3, 7), (1, 17), (3, 100), (64, 256), (2, 1000)):
         x, residual, weight, bias = (normal(*shape, seed=n) for n, shape in enumerate([(rows, cols)] * 2 + [(cols,)] * 2))
         inputs = [x, residual, weight, bias, empty(rows, cols), empty(rows, cols, dtype=torch.int8), empty(rows, cols), empty(rows)]
         out, small, total, means = run(runner, layer_norm(rows, cols, known, rms), inputs, {"S": cols})[4:]
@@ -100,7 +100,7 @@ def test_layer_norm_and_quantize(runner: Runner, known: bool, rms: bool) -> None
         assert int((small.int() - (out * 32).round().clamp(-127, 127).int()).abs().max()) == 0
 
 
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_gelu(runner: Runner) -> None:
     x, bias = normal(5, 100) * 3, normal(100, seed=1)
     builder = BodyBuilder()
@@ -119,7 +119,7 @@ KINDS = ("sum", "prod", "max", "min", "argmax", "argmin")
 NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def reductions(rows: int, cols: int, dtype: DType, kinds: tuple[str, ...], along: str) -> LoopKernel:
+def reductions(rows: Dim, cols: Dim, dtype: DType, kinds: tuple[str, ...], along: str) -> LoopKernel:
     """Every kind of reduction of x[rows, cols], over the columns of each row (along "c") or over the rows of each column (along "k")."""
     builder = BodyBuilder()
     x = builder.buffer(dtype)
@@ -147,7 +147,7 @@ def expected(kind: str, x: torch.Tensor, dim: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("along", ["c", "k"])
 @pytest.mark.parametrize("dtype", [*NUMBERS, torch.bool], ids=str)
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_reductions(runner: Runner, dtype: torch.dtype, along: str) -> None:
     generator = torch.Generator().manual_seed(7)
     kinds = ("any", "all") if dtype == torch.bool else KINDS
@@ -162,9 +162,10 @@ def test_reductions(runner: Runner, dtype: torch.dtype, along: str) -> None:
         else:
             x = torch.randint(-9 if dtype != torch.uint8 else 0, 9, (rows, cols), generator=generator).to(dtype)
         dim = 1 if along == "c" else 0
+        extents: tuple[Dim, Dim] = (rows, cols) if cols in (17, 64) else (symbol("R"), symbol("S"))
         wanted = [expected(kind, x, dim) for kind in kinds]
         outs = [torch.zeros_like(w) for w in wanted]
-        got = run(runner, reductions(rows, cols, FROM_TORCH[dtype], kinds, along), [x, *outs])[1:]
+        got = run(runner, reductions(*extents, FROM_TORCH[dtype], kinds, along), [x, *outs], {"R": rows, "S": cols})[1:]
         for kind, actual, value in zip(kinds, got, wanted):
             if dtype.is_floating_point and kind in ("sum", "prod"):
                 count = x.shape[dim]
@@ -186,7 +187,7 @@ def test_an_empty_domain_gives_the_identity(runner: Runner, along: str) -> None:
         assert torch.equal(out, torch.full((count,), value))
 
 
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_half_width_sums_accumulate_in_float32(runner: Runner) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         x, out = normal(3, 333).to(dtype), empty(3)
@@ -198,7 +199,7 @@ def test_half_width_sums_accumulate_in_float32(runner: Runner) -> None:
         same(got, x.double().sum(1).float(), atol=333 * UNIT * 4)
 
 
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_variance_over_depth_and_then_over_columns(runner: Runner) -> None:
     """Two dependent reductions over k, whose result is reduced over c: the largest standard deviation of each group."""
     for depth in (3, 9, 20):
@@ -219,7 +220,7 @@ def test_variance_over_depth_and_then_over_columns(runner: Runner) -> None:
         same(got[2], wanted.amax(1).float(), rtol=64 * UNIT)
 
 
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", few())
 def test_full_reductions_and_single_numbers(runner: Runner) -> None:
     """A kernel of one row over everything; a flat kernel whose store does not depend on the column; reductions of what is no column's."""
     x, total, double = normal(501), empty(1), empty(1)

@@ -13,11 +13,38 @@ from torch.utils import _pytree as pytree
 
 # What these compute is not a function of their inputs: fresh or uninitialized memory, random numbers.
 NOT_COMPARABLE = {
-    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "rand_like", "randn", "randn_like", "randint",
-    "randint_like", "normal", "bernoulli", "multinomial", "uniform", "cauchy", "exponential", "geometric", "log_normal", "nn.functional.dropout",
-    "nn.functional.dropout2d", "nn.functional.dropout3d", "nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout",
-    "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d", "nn.functional.rrelu", "nn.functional.scaled_dot_product_attention_dropout",
-    "pca_lowrank", "svd_lowrank", "torch.ops.aten._safe_softmax.default_dropout", "torch.ops.aten._flash_attention_forward",
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "rand_like",
+    "randn",
+    "randn_like",
+    "randint",
+    "randint_like",
+    "normal",
+    "bernoulli",
+    "multinomial",
+    "uniform",
+    "cauchy",
+    "exponential",
+    "geometric",
+    "log_normal",
+    "nn.functional.dropout",
+    "nn.functional.dropout2d",
+    "nn.functional.dropout3d",
+    "nn.functional.alpha_dropout",
+    "nn.functional.feature_alpha_dropout",
+    "nn.functional.fractional_max_pool2d",
+    "nn.functional.fractional_max_pool3d",
+    "nn.functional.rrelu",
+    "nn.functional.scaled_dot_product_attention_dropout",
+    "pca_lowrank",
+    "svd_lowrank",
+    "torch.ops.aten._safe_softmax.default_dropout",
+    "torch.ops.aten._flash_attention_forward",
     "torch.ops.aten._efficient_attention_forward",
 }
 
@@ -53,7 +80,7 @@ def check(op: OpInfo, samples: int = 2) -> Iterator[Outcome]:
             sample = next(iterator)
         except StopIteration:
             return
-        except Exception as error:  # noqa: BLE001 - some samples need libraries that a CPU build lacks
+        except Exception as error:
             yield Outcome(name, number, "skipped", f"no sample: {error}")
             return
         yield _check(op, sample, name, number)
@@ -69,18 +96,18 @@ def _check(op: OpInfo, sample: SampleInput, name: str, number: int) -> Outcome:
     try:
         torch.manual_seed(0)
         expected = call(*arguments())
-    except Exception as error:  # noqa: BLE001 - whatever eager cannot do is not ours to do
+    except Exception as error:
         return Outcome(name, number, "skipped", f"eager: {error}")
     torch._dynamo.reset()
     try:
         torch.manual_seed(0)
         got = torch.compile(call, backend="sashiko", dynamic=False)(*arguments())
-    except Exception as error:  # noqa: BLE001 - reported as the outcome
+    except Exception as error:
         return Outcome(name, number, "error", f"{type(error).__name__}: {error}"[:600])
     try:
         torch.testing.assert_close(got, expected, equal_nan=True, rtol=2e-4, atol=2e-5)
     except AssertionError as error:
         return Outcome(name, number, "wrong", str(error)[:600])
-    except Exception as error:  # noqa: BLE001 - results that are no tensors
+    except Exception as error:
         return Outcome(name, number, "right" if type(got) is type(expected) else "wrong", str(error)[:200])
     return Outcome(name, number, "right")

@@ -50,7 +50,7 @@ def module(forward: Forward, **parts: Any) -> nn.Module:
                 else:
                     setattr(self, name, part)
 
-    Made.forward = forward  # type: ignore[method-assign, assignment]
+    Made.forward = forward
     return Made().eval()
 
 
@@ -59,13 +59,14 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | N
 
 
 def test_sizes_are_symbols_and_results_keep_their_structure() -> None:
-    model = module(lambda self, x, *, scale: {"y": self.fc(x) * scale, "n": x.shape[0] * 2, "x": x, "k": 7, "w": self.fc.weight}, fc=nn.Linear(4, 3))
+    fc = nn.Linear(4, 3)
+    model = module(lambda self, x, *, scale: {"y": self.fc(x) * scale, "n": x.shape[0] * 2, "x": x, "k": 7, "w": self.fc.weight}, fc=fc)
     captured = capture(model, (torch.randn(3, 4),), {"scale": torch.tensor(2.0)}, {"x": {0: Dim("batch", min=1, max=64)}, "scale": None})
     for n in (1, 5):
         x, scale = torch.randn(n, 4), torch.tensor(0.5)
         got = run(captured, (x,), {"scale": scale})
         torch.testing.assert_close(got["y"], model(x, scale=scale)["y"])
-        assert got["n"] == 2 * n and got["x"] is x and got["k"] == 7 and got["w"] is model.fc.weight
+        assert got["n"] == 2 * n and got["x"] is x and got["k"] == 7 and got["w"] is fc.weight
     assert [type(o) for o in captured.outputs[1:]] == [SymbolicOutput, InputOutput, FixedOutput, FixedOutput]
     (symbol,) = captured.symbols
     assert (symbol.position, symbol.axis, symbol.lo, symbol.hi) == (0, 0, 1, 64)
@@ -94,16 +95,17 @@ def test_python_arguments_are_fixed() -> None:
 
 
 def test_parameters_and_buffers_are_watched_and_not_copied() -> None:
-    model = module(lambda self, x: self.fc(x) + self.shift + self.table, fc=nn.Linear(2, 2), shift=torch.randn(2))
+    fc = nn.Linear(2, 2)
+    model = module(lambda self, x: self.fc(x) + self.shift + self.table, fc=fc, shift=torch.randn(2))
     model.table = torch.randn(2)
     constants = {v.name: v.attrs for v in capture(model, (torch.randn(1, 2),)).graph.constants}
     found = {n: (a.tensor, a.watched) for n, a in constants.items() if isinstance(a, ConstantAttrs)}
-    assert found["fc.weight"] == (model.fc.weight, True) and found["shift"][0] is model.shift and found["shift"][1]
+    assert found["fc.weight"] == (fc.weight, True) and found["shift"][0] is model.shift and found["shift"][1]
     assert found["table"][0] is model.table and not found["table"][1]
 
 
 def test_written_buffers_are_state() -> None:
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, x: torch.Tensor) -> Any:
         self.count.add_(1)
         return x * self.count
 
@@ -214,7 +216,7 @@ SHAPES: dict[str, Forward] = {
     "lookups": lambda self, x: (x[:, torch.tensor([0, -1])], x[torch.arange(x.shape[0]), 1], x.index_select(2, torch.tensor([3, 1]))),
     "statistics": lambda self, x: (x.softmax(1), x.log_softmax(-1), x.var(1), x.std((0, 2)), x.amax(2), x.norm(dim=-1), x.argmax(1)),
     "products": lambda self, x: (x @ x.transpose(1, 2), torch.einsum("bsh,bth->bst", x, x), x @ torch.ones(6)),
-    "norms": lambda self, x: (torch.nn.functional.layer_norm(x, (6,)), torch.nn.functional.rms_norm(x, (6,)), torch.nn.functional.normalize(x, dim=-1)),
+    "norms": lambda self, x: (nn.functional.layer_norm(x, (6,)), nn.functional.rms_norm(x, (6,)), nn.functional.normalize(x, dim=-1)),
     "dtypes": lambda self, x: (x.int() // 2, x.long() + 0.5, x.bool() & (x > 0), x.half() + x, x.to(torch.float64) / 3),
 }
 
@@ -244,13 +246,14 @@ def _backend(seen: list[Captured]) -> Any:
 
 
 def test_graphs_of_aot_autograd() -> None:
-    def forward(self: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, x: torch.Tensor, mask: torch.Tensor) -> Any:
         self.calls.add_(1)
         q = self.fc(x).unflatten(-1, (2, 4)).transpose(1, 2)
         y = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask[:, None, None, :])
         return self.norm(y.transpose(1, 2).flatten(2) + x) * x.shape[1]
 
-    model = module(forward, fc=nn.Linear(8, 8), norm=nn.LayerNorm(8), calls=torch.zeros(1))
+    calls = torch.zeros(1)
+    model = module(forward, fc=nn.Linear(8, 8), norm=nn.LayerNorm(8), calls=calls)
     eager, seen = copy.deepcopy(model), list[Captured]()
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=_backend(seen), dynamic=True)
@@ -258,7 +261,7 @@ def test_graphs_of_aot_autograd() -> None:
         for sizes in ((2, 5), (3, 7)):
             x, mask = torch.randn(*sizes, 8), torch.rand(sizes) < 0.7
             torch.testing.assert_close(compiled(x, mask), eager(x, mask))
-    assert model.calls.item() == 2
+    assert calls.item() == 2
     (captured,) = seen
     assert not captured.leftovers and captured.symbols
     simple = passes.run(captured.graph, PASSES, declared=[i.dim for i in captured.inputs if isinstance(i, IntInput)])

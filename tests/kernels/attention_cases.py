@@ -19,8 +19,7 @@ from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec, HeadStr
 from sashiko.platforms.target import Target
 from sashiko.stitch.contraction import item
 from sashiko.stitch.program import Strided
-
-from ..emulation import Array, Buffer, Call, Runner
+from tests.emulation import Array, Buffer, Call, Runner
 
 Emit = Callable[[Module, Target, AttentionSpec, str], AttentionCode]
 ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}

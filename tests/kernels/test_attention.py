@@ -17,10 +17,9 @@ from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec
 from sashiko.kernels.attention_table import ATTENTION, select
 from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_AMX, X86_64_V3, X86_64_V4
 from sashiko.platforms.target import Target
-
-from ..emulation import Runner, runners
-from .attention_cases import CASES, Case, Emit, check, problem, run
-from .tile_emulation import EmulatedTiles
+from tests.emulation import Runner, runners
+from tests.kernels.attention_cases import CASES, Case, Emit, check, problem, run
+from tests.kernels.tile_emulation import EmulatedTiles
 
 BY_NAME = {case.name: case for case in CASES}
 # AVX-512 is tried once: where this machine has it, by the machine itself.

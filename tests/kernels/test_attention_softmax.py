@@ -8,8 +8,7 @@ import pytest
 from sashiko.cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, i64
 from sashiko.cpu_codegen.slots import Slots
 from sashiko.kernels.attention_softmax import weight
-
-from ..emulation import Array, Runner, runners
+from tests.emulation import Array, Runner, runners
 
 
 def computed(runner: Runner, x: Array, short: bool) -> Array:

@@ -40,12 +40,21 @@ def _func(atom: Func, env: Mapping[str, torch.Tensor | int]) -> torch.Tensor | i
 class BodyRun:
     """Evaluates a body over a grid; axis order is (r, c, k)."""
 
-    AXIS = {"r": 0, "c": 1, "k": 2}
-
-    def __init__(self, body: Body, buffers: list[torch.Tensor], sizes: tuple[int, int, int], env: Env, params: tuple[float, ...],
-                 acc: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        body: Body,
+        buffers: list[torch.Tensor],
+        sizes: tuple[int, int, int],
+        env: Env,
+        params: tuple[float, ...],
+        acc: torch.Tensor | None = None,
+    ) -> None:
         self.body, self.buffers, self.params, self.acc, self.sizes = body, buffers, params, acc, sizes
-        grids = {"r": torch.arange(sizes[0]).view(-1, 1, 1), "c": torch.arange(sizes[1]).view(1, -1, 1), "k": torch.arange(sizes[2]).view(1, 1, -1)}
+        grids = {
+            "r": torch.arange(sizes[0]).view(-1, 1, 1),
+            "c": torch.arange(sizes[1]).view(1, -1, 1),
+            "k": torch.arange(sizes[2]).view(1, 1, -1),
+        }
         self.env: dict[str, torch.Tensor | int] = {**env, **grids}
         self.values: list[torch.Tensor] = []
         self.failed = False
@@ -81,8 +90,11 @@ class BodyRun:
         if node.op == "param":
             return torch.tensor(self.params[int(node.value)], dtype=dtype).view(1, 1, 1)
         if node.op == "index":
-            return torch.as_tensor(index_value(node.index, self.env)).to(dtype).view(-1, 1, 1) if isinstance(node.index, int) else torch.as_tensor(
-                index_value(node.index, self.env)).to(dtype) + torch.zeros(1, 1, 1, dtype=dtype)
+            return (
+                torch.as_tensor(index_value(node.index, self.env)).to(dtype).view(-1, 1, 1)
+                if isinstance(node.index, int)
+                else torch.as_tensor(index_value(node.index, self.env)).to(dtype) + torch.zeros(1, 1, 1, dtype=dtype)
+            )
         if node.op == "acc":
             assert self.acc is not None
             return self.acc
@@ -92,7 +104,7 @@ class BodyRun:
         if node.op == "cast":
             return args[0].to(dtype)
         if node.op == "reduce":
-            axis = self.AXIS[node.axis]
+            axis = "rck".index(node.axis)
             shape = list(args[0].shape)
             shape[axis] = self.sizes[axis]
             return _reduce(node, args[0].expand(shape), axis)
@@ -132,7 +144,9 @@ def _contraction(item: ContractionItem, memory: dict[Value, torch.Tensor], env: 
         run = BodyRun(item.epilogue, buffers, (acc[..., 0].numel(), acc.shape[-1], 1), env, item.params, acc.reshape(-1, acc.shape[-1], 1))
         failed = run.run()
         score = run.values[item.epilogue.stores[0].node].expand(acc[..., 0].numel(), acc.shape[-1], 1).reshape(acc.shape)
-        weights = torch.nan_to_num(torch.softmax(score, -1), nan=0.0) if bool((score == -torch.inf).all(-1).any()) else torch.softmax(score, -1)
+        weights = (
+            torch.nan_to_num(torch.softmax(score, -1), nan=0.0) if bool((score == -torch.inf).all(-1).any()) else torch.softmax(score, -1)
+        )
         result = (weights @ v).to(anchor.dtype.torch)
         memory[anchor].copy_((result if anchor.tensor.order is None else result.permute(anchor.tensor.order)).reshape(-1))
         return failed

@@ -21,7 +21,9 @@ from .reference import run_program
 B, S = symbol("B", 1, 16), symbol("S", 1, 256)
 
 
-def check(outputs: list[Value], inputs: list[Value], tensors: list[torch.Tensor], env: dict[str, int] | None = None, atol: float = 1e-5) -> Program:
+def check(
+    outputs: list[Value], inputs: list[Value], tensors: list[torch.Tensor], env: dict[str, int] | None = None, atol: float = 1e-5
+) -> Program:
     env = env or {}
     graph = choose_layouts(expand_contractions(Graph(tuple(inputs), tuple(outputs))))
     folded = constant_values(graph.outputs)
@@ -142,7 +144,9 @@ def test_attention_with_padding_mask_computed_in_place() -> None:
 
 def test_qlinear_is_exact_integer_work() -> None:
     x = b.input_(0, f32, (5, 16))
-    w = b.constant(torch.randint(-127, 128, (24, 16), dtype=torch.int8), qparams=QParams(tuple((0.01 + 0.001 * i) for i in range(24)), axis=0))
+    w = b.constant(
+        torch.randint(-127, 128, (24, 16), dtype=torch.int8), qparams=QParams(tuple((0.01 + 0.001 * i) for i in range(24)), axis=0)
+    )
     for zero_point, qmin, qmax in ((0, -127, 127), (3, -128, 127)):
         xq = b.quantize(x, i8, QParams((0.02,), zero_point, qmin=qmin, qmax=qmax))
         p = check([b.qlinear(xq, w, b.constant(torch.randn(24)))], [x], [torch.randn(5, 16)], atol=1e-4)

@@ -1,0 +1,113 @@
+"""Matrix products for tests: random operands, the kernel run as its callers run it, and exact references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sashiko.cpu_codegen.builder import Module
+from sashiko.graph.dims import Dim, evaluate, symbol
+from sashiko.graph.types import DType, f32, i32, u8
+from sashiko.kernels import gemm
+from sashiko.kernels.micro import MicroKernel
+from sashiko.kernels.packing import pack_rhs
+from sashiko.kernels.spec import GemmCode, GemmSpec, Strides
+from sashiko.platforms.target import Target
+from sashiko.stitch.loops import COLUMN, ROW, Body, BodyBuilder, Node
+from tests.emulation import Array, Runner
+
+M: Dim = symbol("M", 1)
+Emit = Callable[[Module, Target, GemmSpec, str], GemmCode]
+Micros = Sequence[MicroKernel]
+
+
+@dataclass(frozen=True)
+class Case:
+    """m rows, n columns, k products; pitch: elements between the rows of the lhs that belong to nobody."""
+
+    m: int
+    n: int
+    k: int
+    pitch: int = 0
+
+
+def plain_store(n: Dim, acc: DType) -> Body:
+    """out[r, c] = acc."""
+    builder = BodyBuilder()
+    out = builder.buffer(acc)
+    builder.store(out, ROW * n + COLUMN, builder.add(Node("acc", acc)))
+    return builder.finish()
+
+
+def acc_of(lhs: DType) -> DType:
+    return f32 if lhs.is_float else i32
+
+
+def spec_of(case: Case, lhs: DType, rhs: DType, epilogue: Body | None = None, m: Dim = M) -> GemmSpec:
+    body = plain_store(case.n, acc_of(lhs)) if epilogue is None else epilogue
+    return GemmSpec(lhs, rhs, m, case.n, case.k, Strides(0, case.k + case.pitch), body)
+
+
+def random(shape: tuple[int, ...], dtype: DType, seed: int) -> torch.Tensor:
+    """Integers of the whole range, or normal floats."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_float:
+        return torch.randn(shape, generator=generator).to(dtype.torch)
+    low, high = (0, 256) if dtype == u8 else (-128, 128)
+    return torch.randint(low, high, shape, generator=generator).to(dtype.torch)
+
+
+def array(tensor: torch.Tensor) -> Array:
+    """A numpy array with the same bytes; bf16 as uint16."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
+    return tensor.contiguous().numpy()
+
+
+def exact(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """lhs [m, k] times rhs [n, k] transposed, in f64; exact for 8-bit operands."""
+    return lhs.double() @ rhs.double().mT
+
+
+def bound(lhs: torch.Tensor, rhs: torch.Tensor, terms: int) -> torch.Tensor:
+    """What an f32 sum of k products may differ from the exact one: k + 2 roundings of the sum of magnitudes (Higham, section 3.1)."""
+    return (terms + 2) * 2.0**-24 * (lhs.double().abs() @ rhs.double().abs().mT)
+
+
+def run(runner: Runner, emit: Emit, pack: Callable[[torch.Tensor], torch.Tensor], case: Case, lhs: DType, rhs: DType, *, by_columns: bool) -> None:
+    """Runs a product in two calls, as two threads would, and compares it with the exact one."""
+    spec = spec_of(case, lhs, rhs)
+    module = Module()
+    code = emit(module, runner.target, spec, "product")
+    x, w = random((case.m, case.k + case.pitch), lhs, 1), random((case.n, case.k), rhs, 2)
+    packed = pack(w)
+    sizes = {"M": case.m}
+    assert packed.numel() == evaluate(code.packed_bytes, sizes)
+    kernel = code.columns if by_columns and code.columns is not None else code.rows
+    out = np.full((case.m, case.n), 77, np.float32 if lhs.is_float else np.int32)
+    arrays = [array(x), packed.numpy(), out]
+    end = evaluate(kernel.domain, sizes)
+    middle = end // 2 // kernel.grain * kernel.grain
+    for first, last in ((0, middle), (middle, end)) if middle else ((0, end),):
+        arrays = runner.run(module.text(), kernel.symbol, arrays, begin=first, end=last, order=kernel.slots, dims=sizes)
+    compare(arrays[2], x[:, : case.k], w, case)
+
+
+def compare(result: Array, x: torch.Tensor, w: torch.Tensor, case: Case) -> None:
+    """Integers must be equal, floats within the bound of their number of terms."""
+    reference = exact(x, w)
+    difference = (torch.from_numpy(result).double() - reference).abs()
+    allowed = bound(x, w, case.k) if x.dtype.is_floating_point else torch.zeros_like(reference)
+    worst = (difference - allowed).max().item()
+    assert worst <= 0, f"{case}: off by {difference.max().item()}, {int((difference > allowed).sum())} of {difference.numel()} elements"
+
+
+def of_micros(micros: Micros) -> tuple[Emit, Callable[[torch.Tensor], torch.Tensor]]:
+    """How to emit a family and pack for it."""
+    return (
+        lambda module, target, spec, name: gemm.emit(module, target, spec, micros, name),
+        lambda weight: pack_rhs(weight, micros[0].packing),
+    )

@@ -1,0 +1,178 @@
+"""Every family of tiles, on this machine, smaller x86 targets, emulated AMX, and emulated Neoverse N1 and N2: all tails, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sashiko.cpu_codegen.builder import Module
+from sashiko.graph.dims import evaluate, floordiv, mod, symbol
+from sashiko.graph.types import DType, bf16, f16, f32, i8, u8
+from sashiko.kernels import amx, gemm, neon, reference, x86_vector
+from sashiko.kernels.packing import pack_rhs, unpack_rhs
+from sashiko.kernels.spec import BATCH, GemmSpec, Packing, Strides, dense
+from sashiko.kernels.table import TABLE
+from sashiko.platforms.target import Target
+from tests.emulation import Native, Runner, runners
+from tests.kernels.products import M, Case, Micros, array, compare, of_micros, plain_store, random, run
+from tests.kernels.tile_emulation import EmulatedTiles
+
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+_VNNI = ("avx512_vnni",)
+FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
+    "fma16": (x86_vector.fma(16), _AVX512),
+    "fma8": (x86_vector.fma(8), ("avx2", "fma")),
+    "widen16": (x86_vector.widen(16), _AVX512),
+    "widen8": (x86_vector.widen(8), ("avx2", "fma")),
+    "dot_bf16": (x86_vector.dot_bf16(), ("avx512_bf16",)),
+    **{f"vnni16_{lhs}": (x86_vector.vnni(lhs, 16), _VNNI) for lhs in (i8, u8)},
+    **{f"vnni8_{lhs}": (x86_vector.vnni(lhs, 8), _VNNI) for lhs in (i8, u8)},
+    **{f"madd16_{lhs}": (x86_vector.madd(lhs, 16), _AVX512) for lhs in (i8, u8)},
+    **{f"madd8_{lhs}": (x86_vector.madd(lhs, 8), ("avx2",)) for lhs in (i8, u8)},
+    **{f"amx_emulated_{lhs}": (amx.amx(lhs, i8, EmulatedTiles()), _VNNI) for lhs in (i8, u8)},
+    "amx_emulated_bf16": (amx.amx(bf16, bf16, EmulatedTiles()), _AVX512),
+    **{f"amx_{lhs}": (amx.amx(lhs, i8), ("amx_int8", *_VNNI)) for lhs in (i8, u8)},
+    "amx_bf16": (amx.amx(bf16, bf16), ("amx_bf16", *_AVX512)),
+    **{f"sdot_{lhs}": (neon.sdot(lhs), ("dotprod",)) for lhs in (i8, u8)},
+    **{f"smmla_{lhs}": (neon.smmla(lhs), ("i8mm",)) for lhs in (i8, u8)},
+    "bfmmla": (neon.bfmmla(), ("bf16",)),
+    "fmla": (neon.fmla(), ("neon",)),
+    "fmla_bf16": (neon.fmla_bf16(), ("neon",)),
+    **{f"plain_{x}": (reference.plain(x, w), ()) for x, w in ((f32, f32), (bf16, bf16), (f16, f16), (i8, i8), (u8, i8))},
+}
+# One of everything; all tails of rows, columns and k; sizes that fill tiles exactly; a pitch; the few rows of the small tiles.
+CASES = (Case(1, 1, 1), Case(3, 70, 7, 5), Case(14, 32, 64), Case(37, 49, 66, 3), Case(65, 100, 128), Case(4, 64, 192))
+
+
+def pairs() -> Iterator[object]:
+    """Every family with every machine that can run it. The widest x86 families run on this machine only."""
+    for name, (micros, needs) in FAMILIES.items():
+        found = runners(needs=needs)
+        if not found:
+            skip = pytest.mark.skip(reason=f"no machine here has {', '.join(needs)}")
+            yield pytest.param(micros, None, id=name, marks=skip)
+        for each in found if name.startswith("plain") or needs[0] in ("neon", "dotprod") else found[:1]:
+            yield pytest.param(micros, each.values[0], id=f"{name}-{each.id}", marks=each.marks)
+
+
+def shrunk(runner: Runner, l1d: int, l2: int) -> Runner:
+    """The same machine as if its caches were smaller, so that small products are cut into blocks."""
+    return type(runner)(replace(runner.target, l1d=l1d, l2=l2))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("micros", "runner"), pairs())
+@pytest.mark.parametrize("by_columns", [False, True], ids=["rows", "columns"])
+def test_products_with_all_tails(micros: Micros, runner: Runner, by_columns: bool) -> None:
+    for case in CASES:
+        run(runner, *of_micros(micros), case, micros[0].lhs, micros[0].rhs, by_columns=by_columns)
+
+
+@pytest.mark.parametrize(("micros", "runner"), pairs())
+def test_products_cut_into_blocks(micros: Micros, runner: Runner) -> None:
+    """Pieces of k packed before and in the loop over panels, blocks of several tiles of rows."""
+    for small, case in (((1 << 10, 1 << 12), Case(33, 100, 300)), ((1 << 12, 1 << 15), Case(70, 90, 260, 5)), ((8 << 10, 48 << 10), Case(75, 700, 65))):
+        run(shrunk(runner, *small), *of_micros(micros), case, micros[0].lhs, micros[0].rhs, by_columns=False)
+
+
+@pytest.mark.parametrize(("micros", "runner"), pairs())
+def test_extreme_integers_do_not_saturate(micros: Micros, runner: Runner) -> None:
+    lhs = micros[0].lhs
+    if lhs.is_float:
+        pytest.skip("floats have no extremes that a product of integers could saturate at")
+    low, high = (0, 255) if lhs == u8 else (-128, 127)
+    m, n, k = 4, 4, 260
+    x = torch.tensor([[low] * k, [high] * k, [low, high] * (k // 2), [high, high, low, low] * (k // 4)]).to(lhs.torch)
+    w = torch.tensor([[-128] * k, [127] * k, [-128, 127] * (k // 2), [127, 127, -128, -128] * (k // 4)]).to(torch.int8)
+    spec = GemmSpec(lhs, i8, M, n, k, Strides(0, k), plain_store(n, micros[0].acc))
+    module = Module()
+    code = gemm.emit(module, runner.target, spec, micros, "product")
+    arrays = [array(x), pack_rhs(w, micros[0].packing).numpy(), np.zeros((m, n), np.int32)]
+    result = runner.run(module.text(), "product", arrays, end=m, order=code.rows.slots, dims={"M": m})
+    compare(result[2], x, w, Case(m, n, k))
+
+
+def batched(micros: Micros, heads: int, transposed: bool) -> tuple[GemmSpec, Strides]:
+    """[B, S, H, D] as B * H matrices of the lhs, without a copy; the rhs as [B, H, n, k] or [B, H, k, n]."""
+    b, s, t = symbol("B", 1), symbol("S", 1), symbol("T", 1)
+    depth = 40
+    lhs = Strides(floordiv(BATCH, heads) * (s * heads * depth) + mod(BATCH, heads) * depth, heads * depth)
+    rhs = Strides(BATCH * t * depth, 1, t) if transposed else dense(t, depth)
+    lhs_type, rhs_type = micros[0].lhs, micros[0].rhs
+    spec = GemmSpec(lhs_type, rhs_type, s, t, depth, lhs, plain_store(t, micros[0].acc), b * heads, False, rhs)
+    return spec, rhs
+
+
+@pytest.mark.parametrize(("micros", "runner"), pairs())
+@pytest.mark.parametrize("transposed", [False, True], ids=["n_by_k", "k_by_n"])
+def test_batches_with_a_dynamic_rhs(micros: Micros, runner: Runner, transposed: bool) -> None:
+    heads, sizes, depth = 3, {"B": 2, "S": 17, "T": 21}, 40
+    spec, _ = batched(micros, heads, transposed)
+    module = Module()
+    code = gemm.emit(module, runner.target, spec, micros, "product")
+    assert code.pack is not None and code.columns is not None
+    x = random((2, 17, heads, depth), spec.lhs, 3)
+    w = random((2 * heads, 21, depth), spec.rhs, 4)
+    packed = np.zeros(evaluate(code.packed_bytes, sizes), np.int8)
+    stored = array(w.mT if transposed else w)
+    ir = module.text()
+    stored, packed = runner.run(ir, code.pack.symbol, [stored, packed], end=evaluate(code.pack.domain, sizes), order=code.pack.slots, dims=sizes)
+    for kernel in (code.rows, code.columns):
+        out = np.zeros((2 * heads, 17, 21), np.float32 if spec.lhs.is_float else np.int32)
+        end = evaluate(kernel.domain, sizes)
+        arrays = [array(x), packed, out]
+        for first in range(0, end, 2 * kernel.grain):
+            last = min(end, first + 2 * kernel.grain)
+            arrays = runner.run(ir, kernel.symbol, arrays, begin=first, end=last, order=kernel.slots, dims=sizes)
+        for b in range(2 * heads):
+            compare(arrays[2][b], x[b // heads, :, b % heads], w[b], Case(17, 21, depth))
+
+
+@pytest.mark.parametrize("case", [(1, 1), (16, 64), (33, 130), (7, 3)])
+def test_packing_round_trip(case: tuple[int, int]) -> None:
+    for packing in {micros[0].packing for micros, _ in FAMILIES.values()}:
+        for dtype in (f32, bf16, i8):
+            w = random(case, dtype, 5)
+            packed = pack_rhs(w, packing)
+            assert packed.numel() == packing.bytes(*case, dtype) and packed.numel() % 64 == 0
+            assert torch.equal(unpack_rhs(packed, packing, *case, w.dtype), w)
+
+
+def test_packed_sums_are_those_of_the_columns() -> None:
+    packing = Packing(16, 4, 64)
+    w = random((20, 70), i8, 6)
+    packed = pack_rhs(w, packing)
+    at = packing.sums_offset(20, 70, i8)
+    assert isinstance(at, int)
+    sums = packed[at : at + 4 * 32].view(torch.int32)
+    assert torch.equal(sums[:20], w.sum(1, dtype=torch.int32)) and not sums[20:].any()
+
+
+def test_every_row_of_the_table_has_a_tested_family() -> None:
+    tested = {micro.name for micros, _ in FAMILIES.values() for micro in micros}
+    assert {row.name for row in TABLE if row.micros} <= tested
+
+
+def test_the_same_integers_on_every_machine() -> None:
+    """One packing, one product: vector tiles, emulated matrix tiles and the reference give the same bits."""
+    results: list[np.ndarray[tuple[int, ...], np.dtype[np.int32]]] = []
+    natives = [each.values[0] for each in runners(host_only=True, needs=_VNNI)]
+    if not natives:
+        pytest.skip("this machine lacks avx512_vnni")
+    runner = natives[0]
+    assert isinstance(runner, Native)
+    x, w = random((19, 130), i8, 7), random((50, 130), i8, 8)
+    for micros in (x86_vector.vnni(i8, 16), amx.amx(i8, i8, EmulatedTiles()), x86_vector.madd(i8, 8), reference.plain(i8, i8)):
+        results.append(product(runner.target, runner, micros, i8, x, w))
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+
+
+def product(target: Target, runner: Runner, micros: Micros, lhs: DType, x: torch.Tensor, w: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+    (m, k), n = x.shape, w.shape[0]
+    module = Module()
+    code = gemm.emit(module, target, GemmSpec(lhs, i8, M, n, k, Strides(0, k), plain_store(n, micros[0].acc)), micros, "product")
+    arrays = [array(x), pack_rhs(w, micros[0].packing).numpy(), np.zeros((m, n), np.int32)]
+    return runner.run(module.text(), "product", arrays, end=m, order=code.rows.slots, dims={"M": m})[2]
