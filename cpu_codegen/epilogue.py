@@ -6,7 +6,7 @@ from math import gcd
 
 from ..diagnostics.errors import InvalidGraph
 from .body import BodyEmitter, Point
-from .builder import Function, Ty, Val, i64
+from .builder import Function, Ty, Val, const, i64
 from .loops import vector_lanes
 from .sweep import tail_mask
 
@@ -27,8 +27,8 @@ def emit_tile_epilogue(
     """Evaluates the emitter's body over a tile of accumulators and stores what it stores.
 
     acc[i][j] = acc_ptr[i * pitch + j] of scalar type acc_ty is the accumulator of row row0 + i, column col0 + j, for
-    0 <= i < rows, 0 <= j < cols <= tile_cols (i64 values). col0 is a multiple of tile_cols, pitch * size and acc_ptr need no
-    alignment. Body stores that do not depend on the column happen once a row.
+    0 <= i < rows, 0 <= j < cols <= tile_cols (i64 values); nothing else of acc is read. col0 is a multiple of tile_cols; acc_ptr needs
+    the alignment of one element. Body stores that do not depend on the column happen once a row.
     """
     _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols).emit(rows, cols)
 
@@ -102,8 +102,9 @@ class _Tile:
     def _vector(self, point: Point, row: Val, column: Val) -> None:
         fn = self._fn
         pointer = fn.gep(fn.gep(self._acc, fn.mul(row, i64(self._pitch)), self._ty), column, self._ty)
-        # Every row of the scratch array has room for whole vectors, so its loads need no mask.
-        self._emitter.provide(self._node, fn.load(self._ty.vec(point.lanes), pointer))
+        ty = self._ty.vec(point.lanes)
+        loaded = fn.load(ty, pointer) if point.mask is None else fn.masked_load(ty, pointer, point.mask, const(ty, 0))
+        self._emitter.provide(self._node, loaded)
         self._emitter.stores(point)
 
     def _once_a_row(self, point: Point) -> None:

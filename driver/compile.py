@@ -35,7 +35,7 @@ def compile(
     example_inputs: a tuple of positional or a dict of keyword arguments. dynamic_shapes: as in torch.export; without it the shapes are
     those of the example. precision: of matrix products and attention, "fp32", "bf16" (sums and everything else stay fp32) or "auto"
     (bf16 where the machine multiplies it natively). target: a machine of `sashiko.platforms`, by value or name; the host by default.
-    strict: raise Unsupported instead of leaving an operation to PyTorch. rules: rewrite rules of your own, tried after ours.
+    strict: raise Unsupported instead of leaving an operation to PyTorch. rules: rewrite rules of your own, tried before ours.
 
     Raises InputError for arguments that do not fit and for a model in training mode; Unsupported for a model that torch.export cannot
     trace, such as one whose control flow depends on data.

@@ -21,7 +21,7 @@ def fast_bf16(target: Target) -> bool:
 
 
 def passes(precision: str, target: Target, rules: RuleSet = (), trace: Trace | None = None) -> tuple[Pass, ...]:
-    """Everything that happens to a graph before it is cut into kernels. `rules`: the user's own, tried after ours."""
+    """Everything that happens to a graph before it is cut into kernels. `rules`: the user's own, tried before ours."""
 
     def rewrite(name: str, chosen: RuleSet) -> Pass:
         return Pass(name, lambda graph: apply(graph, chosen, trace))
@@ -30,9 +30,8 @@ def passes(precision: str, target: Target, rules: RuleSet = (), trace: Trace | N
     return (
         Pass("canonical", canonical),
         Pass("cse", cse),
-        rewrite("rewrite", CANONICAL),
+        rewrite("rewrite", (*rules, *CANONICAL)),  # the user's first: they are written over the operations that capture gives
         rewrite("integer", INTEGER),
-        *((rewrite("user", rules),) if rules else ()),
         *((Pass("precision", lambda graph: lower_precision(graph, bf16)),) if narrow else ()),
         Pass("unsupported", lambda graph: expand_unsupported(graph, has_kernel)),
         Pass("contractions", expand_contractions),

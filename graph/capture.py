@@ -144,7 +144,7 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     program = program if decomposed else functional(program)
     signature = program.graph_signature
     nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
-    ranges = {s.name: _declared(integer_bounds(r)) for s, r in program.range_constraints.items()}
+    ranges = {s.name: _declared(integer_bounds(r)) for s, r in program.range_constraints.items() if s.is_Symbol}
     found = _Signature(Lowering(Symbols(_shape_env(nodes), ranges)))
     written = {s.target for s in signature.output_specs if s.kind == OutputKind.BUFFER_MUTATION}
     targets: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Symbolic integers: dimensions, strides and index expressions are polynomials in canonical form.
+"""Symbolic integers: dimensions, strides and index expressions.
 
 A `Dim` is a Python int or a `Poly`. Arithmetic on them gives canonical results, so equal expressions compare equal
 and `product([B, S]) == product([S, B])` needs no solver. Floor division, remainder, minimum and maximum that do not
@@ -7,151 +7,19 @@ simplify become opaque atoms. Symbols carry their range, which is all that the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Union
+from collections.abc import Mapping
 
+from .poly import Atom, Dim, Func, Monomial, Poly, Shape, Symbol, from_terms, product, symbol, symbols, terms_of
 
-@dataclass(frozen=True)
-class Symbol:
-    """An unknown non-negative integer in [lo, hi]; an axis of a loop also knows the `extent` it stays below."""
-
-    name: str
-    lo: int = 0
-    hi: int | None = None
-    extent: "Dim | None" = None
-
-    @cached_property
-    def key(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True)
-class Func:
-    """An opaque integer function of other expressions; `kind` is floordiv, mod, min or max."""
-
-    kind: str
-    args: tuple["Dim", ...]
-
-    @cached_property
-    def key(self) -> str:
-        return f"{self.kind}({', '.join(map(str, self.args))})"
-
-
-Atom = Union[Symbol, Func]
-Monomial = tuple[Atom, ...]
-
-
-@dataclass(frozen=True)
-class Poly:
-    """Sum of coefficient * product of atoms; never a plain constant (that is an int)."""
-
-    terms: tuple[tuple[Monomial, int], ...]
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(str(self))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __add__(self, other: "Dim") -> "Dim":
-        merged = dict(self.terms)
-        for mono, coefficient in _terms(other):
-            merged[mono] = merged.get(mono, 0) + coefficient
-        return _poly(merged)
-
-    __radd__ = __add__
-
-    def __neg__(self) -> "Dim":
-        return self * -1
-
-    def __sub__(self, other: "Dim") -> "Dim":
-        return self + other * -1
-
-    def __rsub__(self, other: "Dim") -> "Dim":
-        return self * -1 + other
-
-    def __mul__(self, other: "Dim") -> "Dim":
-        merged: dict[Monomial, int] = {}
-        for mono_a, a in self.terms:
-            for mono_b, b in _terms(other):
-                mono = tuple(sorted(mono_a + mono_b, key=_atom_key))
-                merged[mono] = merged.get(mono, 0) + a * b
-        return _poly(merged)
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: "Dim") -> "Dim":
-        return floordiv(self, other)
-
-    def __rfloordiv__(self, other: "Dim") -> "Dim":
-        return floordiv(other, self)
-
-    def __mod__(self, other: "Dim") -> "Dim":
-        return mod(self, other)
-
-    def __rmod__(self, other: "Dim") -> "Dim":
-        return mod(other, self)
-
-    @cached_property
-    def _text(self) -> str:
-        parts = []
-        for mono, coefficient in self.terms:
-            factors = [a.key for a in mono]
-            if coefficient != 1 or not factors:
-                factors.insert(0, str(coefficient))
-            parts.append("*".join(factors))
-        return " + ".join(parts)
-
-    def __str__(self) -> str:
-        return self._text
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-Dim = Union[int, Poly]
-Shape = tuple[Dim, ...]
-
-
-def _atom_key(atom: Atom) -> str:
-    return atom.key
-
-
-def _terms(value: Dim) -> tuple[tuple[Monomial, int], ...]:
-    if isinstance(value, Poly):
-        return value.terms
-    return (((), int(value)),) if value else ()
-
-
-def _poly(terms: Mapping[Monomial, int]) -> Dim:
-    kept = {mono: c for mono, c in terms.items() if c}
-    if not kept:
-        return 0
-    if len(kept) == 1 and () in kept:
-        return kept[()]
-    return Poly(tuple(sorted(kept.items(), key=lambda item: (len(item[0]) == 0, tuple(a.key for a in item[0])))))
-
-
-def symbol(name: str, lo: int = 0, hi: int | None = None, extent: Dim | None = None) -> Dim:
-    """The expression that is just one unknown; a symbol whose range is one value is that value."""
-    if hi is not None and hi == lo:
-        return lo
-    return Poly((((Symbol(name, lo, hi, extent),), 1),))
+__all__ = [
+    "Atom", "Dim", "Func", "Poly", "Shape", "Symbol", "bounds", "ceildiv",
+    "coefficient", "divides", "evaluate", "floordiv", "less", "maximum",
+    "minimum", "mod", "non_negative", "product", "rejoin", "substitute", "symbol", "symbols",
+]
 
 
 def _func(kind: str, *args: Dim) -> Dim:
     return Poly((((Func(kind, args),), 1),))
-
-
-def product(dims: Iterable[Dim]) -> Dim:
-    """Product of dimensions; 1 for none."""
-    result: Dim = 1
-    for dim in dims:
-        result = result * dim
-    return result
 
 
 def bounds(value: Dim) -> tuple[int | None, int | None]:
@@ -221,11 +89,11 @@ def less(a: Dim, b: Dim) -> bool:
 
 def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
     """a / b when b is one monomial that divides every term of a."""
-    (divisor, scale), *rest = _terms(b) or (((), 0),)
+    (divisor, scale), *rest = terms_of(b) or (((), 0),)
     if rest or scale == 0:
         return None
     quotient: dict[Monomial, int] = {}
-    for mono, coefficient in _terms(a):
+    for mono, coefficient in terms_of(a):
         left = list(mono)
         for atom in divisor:
             if atom not in left:
@@ -234,7 +102,7 @@ def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
         if coefficient % scale:
             return None
         quotient[tuple(left)] = quotient.get(tuple(left), 0) + coefficient // scale
-    return _poly(quotient)
+    return from_terms(quotient)
 
 
 def divides(b: Dim, a: Dim) -> bool:
@@ -246,8 +114,8 @@ def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     """a == quotient * b + rest, with every term that b divides in the quotient."""
     quotient: Dim = 0
     rest: Dim = 0
-    for mono, coefficient in _terms(a):
-        term = _poly({mono: coefficient})
+    for mono, coefficient in terms_of(a):
+        term = from_terms({mono: coefficient})
         exact = _exact_quotient(term, b)
         if exact is None:
             rest = rest + term
@@ -293,10 +161,10 @@ def rejoin(value: Dim) -> Dim:
                 continue
             left = list(mono)
             left.remove(split)
-            scale = _poly({tuple(left): factor})
+            scale = from_terms({tuple(left): factor})
             x, by = split.args
-            joined = value - _poly({mono: factor}) - scale * by * floordiv(x, by) + scale * x
-            if len(_terms(joined)) < len(value.terms):
+            joined = value - from_terms({mono: factor}) - scale * by * floordiv(x, by) + scale * x
+            if len(terms_of(joined)) < len(value.terms):
                 value, changed = joined, True
                 break
     return value
@@ -362,30 +230,17 @@ def evaluate(value: Dim, env: Mapping[str, int]) -> int:
     return result
 
 
-def symbols(value: Dim) -> set[Symbol]:
-    """All symbols in an expression."""
-    found: set[Symbol] = set()
-    for mono, _ in _terms(value):
-        for atom in mono:
-            if isinstance(atom, Symbol):
-                found.add(atom)
-            else:
-                for arg in atom.args:
-                    found |= symbols(arg)
-    return found
-
-
 def coefficient(value: Dim, name: str) -> tuple[Dim, Dim] | None:
     """(c, rest) with value == c * symbol + rest, or None when the symbol occurs any other way."""
     slope: Dim = 0
     rest: Dim = 0
-    for mono, factor in _terms(value):
+    for mono, factor in terms_of(value):
         here = [a for a in mono if isinstance(a, Symbol) and a.name == name]
         others = tuple(a for a in mono if a not in here)
-        if any(name in {s.name for s in symbols(_poly({(a,): 1}))} for a in others) or len(here) > 1:
+        if any(name in {s.name for s in symbols(from_terms({(a,): 1}))} for a in others) or len(here) > 1:
             return None
         if here:
-            slope = slope + _poly({others: factor})
+            slope = slope + from_terms({others: factor})
         else:
-            rest = rest + _poly({mono: factor})
+            rest = rest + from_terms({mono: factor})
     return slope, rest

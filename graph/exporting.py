@@ -12,6 +12,10 @@ from torch.export import ExportedProgram
 from ..diagnostics.errors import InputError, SashikoError, Unsupported
 from .aten import TABLE
 
+# Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
+# result, which a graph of values has no place for.
+_CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve")}
+
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The decompositions to give to AOTAutograd before `from_fx`: core ATen's, without the operations that have a row."""
@@ -42,12 +46,14 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The program with in-place operations, and everything else without a row, decomposed into functional core ATen.
 
-    An operation that has a row is kept whole; views are decomposed all the same, or functionalization could not see the aliasing.
+    An operation that has a row, or checks its result, is kept whole; views are decomposed all the same, or functionalization could not see the aliasing.
     """
     table: Any = torch.export.default_decompositions()
     for op in TABLE:
         if op in table and not any(argument.alias_info is not None for argument in op._schema.arguments):
             table.pop(op)
+    for op in [op for op in table if op._schema.name in _CHECKED]:
+        table.pop(op)
     try:
         result: ExportedProgram = program.run_decompositions(table)
     except Exception as error:

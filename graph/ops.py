@@ -109,7 +109,10 @@ def _permute(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     assert isinstance(attrs, A.PermuteAttrs)
     if sorted(attrs.order) != list(range(types[0].rank)):
         raise InvalidGraph(f"permute: {attrs.order} is no permutation of {types[0].rank} axes")
-    return types[0].with_shape(tuple(types[0].shape[a] for a in attrs.order))
+    shape, q = tuple(types[0].shape[a] for a in attrs.order), types[0].qparams
+    if q is not None and q.axis is not None:
+        q = replace(q, axis=attrs.order.index(q.axis))
+    return TensorType(types[0].dtype, shape, q)
 
 
 def _slice(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:

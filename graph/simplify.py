@@ -46,7 +46,7 @@ def _changed(old: Graph, new: Graph) -> Graph:
     return old if len(old.order) == len(new.order) and all(a is b for a, b in zip(old.order, new.order, strict=True)) else new
 
 
-def _number(value: Value) -> float | None:
+def _number(value: Value) -> float | int | None:
     """The number that a `full` repeats."""
     return value.attrs.value if isinstance(value.attrs, A.FullAttrs) else None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from ..cpu_codegen.builder import I8, I16, I64, PTR, VOID, Function, Val, i64
+from ..cpu_codegen.builder import I8, I16, VOID, Function, Val, i64
 from ..graph.types import DType, bf16, i8
 from .micro import Lhs, MicroKernel, Start, Tile, offset
 from .spec import Packing

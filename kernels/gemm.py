@@ -49,7 +49,8 @@ class _Gemm:
         spec, mr, group = self.spec, self.micros[0].mr, self.micros[0].panels
         packed = self.packing.bytes(spec.n, spec.k, spec.rhs)
         self._emit_epilogue()
-        self.order = tuple(dict.fromkeys((*self.order, BufferSlot(LHS), BufferSlot(RHS), *wanted_slots(self._dims(), spec.lhs_strides.batch))))
+        wanted = wanted_slots(self._dims(), spec.lhs_strides.batch)
+        self.order = tuple(dict.fromkeys((*self.order, BufferSlot(LHS), BufferSlot(RHS), *wanted)))
         self._emit_body()
         # Domains of a batch are padded, so that every matrix begins at a multiple of the grain.
         padded_rows = spec.m if spec.batch == 1 else ceildiv(spec.m, mr) * mr
@@ -68,7 +69,8 @@ class _Gemm:
         spec, packing = self.spec, self.packing
         mr, group = self.micros[0].mr, self.micros[0].panels
         strides = (spec.lhs_strides.row * spec.lhs.bytes, spec.lhs_strides.col * spec.lhs.bytes)
-        sizes = (packing.panel_bytes(spec.k, spec.rhs), packing.sums_offset(spec.n, spec.k, spec.rhs), packing.bytes(spec.n, spec.k, spec.rhs))
+        rhs = (spec.n, spec.k, spec.rhs)
+        sizes = (packing.panel_bytes(spec.k, spec.rhs), packing.sums_offset(*rhs), packing.bytes(*rhs))
         padded = (ceildiv(spec.m, mr) * mr, ceildiv(self.panels, group) * group)
         return (spec.m, spec.n, spec.k, self.panels, *strides, *sizes, *padded)
 

@@ -4,14 +4,14 @@ A class says how to start, advance and finish a tile of mr rows and `panels` col
 
     void name(ptr a, i64 a_pitch, ptr out, i64 steps, i64 next, ptr b[panels], ptr sums[panels])
 
-which reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as [nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `next` is the way in bytes from panels to those that will follow.
-`sums` is there only when it starts from them.
+which reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as
+[nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `next` is the way in bytes from
+panels to those that will follow. `sums` is there only when it starts from them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -32,8 +32,8 @@ class Start(Enum):
 class Lhs:
     """How a micro-kernel reads its rows.
 
-    element: type in memory. group: [k / group][mr][group] instead of mr rows of `a_pitch` bytes; 0: rows. direct: rows of the user's own matrix
-    will do, whenever k is a multiple of the step and contiguous.
+    element: type in memory. group: [k / group][mr][group] instead of mr rows of `a_pitch` bytes; 0: rows. direct: rows of the user's own
+    matrix will do, whenever k is a multiple of the step and contiguous.
     """
 
     element: Ty
@@ -131,10 +131,12 @@ class MicroKernel(ABC):
         """Stores the accumulators into `tile.out`."""
 
     def enter(self, fn: Function) -> None:
-        """What must happen once in a call of a kernel before the first tile."""
+        """What must happen once in a call of a kernel before the first tile; for most nothing."""
+        del fn
 
     def leave(self, fn: Function) -> None:
-        """What must happen once after the last tile."""
+        """What must happen once after the last tile; for most nothing."""
+        del fn
 
 
 def emit_tile(module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, lhs_streams: bool) -> str:
@@ -243,8 +245,3 @@ class VectorMicro(MicroKernel):
         base = fn.gep(tile.a, index, scale=ty.bits // 8 * self.parts)
         at = [fn.gep(base, fn.add(fn.mul(i64(r), tile.a_pitch), i64(part * ty.bits // 8))) for r in range(self.mr)]
         return [fn.load(ty, pointer) for pointer in at]
-
-
-def tallest(micros: Sequence[MicroKernel]) -> MicroKernel:
-    """The micro-kernel with the most rows."""
-    return max(micros, key=lambda micro: micro.mr)

@@ -143,7 +143,8 @@ class Body:
 
         if pieces is None:
             # How many pieces there are is not known: a tile of no steps stores what the accumulators start with.
-            self._each(block, first, last, lambda p, i, out: self._tile(block, self._first(block), self.rows_scratch, i, i64(0), out, p, i64(0)))
+            kind, none = self._first(block), i64(0)
+            self._each(block, first, last, lambda p, i, out: self._tile(block, kind, self.rows_scratch, i, none, out, p, none))
             fn.loop(i64(0), self.k, self.blocking.k_block, [], lambda k0, _: self._piece(block, first, last, k0, Start.OUT))
             self._each(block, first, last, finish)
             return []
@@ -193,7 +194,7 @@ class Body:
 
     # -- tiles --------------------------------------------------------------------------------------------------
     def _tile(self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, skip: Val) -> None:
-        """Calls the function of a tile: rows from i on of the piece at a, panels p, p + 1, ...; those beyond the end repeat the last one."""
+        """Calls the function of a tile: rows from i on of the piece at a, panels p, p + 1, ...; beyond the end the last one is repeated."""
         fn, slots, spec, variant, micro = self.fn, self.slots, self.spec, block.variant, block.variant.micro
         if micro.layout.group:
             depth = fn.mul(steps, i64(micro.step_k * micro.layout.element.bits // 8))

@@ -10,6 +10,7 @@ zeros to whole steps of k.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 
 from ..cpu_codegen.builder import F16, F32, I8, I16, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
 from ..graph.types import DType
@@ -46,7 +47,9 @@ def padded(fn: Function, count: Val, step: int) -> Val:
     return fn.mul(fn.udiv(fn.add(count, i64(step - 1)), i64(step)), i64(step))
 
 
-def copy_elements(fn: Function, micro: MicroKernel, source: Val, target: Val, count: Val, lanes: tuple[int, ...], col_bytes: Val | None) -> None:
+def copy_elements(
+    fn: Function, micro: MicroKernel, source: Val, target: Val, count: Val, lanes: tuple[int, ...], col_bytes: Val | None
+) -> None:
     """Copies and converts `count` elements in pieces of `lanes`, then fills up with zeros to whole steps. col_bytes None: contiguous."""
     element = memory_type(micro.lhs)
     done: Val = i64(0)
@@ -101,12 +104,12 @@ def _groups(fn: Function, micro: MicroKernel, contiguous: bool) -> None:
 
 
 class GroupCopy:
-    """Copies `rows` rows into [k / group][rows][group], for both operands; `convert` turns elements of `source` into elements of `element`."""
+    """Copies `rows` rows into [k / group][rows][group], for both operands; `convert` turns elements of type `source` into `element`."""
 
     def __init__(self, fn: Function, source: Ty, element: Ty, group: int, rows: int, convert: Convert) -> None:
         self.fn, self.source, self.element, self.group, self.rows, self.convert = fn, source, element, group, rows, convert
         self.unit = Ty(f"i{group * element.bits}")
-        self.side = 128 // self.unit.bits
+        self.side = gcd(128 // self.unit.bits, rows)
         self.group_bytes = rows * group * element.bits // 8
 
     def squares(self, rows: list[Val], target: Val, count: Val) -> Val:

@@ -1,4 +1,4 @@
-"""The micro-kernel that every target can run: plain LLVM vectors, operands widened to 32 bits while the lhs is packed and the rhs is loaded.
+"""The micro-kernel that every target can run: plain LLVM vectors, operands widened to 32 bits when the lhs is packed and the rhs is loaded.
 
 It defines what the others compute, and covers operand types that no other row has.
 """

@@ -38,8 +38,9 @@ class GemmSpec:
     """acc[b, i, j] = sum over t of lhs[b, i, t] * rhs[b, j, t], then the epilogue at every (r, c) = (b * m + i, j).
 
     lhs [batch, m, k], rhs [batch, n, k] (the layout of a Linear weight): f32 x f32, bf16 x bf16, f16 x f16, i8 x i8 or u8 x i8;
-    Unsupported for others. The accumulator is i32 for integers, exact for k < 65536, and f32 for floats. constant_rhs: one [n, k] weight for every b, packed once by `pack_rhs`;
-    n and k are ints then. Otherwise `rhs_strides` says where it lies, and a native kernel packs it in each call.
+    Unsupported for others. The accumulator is i32 for integers, exact for k < 65536, and f32 for floats. constant_rhs: one [n, k] weight
+    for every b, packed once by the kernel's `pack`; n and k are ints then. Otherwise `rhs_strides` says where it lies, and a native kernel
+    packs it in each call.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 

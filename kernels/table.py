@@ -12,7 +12,7 @@ import torch
 
 from ..cpu_codegen.builder import Module
 from ..graph.dims import bounds, evaluate
-from ..graph.types import DType, bf16, f32, i8, u8
+from ..graph.types import DType, bf16, i8, u8
 from ..platforms.target import Target
 from . import amx, gemm, mkl, neon, packing, reference, x86_vector
 from .micro import MicroKernel
@@ -54,7 +54,7 @@ class Selection:
 
 def select(target: Target, spec: GemmSpec) -> Selection:
     """Returns the first row that accepts `spec` on `target`."""
-    refusals = []
+    refusals: list[tuple[str, str]] = []
     for kernel in TABLE:
         reason = kernel.when(target, spec)
         if reason is None:

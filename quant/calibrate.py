@@ -15,7 +15,7 @@ from ..diagnostics.errors import CalibrationError, InputError
 from .module import Gate
 from .observers import NonFinite, Observer
 from .placement import module_path, source_of
-from .program import Call, bind
+from .program import Call, bind, first_line
 
 _LOOP = "calibration data"
 
@@ -73,13 +73,15 @@ def call_of(model: nn.Module, batch: Any, number: int) -> Call:
 
 
 class _Recorder(Interpreter):
-    """Runs a program and shows the named activations to their observers."""
+    """Runs a program and shows the named activations to their observers. `current`: the node that is running."""
 
     def __init__(self, module: GraphModule, observers: Mapping[str, Observer]) -> None:
         super().__init__(module)
         self.observers = observers
+        self.current: Node | None = None
 
     def run_node(self, n: Node) -> Any:
+        self.current = n
         result = super().run_node(n)
         observer = self.observers.get(n.name)
         if observer is not None:
@@ -87,26 +89,21 @@ class _Recorder(Interpreter):
         return result
 
 
-class _FirstNonFinite(Interpreter):
-    """Runs a program and remembers the first operation whose result is not finite while all its operands are.
+class _Tracker(Interpreter):
+    """Runs a program and remembers which results hold NaN, and which hold infinity."""
 
-    Minus infinity is the ordinary content of attention masks, so a place where infinity appears counts only where infinity, not
-    NaN, is what arrived at an activation to quantize.
-    """
-
-    def __init__(self, module: GraphModule, nan: bool) -> None:
+    def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
-        self.nan = nan
-        self.bad: set[Node] = set()
-        self.first: Node | None = None
+        self.nan: set[Node] = set()
+        self.infinite: set[Node] = set()
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
         tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_floating_point()]
-        if n.op != "output" and any(bool((t.isnan() if self.nan else ~t.isfinite()).any()) for t in tensors):
-            self.bad.add(n)
-            if self.first is None:
-                self.first = n
+        if any(bool(t.isnan().any()) for t in tensors):
+            self.nan.add(n)
+        if any(bool(t.isinf().any()) for t in tensors):
+            self.infinite.add(n)
         return result
 
 
@@ -124,38 +121,36 @@ def observe(module: GraphModule, gate: Gate, observers: Mapping[str, Observer], 
         with torch.no_grad():
             recorder.run(*values)
     except NonFinite:
-        raise _explain_non_finite(module, gate, values, number) from None
+        assert recorder.current is not None
+        raise _explain_non_finite(module, gate, values, recorder.current, number) from None
     except Exception as error:
-        what = f"the model failed on batch {number}: {type(error).__name__}: {error}"
+        what = f"the model failed on batch {number}: {first_line(error)}"
         raise CalibrationError(what, _LOOP, "the cause is shown above") from error
 
 
-def _explain_non_finite(module: GraphModule, gate: Gate, values: list[Any], number: int) -> CalibrationError:
-    """Says which argument brought NaN or infinity, or which layer made it of finite values."""
+def _explain_non_finite(module: GraphModule, gate: Gate, values: list[Any], found: Node, number: int) -> CalibrationError:
+    """Says which argument brought NaN or infinity, or which layer made it of finite values. found: the activation that holds it."""
     for name, value in zip(gate.names, values, strict=True):
         for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
                 count = int((~leaf.isfinite()).sum())
                 kind = "NaN" if bool(leaf.isnan().any()) else "infinity"
-                return CalibrationError(
-                    f"batch {number}: argument {name!r} holds {kind} ({count} of {leaf.numel()} values are not finite)", _LOOP,
-                    "remove or repair that batch",
-                )
-    for nan in (True, False):
-        search = _FirstNonFinite(module, nan)
-        with torch.no_grad():
-            search.run(*values)
-        if search.first is not None:
-            break
-    node = search.first
-    assert node is not None
+                what = f"batch {number}: argument {name!r} holds {kind} ({count} of {leaf.numel()} values are not finite)"
+                return CalibrationError(what, _LOOP, "remove or repair that batch")
+    tracker = _Tracker(module)
+    with torch.no_grad():
+        tracker.run(*values)
+    # Minus infinity is the ordinary content of attention masks, so the search goes back from where it does harm.
+    bad = tracker.nan if found in tracker.nan else tracker.infinite
+    kind = "NaN" if found in tracker.nan else "infinity"
+    node = found
+    while before := [n for n in node.all_input_nodes if n in bad]:
+        node = before[0]
     if node.op == "get_attr":
-        return CalibrationError(f"batch {number}: the model's own {node.target} holds NaN or infinity", _LOOP, "repair its weights")
+        return CalibrationError(f"batch {number}: the model's own {node.target} holds {kind}", _LOOP, "repair its weights")
     layer = module_path(node) or "the model itself"
-    return CalibrationError(
-        f"batch {number}: the inputs are finite, and {node.name} in {layer} is the first to give {'NaN' if nan else 'infinity'}",
-        source_of(node), "check that layer and the magnitude of the data",
-    )
+    what = f"batch {number}: the inputs are finite, and {node.name} in {layer} is the first to give {kind}"
+    return CalibrationError(what, source_of(node), "check that layer and the magnitude of the data")
 
 
 def total(batches: object, limit: int | None) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,13 +75,15 @@ def export(model: nn.Module, call: Call) -> Program:
     doubled (a size of 1 would be fixed), with the sizes as they are, with every size fixed. Raises Unsupported when none does, and
     CalibrationError when the model itself fails on `call`.
     """
-    with _unchanged(model):
-        try:
+    try:
+        with _unchanged(model):
             expected = model(*call.args, **call.kwargs)
-        except Exception as error:
-            raise CalibrationError(
-                f"the model failed on batch 1: {_first_line(error)}", "calibration data", "does model(*batch) work outside of quantize?"
-            ) from error
+    except Exception as error:
+        what = f"the model failed on batch 1: {first_line(error)}"
+        raise CalibrationError(what, "calibration data", "does model(*batch) work outside of quantize?") from error
+    with _unchanged(model), warnings.catch_warnings():
+        # torch copies its own tree specifications, which warns about their type.
+        warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
         failures: list[Exception] = []
         for example, dynamic, note in _attempts(call):
             try:
@@ -104,6 +108,12 @@ def _attempts(call: Call) -> Iterator[tuple[Call, bool, str]]:
     singles = sorted({axis for t in shaped for axis, size in enumerate(t.shape) if size == 1 and axis == 0})
     yield call, True, "the batch dimension is fixed to 1 as in the first batch; calibrate with larger batches to free it" if singles else ""
     yield call, False, "every size is fixed to that of the first batch: the model could not be exported with free sizes"
+
+
+def scratch(program: Program) -> QuantizedModule:
+    """The program to run; one that writes to its buffers gets copies of them, so that no state is carried over."""
+    writes = any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in program.graph.nodes)
+    return QuantizedModule.build(copy.deepcopy(dict(program.attributes)) if writes else program.attributes, program.graph, program.gate)
 
 
 def _torch_export(model: nn.Module, call: Call, dynamic: bool) -> ExportedProgram:
@@ -169,29 +179,31 @@ def _leaf(value: object, ranges: Mapping[str, Any]) -> Leaf:
     dims: list[int | FreeDim] = []
     sizes: tuple[object, ...] = tuple(value.shape)  # int or SymInt
     for size in sizes:
-        limits = ranges.get(str(size))
-        if isinstance(size, int):
-            dims.append(size)
+        text = str(size)  # a symbol that export found to be constant is still a SymInt, and prints as its number
+        limits = ranges.get(text)
+        if text.isdecimal():
+            dims.append(int(text))
         elif limits is None:
-            dims.append(FreeDim(str(size), 0, None))
+            dims.append(FreeDim(text, 0, None))
         else:
             high = limits.upper
-            dims.append(FreeDim(str(size), int(limits.lower), int(high) if high.is_Integer and high < 2**62 else None))
+            dims.append(FreeDim(text, int(limits.lower), int(high) if high.is_Integer and high < 2**62 else None))
     return TensorLeaf(value.dtype, tuple(dims))
 
 
 def _difference(program: Program, call: Call, expected: Any) -> str:
     """Why the program does not give the model's results on `call`, or an empty string."""
     try:
-        actual = QuantizedModule.build(program.attributes, program.graph, program.gate)(*call.args, **call.kwargs)
+        with torch.random.fork_rng(devices=[]):
+            actual = scratch(program)(*call.args, **call.kwargs)
     except Exception as error:
-        return f"the exported program fails where the model does not: {_first_line(error)}"
+        return f"the exported program fails where the model does not: {first_line(error)}"
     ours, theirs = pytree.tree_leaves(actual), pytree.tree_leaves(expected)
     if len(ours) != len(theirs):
         return "the exported program returns another structure than the model"
     for mine, other in zip(ours, theirs, strict=True):
         if isinstance(other, torch.Tensor) and not _close(mine, other):
-            return "the exported program gives other results than the model; is the model random or does it keep state between calls?"
+            return "the exported program gives other results than the model; does it keep state between calls?"
     return ""
 
 
@@ -216,6 +228,6 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"

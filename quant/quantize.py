@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from .insert import Inserter
 from .module import QuantizedModule
 from .observers import Observer, Range, make_observer
 from .placement import place
-from .program import Program, export
+from .program import Program, export, scratch
 from .record import LeftOut, Placement, QuantRecord, QuantSite
 from .scheme import Scheme, resolve
 
@@ -92,18 +91,12 @@ def _calibrated(
 ) -> tuple[dict[str, Observer], int]:
     """One observer for each activation to quantize, by node name, after all the data; and the number of batches."""
     observers = {site.activation: make_observer(scheme.activation) for site in placement.sites}
-    # A program that writes to its buffers must not carry calibration's state into the result.
-    attributes = copy.deepcopy(dict(program.attributes)) if _writes(program) else program.attributes
-    scratch = QuantizedModule.build(attributes, program.graph, program.gate)
+    module = scratch(program)
     count = 0
     for number, batch in batches:
-        observe(scratch, program.gate, observers, call_of(model, batch, number), number)
+        observe(module, program.gate, observers, call_of(model, batch, number), number)
         count = number
     return observers, count
-
-
-def _writes(program: Program) -> bool:
-    return any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in program.graph.nodes)
 
 
 def _rewritten(

@@ -45,7 +45,7 @@ class _Block:
     owner: int  # the buffer at the end of the chain
     offset: int = 0
 
-    def meets(self, other: "_Block") -> bool:
+    def meets(self, other: _Block) -> bool:
         return self.first <= other.last and other.first <= self.last
 
 

@@ -24,7 +24,7 @@ NO_VERSION = -1
 
 @dataclass(frozen=True)
 class Seen:
-    """What a watched tensor looked like: its version (NO_VERSION under inference mode) and the address of its data."""
+    """What a watched tensor looked like: its version (NO_VERSION: it has none) and the address of its data."""
 
     version: int
     pointer: int
@@ -32,7 +32,11 @@ class Seen:
 
 def look(tensor: torch.Tensor) -> Seen:
     """The present state of a watched tensor."""
-    return Seen(NO_VERSION if tensor.is_inference() else tensor._version, tensor.data_ptr())
+    try:
+        version = tensor._version
+    except RuntimeError:  # made under inference mode; it never gets a version, whatever `is_inference()` says later
+        version = NO_VERSION
+    return Seen(version, tensor.data_ptr())
 
 
 class Handles:
@@ -59,15 +63,18 @@ def _free(addresses: tuple[int, ...]) -> None:
 
 class ConstantSet:
     """Derived constants. `pointers[i]` is the address of constant i; `watch` that of the watch words of runner.py; `frame` that of
-    a frame that only watches."""
+    a frame that only watches. `in_python`: the watched tensors that native code does not look at."""
 
-    def __init__(self, tensors: tuple[torch.Tensor, ...], seen: tuple[Seen, ...], rows: Sequence[tuple[int, Seen]]) -> None:
+    def __init__(self, tensors: tuple[torch.Tensor, ...], seen: tuple[Seen, ...], handles: Sequence[int]) -> None:
         self.tensors = tensors
         self.pointers = tuple(tensor.data_ptr() for tensor in tensors)
         self.seen = seen
-        words = [word for handle, state in rows for word in (handle, state.version, state.pointer)]
+        # Native code must not ask for a version that does not exist: that throws.
+        native = [n for n, state in enumerate(seen) if handles and state.version != NO_VERSION]
+        self.in_python = tuple(n for n in range(len(seen)) if n not in set(native))
+        words = [word for n in native for word in (handles[n], seen[n].version, seen[n].pointer)]
         self._rows = array.array("q", words or [0])
-        self._watch = array.array("q", [self._rows.buffer_info()[0], len(rows)])
+        self._watch = array.array("q", [self._rows.buffer_info()[0], len(native)])
         self.watch = self._watch.buffer_info()[0]
         self._frame = array.array("q", [0] * (HEADER - 1) + [self.watch])
         self.frame = self._frame.buffer_info()[0]
@@ -82,22 +89,17 @@ class Constants:
         watched = {id(tensor): tensor for source in sources for tensor in source.watched}
         self._watched = tuple(watched.values())
         self._position = {key: position for position, key in enumerate(watched)}
-        native = runner.watch and _native_watch_available()
-        # Native code may not ask a tensor of inference mode for its version: that throws.
-        in_table = tuple(n for n, tensor in enumerate(self._watched) if native and not tensor.is_inference())
-        self._in_table = in_table
-        self.in_python = tuple(n for n in range(len(self._watched)) if n not in set(in_table))
-        self._handles = Handles([self._watched[n] for n in in_table]) if in_table else None
+        native = bool(watched) and runner.watch and _native_watch_available()
+        self._handles = Handles(self._watched) if native else None
         seen = tuple(map(look, self._watched))
         self.current = self._set(tuple(_derived(source, None) for source in self._sources), seen)
 
     def _set(self, tensors: tuple[torch.Tensor, ...], seen: tuple[Seen, ...]) -> ConstantSet:
-        handles = self._handles.addresses if self._handles is not None else []
-        return ConstantSet(tensors, seen, [(handle, seen[n]) for handle, n in zip(handles, self._in_table, strict=True)])
+        return ConstantSet(tensors, seen, self._handles.addresses if self._handles is not None else ())
 
     def changed_in_python(self, known: ConstantSet) -> bool:
         """Whether a weight that the native table does not hold has changed since `known`: 200 ns for each such weight."""
-        return any(look(self._watched[n]) != known.seen[n] for n in self.in_python)
+        return any(look(self._watched[n]) != known.seen[n] for n in known.in_python)
 
     def changed(self, known: ConstantSet) -> bool:
         """Whether any weight has changed since `known`."""

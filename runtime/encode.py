@@ -5,7 +5,7 @@ operations by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -126,7 +126,7 @@ def template_from(data: Json) -> Any:
         if not isinstance(found, _NAMED[kind]):
             raise ArtifactError(f"this torch has no {kind} {value}")
         return found
-    simple = {"float": float, "slot": attrs.Slot, "dim": dim_from, "device": torch.device}
+    simple: dict[str, Callable[[Any], Any]] = {"float": float, "slot": attrs.Slot, "dim": dim_from, "device": torch.device}
     return simple[kind](value)
 
 
@@ -145,7 +145,8 @@ def target_from(name: str) -> torch._ops.OpOverload:
     try:
         found = getattr(getattr(getattr(torch.ops, namespace), base), overload)
     except AttributeError as error:
-        raise ArtifactError(f"this torch has no operation {name}", hint="import the library that defines it, or use the torch it was saved with") from error
+        hint = "import the library that defines it, or use the torch it was saved with"
+        raise ArtifactError(f"this torch has no operation {name}", hint=hint) from error
     if not isinstance(found, torch._ops.OpOverload):
         raise ArtifactError(f"{name} is no operation")
     return found

@@ -119,8 +119,8 @@ def _segment_from(data: Json) -> Segment:
     if "target" in data:
         results = tuple(None if value is None else int(value) for value in data["results"])
         kwargs = tuple((str(name), template_from(item)) for name, item in data["kwargs"])
-        target = target_from(str(data["target"]))
-        return AtenStep(target, template_from(data["args"]), kwargs, ints(data["operands"]), results, str(data["reason"]), bool(data["several"]))
+        target, args = target_from(str(data["target"])), template_from(data["args"])
+        return AtenStep(target, args, kwargs, ints(data["operands"]), results, str(data["reason"]), bool(data["several"]))
     return NativeSegment(
         ints(data["inputs"]),
         tuple(SegmentOutput(int(output["value"]), type_from(output["type"])) for output in data["outputs"]),

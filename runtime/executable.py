@@ -33,6 +33,9 @@ from .verify import verify
 # Inductor's allocator skips the dispatcher: 0.8 instead of 1.9 us. It is not part of torch's stable interface, hence the fallback.
 _EMPTY = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
 
+# Another thread may write the weights all the time; then a call uses what it derived last instead of trying for ever.
+MAX_REFRESHES = 16
+
 Result = torch.Tensor | int | None
 
 
@@ -102,19 +105,19 @@ class Executable:
             return None
         shapes: list[Any] = []
         pointers: list[int] = []
-        for value, dtype in zip(inputs, self._dtypes):  # noqa: B905 - the lengths are equal, and strict costs time
+        for value, dtype in zip(inputs, self._dtypes):
             if dtype is None:
                 if type(value) is not int:
                     return None
                 shapes.append(value)
                 pointers.append(0)
-            elif (
-                type(value) in PLAIN and value.dtype is dtype and value.is_cpu and not value.is_neg() and (not dense or value.is_contiguous())
-            ):
-                shapes.append(value.shape)
-                pointers.append(value.data_ptr() if dense else 0)
-            else:
+                continue
+            if type(value) not in PLAIN or value.dtype is not dtype or not value.is_cpu or value.is_neg():
                 return None
+            if dense and not value.is_contiguous():
+                return None
+            shapes.append(value.shape)
+            pointers.append(value.data_ptr() if dense else 0)
         return tuple(shapes), pointers
 
     def _record(self, key: tuple[Any, ...], inputs: Sequence[Argument]) -> ShapeRecord:
@@ -141,17 +144,19 @@ class Executable:
         results = [_allocate(output) for output in shape.outputs]
         pointers = inputs + [result.data_ptr() for result in results]
         threads = torch.get_num_threads() if self._runner.threads else 1
+        failed = 0
         try:
             context = self._contexts.pop()
         except IndexError:
             context = Context()
         try:
-            while True:
+            for attempt in range(MAX_REFRESHES + 1):
                 used = constants or self._constants.current
-                if constants is None and self._constants.in_python and self._constants.changed_in_python(used):
+                watch = constants is None and attempt < MAX_REFRESHES
+                if watch and used.in_python and self._constants.changed_in_python(used):
                     self._refresh(used)
                     continue
-                frame = context.frame(record, at, segment, self._machine, used, threads, constants is None)
+                frame = context.frame(record, at, segment, self._machine, used, threads, watch)
                 frame.bind(pointers)
                 failed = self._run(frame.address) if stopwatch is None else stopwatch.run(self._run, frame, segment)
                 if failed != runner.CHANGED:
@@ -170,9 +175,11 @@ class Executable:
 
     def _fresh_constants(self) -> ConstantSet:
         """The constants as the weights are now."""
-        while self._constants.changed(known := self._constants.current):
+        for _ in range(MAX_REFRESHES):
+            if not self._constants.changed(known := self._constants.current):
+                return known
             self._refresh(known)
-        return known
+        return self._constants.current
 
     def _through_values(self, inputs: Sequence[Any], stopwatch: Stopwatch | None = None) -> tuple[Result, ...]:
         """A call of any plan: segment after segment, values kept until their last use."""

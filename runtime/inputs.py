@@ -38,7 +38,8 @@ def _checked(position: int, spec: Input, argument: Any, dense: bool) -> Argument
         raise InputError(f"{name}: expected a tensor, got {type(argument).__name__}")
     wanted = spec.type.dtype.torch
     if argument.dtype is not wanted:
-        raise InputError(f"{name}: expected {wanted}, got {argument.dtype}", hint=f"convert it with .to({wanted}), or compile for the other dtype")
+        hint = f"convert it with .to({wanted}), or compile for the other dtype"
+        raise InputError(f"{name}: expected {wanted}, got {argument.dtype}", hint=hint)
     if argument.device.type != "cpu":
         raise InputError(f"{name}: expected a tensor on the CPU, got one on {argument.device}", hint="move it with .cpu()")
     if argument.layout is not torch.strided:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 
@@ -25,9 +26,7 @@ class Arena:
         except (OSError, ValueError) as error:
             raise MemoryError(f"no {nbytes} bytes for intermediate results: {error}") from error
         if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with contextlib.suppress(OSError):  # a kernel without transparent huge pages; small ones do
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without transparent huge pages; small ones do
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.address = -(-base // align) * align

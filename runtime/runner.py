@@ -59,8 +59,8 @@ class Runner:
         self.threads = all(externals[name] for name in _THREADS)
         self.watch = all(externals[name] for name in _WATCH)
         # Frames ask for threads and watching only where these are, so a stand-in address is never called.
-        stand_in = next((address for address in externals.values() if address), ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value)
-        self._library = jit.load_object(data, {name: address or stand_in or 0 for name, address in externals.items()})
+        stand_in = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
+        self._library = jit.load_object(data, {name: address or stand_in for name, address in externals.items()})
         self.run: Callable[[int], int] = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self._library.address(SYMBOL))
 
 
@@ -125,11 +125,7 @@ def _emit_worker(module: Module) -> None:
 
 
 def _emit_row_changed(module: Module) -> None:
-    """row_changed(row) -> i64: 1 when the tensor's storage or version is not that of the row.
-
-    The version is asked for only when the storage is the same: a parameter whose `.data` became a tensor of inference mode has no
-    version, and asking would throw.
-    """
+    """row_changed(row) -> i64: 1 when the tensor's storage or version is not that of the row. The tensor must have a version."""
     f = Function(module, "row_changed", I64, [PTR], internal=True)
     (row,) = f.args
     handle, found = _pointer(f, row, 0), f.alloca(8, 8)

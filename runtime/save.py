@@ -39,7 +39,6 @@ FORMAT = "sashiko"
 VERSION = 1
 _MAX_HEADER = 8  # bytes of the number before the header
 _HINT = "save the model again"
-_DTYPES = {"f64": "F64", "f32": "F32", "f16": "F16", "bf16": "BF16", "i64": "I64", "i32": "I32", "i16": "I16", "i8": "I8", "u8": "U8", "bool": "BOOL"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,8 @@ def load(path: str | os.PathLike[str]) -> Loaded:
         with safe_open(where, framework="pt", device="cpu") as file:
             metadata = dict(file.metadata() or {})
             target = _target(metadata, where)
-            entries = {name: file.get_tensor(name) for name in file.keys() if not name.startswith("~")}
+            names = [name for name in file.keys() if not name.startswith("~")]  # noqa: SIM118 - it is no dict
+            entries = {name: file.get_tensor(name) for name in names}
         if metadata.get("checksum") != _checksum(metadata, sorted(entries.items(), key=_rank)):
             raise ArtifactError("the file is damaged: its checksum is wrong", where, _HINT)
         return _assemble(entries, target)
@@ -97,12 +97,13 @@ def _target(metadata: Mapping[str, str], where: str) -> Target:
         raise ArtifactError("the file is no saved sashiko model", where, "files are made by .save(path)")
     if int(metadata["version"]) > VERSION:
         made_by = metadata.get("made_by", "a newer version")
-        raise ArtifactError(f"the file has format {metadata['version']} of {made_by}; this version reads up to {VERSION}", where, "update sashiko")
+        what = f"the file has format {metadata['version']} of {made_by}; this version reads up to {VERSION}"
+        raise ArtifactError(what, where, "update sashiko")
     fields: dict[str, Any] = json.loads(metadata["target"])
     target = Target(**(fields | {"features": frozenset(fields["features"])}))
     reason = target.why_not_on(host())
     if reason:
-        raise ArtifactError(f"the file is for another machine: {reason}", where, "compile and save the model with target= naming this kind of machine")
+        raise ArtifactError(f"the file is for another machine: {reason}", where, "compile it on this one, or with a target= like it")
     return target
 
 
@@ -155,7 +156,7 @@ def _write(path: Path, metadata: Mapping[str, str], entries: Mapping[str, torch.
 def _layout(entries: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str, list[int], int]]:
     """Name, safetensors type, shape and size of each entry and of the padding after it."""
     for number, (name, tensor) in enumerate(entries.items()):
-        yield name, _DTYPES[FROM_TORCH[tensor.dtype].name], list(tensor.shape), tensor.nbytes
+        yield name, FROM_TORCH[tensor.dtype].name.upper(), list(tensor.shape), tensor.nbytes
         if tensor.nbytes % ALIGN:
             rest = -tensor.nbytes % ALIGN
             yield f"~pad.{number}", "U8", [rest], rest
@@ -177,4 +178,4 @@ def _tensor_bytes(tensor: torch.Tensor) -> bytes:
 
 def _view(tensor: torch.Tensor) -> memoryview:
     """The bytes of a dense tensor, not copied."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -46,7 +46,8 @@ def take_inputs(segment: NativeSegment, values: Values, doubtful: tuple[Buffer, 
         tensor = held[buffer.index] = held[buffer.index].resolve_neg()
         if tensor.dtype is not buffer.dtype.torch or tensor.nbytes < number(numbers, buffer.nbytes) or not tensor.is_cpu:
             expected = f"{number(numbers, buffer.nbytes)} bytes of {buffer.dtype}"
-            raise InvalidGraph(f"{buffer.label or 'a value'} is {tensor.dtype}{list(tensor.shape)}, expected {expected}", "between segments")
+            what = f"{buffer.label or 'a value'} is {tensor.dtype}{list(tensor.shape)}, expected {expected}"
+            raise InvalidGraph(what, "between segments")
     return held
 
 

@@ -45,7 +45,8 @@ def _verify_native(segment: NativeSegment, constants: int, where: str) -> None:
     ready = {number for number, buffer in enumerate(segment.buffers) if buffer.kind in ("input", "constant")}
     for section in segment.sections:
         _require(bool(section.steps) and section.grain > 0, f"section {section.label!r} has no steps or no grain", where)
-        _require(len(section.steps) == 1 or all(s.alternative is None for s in section.steps), "an alternative needs its own section", where)
+        alone = len(section.steps) == 1 or all(step.alternative is None for step in section.steps)
+        _require(alone, "an alternative needs its own section", where)
         for step in section.steps:
             _verify_step(step, segment.buffers, ready, f"{step.label or step.kernel.symbol} in {where}")
     unwritten = {b.index for n, b in enumerate(segment.buffers) if b.kind == "output" and n in ready}
@@ -67,7 +68,8 @@ def _verify_step(step: Step, buffers: tuple[Buffer, ...], ready: set[int], where
     for operand_number in step.writes:
         _require(0 <= operand_number < len(step.operands), f"there is no operand {operand_number}", where)
         written = step.operands[operand_number].buffer
-        _require(buffers[written].kind in ("output", "arena"), f"buffer {written} is {buffers[written].kind} and must not be written", where)
+        kind = buffers[written].kind
+        _require(kind in ("output", "arena"), f"buffer {written} is {kind} and must not be written", where)
         ready.add(written)
     for written, read in step.reuses:
         _require(written in step.writes and read not in step.writes, f"operands {written} and {read} cannot share memory", where)

@@ -189,7 +189,8 @@ class BodyBuilder:
         return Body(tuple(self.nodes), tuple(self.stores), tuple(self.buffers))
 
 
-_PLAIN = (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, float("inf"), float("-inf"))
+# Immediate in the code: the plainest numbers, and the bounds of 8-bit integers, which rounding and clamping are recognized by.
+_PLAIN = (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 127.0, -127.0, 128.0, -128.0, 255.0, float("inf"), float("-inf"))
 
 
 def hoist_numbers(body: Body) -> tuple[Body, tuple[float, ...]]:

@@ -101,10 +101,10 @@ A, B, C = SYMBOLS["a"], SYMBOLS["b"], SYMBOLS["c"]
 
 @pytest.mark.parametrize(("left", "right"), [
     (dims.product([A, B, 4]), 4 * B * A),
-    ((A * B) // B, A),
-    ((A * 8 + 3) // 8, A),
-    ((A * 8 + 3) % 8, 3),
-    ((A * C) % C, 0),
+    (dims.floordiv(A * B, B), A),
+    (dims.floordiv(A * 8 + 3, 8), A),
+    (dims.mod(A * 8 + 3, 8), 3),
+    (dims.mod(A * C, C), 0),
     (dims.minimum(A, A + 1), A),
     (dims.maximum(B, 1), B),
     (symbol("one", 1, 1), 1),
@@ -117,7 +117,7 @@ def test_canonical_forms(left: Dim, right: Dim) -> None:
 def test_an_axis_stays_below_its_extent() -> None:
     n = symbol("n", 1)
     i = symbol("i", 0, None, extent=n)
-    assert dims.less(i, n) and (n * 2 + i) % n == i
+    assert dims.less(i, n) and dims.mod(n * 2 + i, n) == i
     assert not dims.less(n, i)
 
 

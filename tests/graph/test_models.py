@@ -91,7 +91,7 @@ def minilm() -> nn.Module:
     return SentenceEncoder(transformers.AutoModel.from_pretrained(str(package.get_model_path())))
 
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
 CASES: dict[str, Case] = {
     "bert": Case(hugging("BertModel", "BertConfig", vocab_size=99, **SMALL), tokens, slow=False),
     "distilbert": Case(hugging("DistilBertModel", "DistilBertConfig", dim=32, n_layers=1, n_heads=4, hidden_dim=64, vocab_size=99), tokens),
@@ -100,8 +100,8 @@ CASES: dict[str, Case] = {
     "llama": Case(hugging("LlamaModel", "LlamaConfig", num_key_value_heads=2, vocab_size=99, **SMALL), tokens),
     "t5": Case(hugging("T5EncoderModel", "T5Config", d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=99), tokens),
     "vit": Case(hugging("ViTModel", "ViTConfig", image_size=32, patch_size=8, **SMALL), pictures, axes=(0,)),
-    "resnet": Case(hugging("ResNetModel", "ResNetConfig", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"), pictures,
-                   frozenset({"aten.convolution.default", "aten.max_pool2d_with_indices.default"}), (0,)),
+    "resnet": Case(hugging("ResNetModel", "ResNetConfig", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"),
+                   pictures, frozenset({"aten.convolution.default", "aten.max_pool2d_with_indices.default"}), (0,)),
     "lstm": Case(Recurrent, lambda batch, length: (torch.randn(batch, 5, 8),), axes=(0,), slow=False),
 }
 

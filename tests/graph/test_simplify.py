@@ -118,7 +118,8 @@ def test_reports_tell_time_and_size() -> None:
     assert [(r.name, r.before, r.after) for r in reports] == [("canonical", 3, 1), ("cse", 1, 1)]
 
 
-VIEWS = st.lists(st.tuples(st.sampled_from(["permute", "reshape", "slice", "flip", "expand", "mul1", "cast"]), st.integers(0, 5)), max_size=7)
+KINDS = ("permute", "reshape", "slice", "flip", "expand", "mul1", "cast")
+VIEWS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5)), max_size=7)
 
 
 @settings(max_examples=150, deadline=None)

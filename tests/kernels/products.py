@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from sashiko.cpu_codegen.builder import Module
+from sashiko.cpu_codegen.contract import BufferSlot, KernelCode, ParamSlot
 from sashiko.graph.dims import Dim, evaluate, symbol
 from sashiko.graph.types import DType, f32, i32, u8
 from sashiko.kernels import gemm
@@ -17,7 +18,7 @@ from sashiko.kernels.packing import pack_rhs
 from sashiko.kernels.spec import GemmCode, GemmSpec, Strides
 from sashiko.platforms.target import Target
 from sashiko.stitch.loops import COLUMN, ROW, Body, BodyBuilder, Node
-from tests.emulation import Array, Runner
+from tests.emulation import Array, Buffer, Call, Runner
 
 M: Dim = symbol("M", 1)
 Emit = Callable[[Module, Target, GemmSpec, str], GemmCode]
@@ -77,8 +78,8 @@ def bound(lhs: torch.Tensor, rhs: torch.Tensor, terms: int) -> torch.Tensor:
     return (terms + 2) * 2.0**-24 * (lhs.double().abs() @ rhs.double().abs().mT)
 
 
-def run(runner: Runner, emit: Emit, pack: Callable[[torch.Tensor], torch.Tensor], case: Case, lhs: DType, rhs: DType, *, by_columns: bool) -> None:
-    """Runs a product in two calls, as two threads would, and compares it with the exact one."""
+def run(runner: Runner, emit: Emit, pack: Callable[[torch.Tensor], torch.Tensor], case: Case, lhs: DType, rhs: DType) -> None:
+    """Runs a product through both of its kernels, each in two calls as two threads would, and compares it with the exact one."""
     spec = spec_of(case, lhs, rhs)
     module = Module()
     code = emit(module, runner.target, spec, "product")
@@ -86,14 +87,23 @@ def run(runner: Runner, emit: Emit, pack: Callable[[torch.Tensor], torch.Tensor]
     packed = pack(w)
     sizes = {"M": case.m}
     assert packed.numel() == evaluate(code.packed_bytes, sizes)
-    kernel = code.columns if by_columns and code.columns is not None else code.rows
+    kernels = [code.rows] if code.columns is None else [code.rows, code.columns]
     out = np.full((case.m, case.n), 77, np.float32 if lhs.is_float else np.int32)
-    arrays = [array(x), packed.numpy(), out]
+    calls = [call for n, kernel in enumerate(kernels) for call in halves(kernel, 2 + n, sizes)]
+    arrays = runner.run_calls(module.text(), [array(x), packed.numpy(), *[out] * len(kernels)], calls)
+    for result in arrays[2:]:
+        compare(result, x[:, : case.k], w, case)
+
+
+def halves(kernel: KernelCode, out: int, sizes: dict[str, int]) -> list[Call]:
+    """Two calls that share the domain; operands are arrays 0, 1 and `out`."""
+    slots: list[Buffer | int] = []
+    for slot in kernel.slots:
+        assert not isinstance(slot, ParamSlot)
+        slots.append(Buffer(slot.index if slot.index < 2 else out) if isinstance(slot, BufferSlot) else evaluate(slot.dim, sizes))
     end = evaluate(kernel.domain, sizes)
     middle = end // 2 // kernel.grain * kernel.grain
-    for first, last in ((0, middle), (middle, end)) if middle else ((0, end),):
-        arrays = runner.run(module.text(), kernel.symbol, arrays, begin=first, end=last, order=kernel.slots, dims=sizes)
-    compare(arrays[2], x[:, : case.k], w, case)
+    return [Call(kernel.symbol, tuple(slots), first, last) for first, last in ((0, middle), (middle, end)) if first < last]
 
 
 def compare(result: Array, x: torch.Tensor, w: torch.Tensor, case: Case) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
 from sashiko.cpu_codegen import cache
 from sashiko.cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Val, const, i64
 from sashiko.cpu_codegen.contract import BufferSlot, DimSlot, KernelCode, ParamSlot, Slot

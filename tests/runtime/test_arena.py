@@ -6,6 +6,7 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sashiko.runtime.arena import ALIGN, SLACK, Layout, Life, arrange, lower_bound, padded
 from sashiko.runtime.memory import HUGE, Arena
 
@@ -33,7 +34,8 @@ def chain(lives: list[Life], number: int) -> set[int]:
 
 
 def overlaps(lives: list[Life], layout: Layout, a: int, b: int) -> bool:
-    return layout.offsets[a] < layout.offsets[b] + padded(lives[b].nbytes) and layout.offsets[b] < layout.offsets[a] + padded(lives[a].nbytes)
+    start_a, start_b = layout.offsets[a], layout.offsets[b]
+    return start_a < start_b + padded(lives[b].nbytes) and start_b < start_a + padded(lives[a].nbytes)
 
 
 @settings(max_examples=300, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+
 from sashiko.runtime.executable import Code, Executable
 from sashiko.runtime.frames import MAX_FRAMES, MIN_WORK
 from sashiko.runtime.plan import ConstantSource
@@ -109,8 +111,6 @@ def test_contexts_are_given_back_after_errors(affine: Executable) -> None:
     x = torch.randn(2, 2)
     affine(x, x)
     for _ in range(20):
-        try:
+        with contextlib.suppress(TypeError):
             affine(x, x.double())
-        except TypeError:
-            pass
     assert len(affine._contexts) == 1

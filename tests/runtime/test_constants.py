@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+
 from sashiko.diagnostics.errors import InputError
 from sashiko.runtime import constants
 from sashiko.runtime.executable import Code, Executable
@@ -81,6 +82,16 @@ def test_new_storage_is_noticed(weights: Weights) -> None:
     with torch.inference_mode():
         weights.w.data = torch.randn(3, 4)
     weights.check()
+    weights.check()
+
+
+def test_looking_at_times_does_not_stop_the_watch(weights: Weights) -> None:
+    weights.executable.times(torch.randn(3, 4), repeat=1)
+    weights.check()
+    weights.w.data = torch.randn(3, 4)
+    weights.check()
+    weights.w.data = torch.randn(3, 4)
+    weights.executable.times(torch.randn(3, 4), repeat=1)
     weights.check()
 
 

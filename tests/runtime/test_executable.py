@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from sashiko.diagnostics.errors import InputError, InvalidGraph
 from sashiko.graph.dims import symbol
 from sashiko.graph.types import TensorType, f32
 from sashiko.runtime.executable import Code, Executable
 from sashiko.runtime.plan import InputInt, InputTensor, OutputDim, OutputTensor, Plan
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 Reference = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from sashiko.diagnostics.errors import InputError, InvalidGraph
 from sashiko.graph.attrs import Slot
 from sashiko.graph.types import TensorType, f32

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+
 from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.contract import KernelCode
 from sashiko.diagnostics.errors import ArtifactError, Unsupported
@@ -95,7 +96,10 @@ def test_a_changed_byte_anywhere_is_noticed(model: Executable, tmp_path: Path) -
             load(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip", b"\x80\x04pickle" * 20, b"\x00" * 4000], ids=["empty", "zip", "pickle", "zeros"])
+FOREIGN = (b"", b"PK\x03\x04 a zip", b"\x80\x04pickle" * 20, b"\x00" * 4000)
+
+
+@pytest.mark.parametrize("content", FOREIGN, ids=["empty", "zip", "pickle", "zeros"])
 def test_foreign_files(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model"
     path.write_bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from sashiko.cpu_codegen.contract import BufferSlot, KernelCode
 from sashiko.diagnostics.errors import InvalidGraph
 from sashiko.graph.dims import Dim, symbol
@@ -30,7 +31,10 @@ def begins(plan: Plan, code: Code, rows: int) -> list[int]:
     return sorted(set(got.tolist()))
 
 
-@pytest.mark.parametrize(("rows", "grain", "expected"), [(100, 1, [0, 50]), (100, 16, [0, 48]), (17, 16, [0, 16]), (16, 16, [0]), (1, 1, [0])])
+CUTS = ((100, 1, [0, 50]), (100, 16, [0, 48]), (17, 16, [0, 16]), (16, 16, [0]), (1, 1, [0]))
+
+
+@pytest.mark.parametrize(("rows", "grain", "expected"), CUTS)
 def test_two_threads_cut_at_multiples_of_the_grain(code: Code, rows: int, grain: int, expected: list[int]) -> None:
     assert begins(ranges_plan(MIN_WORK, grain), code, rows) == expected
 

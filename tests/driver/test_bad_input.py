@@ -1,0 +1,233 @@
+"""What does not fit: a clear exception that says what and where, or a correct result. Never a crash, never a stale result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sashiko
+import torch
+from sashiko.cpu_codegen import cache
+from torch import nn
+from torch.export import Dim
+from torch.testing import assert_close
+
+
+class Classifier(nn.Module):
+    """A normalized two-layer network over rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.down(self.norm(torch.relu(self.up(x)))), -1)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Classifier().eval()
+
+
+@pytest.fixture(scope="module")
+def compiled(model: nn.Module) -> sashiko.CompiledModel:
+    """Serves 1 to 8 batches of 0 to 6 rows."""
+    shapes = ({0: Dim("batch", min=1, max=8), 1: Dim("rows", max=6)},)
+    return sashiko.compile(model, (torch.randn(3, 5, 16),), dynamic_shapes=shapes)
+
+
+WRONG_CALLS: list[tuple[str, Callable[[], tuple[Any, ...]], str]] = [
+    ("no argument", lambda: (), "positional arguments"),
+    ("two arguments", lambda: (torch.randn(3, 5, 16), torch.randn(1)), "positional arguments"),
+    ("a list of tensors", lambda: ([torch.randn(3, 5, 16)],), "x"),
+    ("a number", lambda: (1.5,), "x.*expected a tensor.*float"),
+    ("an array", lambda: (torch.randn(3, 5, 16).numpy(),), "x.*expected a tensor.*ndarray"),
+    ("too many batches", lambda: (torch.randn(9, 5, 16),), r"x.*dimension 0.*9(.|\n)*8"),
+    ("too many rows", lambda: (torch.randn(3, 7, 16),), r"x.*dimension 1.*7(.|\n)*6"),
+    ("another width", lambda: (torch.randn(3, 5, 15),), r"x.*dimension 2.*15(.|\n)*16|x.*dimension 2.*16(.|\n)*15"),
+    ("another rank", lambda: (torch.randn(3, 16),), "x.*2.*3"),
+    ("double", lambda: (torch.randn(3, 5, 16).double(),), "x.*float32.*float64"),
+    ("integers", lambda: (torch.ones(3, 5, 16, dtype=torch.long),), "x.*float32.*int64"),
+    ("another device", lambda: (torch.randn(3, 5, 16, device="meta"),), "x.*CPU.*meta"),
+    ("sparse", lambda: (torch.randn(3, 5, 16).to_sparse(),), "x.*dense.*sparse"),
+]
+
+
+@pytest.mark.parametrize(("make", "says"), [c[1:] for c in WRONG_CALLS], ids=[c[0] for c in WRONG_CALLS])
+def test_wrong_arguments(compiled: sashiko.CompiledModel, make: Callable[[], tuple[Any, ...]], says: str) -> None:
+    with pytest.raises(sashiko.InputError, match=says) as caught:
+        compiled(*make())
+    assert isinstance(caught.value, (TypeError, ValueError))
+
+
+def test_after_wrong_arguments_right_ones_work(model: nn.Module, compiled: sashiko.CompiledModel) -> None:
+    x = torch.randn(3, 5, 16)
+    with pytest.raises(sashiko.InputError):
+        compiled(x.double())
+    with torch.no_grad():
+        assert_close(compiled(x), model(x))
+
+
+UNUSUAL: list[tuple[str, Callable[[], torch.Tensor]]] = [
+    ("transposed", lambda: torch.randn(16, 5, 3).permute(2, 1, 0)),
+    ("every second row", lambda: torch.randn(3, 10, 16)[:, ::2]),
+    ("part of rows", lambda: torch.randn(3, 5, 32)[..., 7:23]),
+    ("expanded", lambda: torch.randn(1, 1, 16).expand(4, 6, 16)),
+    ("not aligned", lambda: torch.randn(1 + 3 * 5 * 16)[1:].view(3, 5, 16)),
+    ("a conjugate view", lambda: torch.randn(3, 5, 16, dtype=torch.complex64).conj().imag),
+    ("no rows", lambda: torch.randn(3, 0, 16)),
+    ("one row", lambda: torch.randn(1, 1, 16)),
+    ("NaN", lambda: torch.full((2, 3, 16), float("nan"))),
+    ("infinity", lambda: torch.full((2, 3, 16), float("-inf"))),
+    ("denormals", lambda: torch.randn(2, 3, 16) * 1e-41),
+]
+
+
+@pytest.mark.parametrize("make", [c[1] for c in UNUSUAL], ids=[c[0] for c in UNUSUAL])
+def test_unusual_tensors(model: nn.Module, compiled: sashiko.CompiledModel, make: Callable[[], torch.Tensor]) -> None:
+    x = make()
+    with torch.no_grad():
+        assert_close(compiled(x), model(x), equal_nan=True)
+
+
+def test_sums_over_nothing() -> None:
+    class Sums(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x.sum(0), x.sum(), x.mean(0), x @ x.t(), torch.cat([x, x]), x.softmax(-1)
+
+    shapes = ({0: Dim("rows", max=6)},)
+    compiled = sashiko.compile(Sums().eval(), (torch.randn(4, 3),), dynamic_shapes=shapes)
+    for rows in (0, 1, 6):
+        x = torch.randn(rows, 3)
+        assert_close(compiled(x), Sums()(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("verb", ["compile", "quantize", "quantize_and_compile"])
+def test_a_model_in_training_mode(verb: str) -> None:
+    with pytest.raises(sashiko.SashikoError, match=r"training mode(.|\n)*eval\(\)"):
+        getattr(sashiko, verb)(Classifier().train(), [torch.randn(3, 16)])
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+
+def test_control_flow_that_depends_on_data() -> None:
+    with pytest.raises(sashiko.Unsupported, match="cannot capture this model") as caught:
+        sashiko.compile(Branches().eval(), (torch.randn(3),))
+    assert "test_bad_input.py" in caught.value.where
+    backend = torch.compile(Branches().eval(), backend="sashiko")
+    for x in (torch.ones(3), -torch.ones(3)):
+        assert_close(backend(x), Branches()(x))
+
+
+def test_what_is_no_model_and_what_are_no_examples(model: nn.Module) -> None:
+    with pytest.raises(sashiko.InputError, match="expected a torch.nn.Module, got function"):
+        sashiko.compile(lambda x: x, (torch.randn(3),))  # type: ignore[arg-type]
+    with pytest.raises(sashiko.InputError, match="example_inputs is a Tensor"):
+        sashiko.compile(model, torch.randn(3, 16))  # type: ignore[arg-type]
+    with pytest.raises(sashiko.SashikoError, match="forward|argument"):
+        sashiko.compile(model, (torch.randn(3, 16), 2))
+    with pytest.raises(sashiko.InputError, match="dynamic_shapes"):
+        sashiko.compile(model, (torch.randn(3, 16),), dynamic_shapes=({1: Dim("width")},))
+    with pytest.raises(sashiko.InputError, match="dynamic_shapes"):
+        sashiko.compile(model, (torch.randn(3, 16),), dynamic_shapes={"y": {0: Dim("rows")}})
+
+
+def test_an_index_out_of_range() -> None:
+    model = nn.Sequential(nn.Embedding(10, 8), nn.LayerNorm(8)).eval()
+    compiled = sashiko.compile(model, (torch.zeros(2, 3, dtype=torch.long),))
+    good = torch.tensor([[0, 9, 3], [1, 2, 4]])
+    for bad in (10, -1, 2**40, -(2**63)):
+        ids = good.clone()
+        ids[1, 2] = bad
+        with pytest.raises(IndexError, match="index is out of range in .*gather"):
+            compiled(ids)
+        with torch.no_grad():
+            assert_close(compiled(good), model(good))
+
+
+@pytest.fixture
+def objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder of its own."""
+    monkeypatch.setenv("SASHIKO_CACHE", str(tmp_path))
+    yield cache.folder()
+
+
+DAMAGES: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("empty", lambda data: b""),
+    ("cut", lambda data: data[: len(data) // 2]),
+    ("one bit", lambda data: data[:-9] + bytes([data[-9] ^ 4]) + data[-8:]),
+    ("something else", lambda data: os.urandom(len(data))),
+]
+
+
+def test_a_damaged_cache_file_is_made_again(objects: Path, model: nn.Module) -> None:
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        expected = model(x)
+    sashiko.compile(model, (x,))
+    good = {path: path.read_bytes() for path in objects.iterdir()}
+    assert good, "compiling fills the cache"
+    for name, damage in DAMAGES:
+        for path, data in good.items():
+            path.write_bytes(damage(data))
+        assert_close(sashiko.compile(model, (x,))(x), expected, msg=name)
+        assert {path: path.read_bytes() for path in objects.iterdir()} == good, name
+
+
+def test_a_cache_folder_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SASHIKO_CACHE", str(tmp_path / "file"))
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        assert_close(sashiko.compile(model, (x,))(x), model(x))
+
+
+def test_a_damaged_artifact(tmp_path: Path, compiled: sashiko.CompiledModel) -> None:
+    path = tmp_path / "model.sashiko"
+    compiled.save(path)
+    good = path.read_bytes()
+    for _, damage in DAMAGES:
+        path.write_bytes(damage(good))
+        with pytest.raises(sashiko.ArtifactError, match=r"model\.sashiko(.|\n)*save the model again|no saved sashiko model"):
+            sashiko.load(path)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        sashiko.load(tmp_path / "absent")
+    with pytest.raises(sashiko.ArtifactError):
+        sashiko.load(__file__)
+
+
+def broken() -> Iterator[torch.Tensor]:
+    yield torch.randn(3, 16)
+    raise OSError("the disk is gone")
+
+
+BAD_DATA: list[tuple[str, Callable[[], Any], str]] = [
+    ("empty list", lambda: [], "empty"),
+    ("used generator", lambda: iter(()), "empty"),
+    ("a tensor", lambda: torch.randn(3, 16), "Tensor, not an iterable of batches"),
+    ("None", lambda: None, "NoneType, not an iterable of batches"),
+    ("NaN", lambda: [torch.randn(3, 16), torch.full((3, 16), float("nan"))], "batch 2: argument 'x' holds NaN"),
+    ("infinity", lambda: [torch.full((3, 16), float("inf"))], "batch 1: argument 'x' holds infinity"),
+    ("with labels", lambda: [(torch.randn(3, 16), 1)], r"batch 1 does not fit forward.*\n(.|\n)*leave out labels"),
+    ("wrong name", lambda: [{"y": torch.randn(3, 16)}], "batch 1 does not fit forward"),
+    ("wrong width", lambda: [torch.randn(3, 16), torch.randn(3, 15)], "batch 2 does not fit the program"),
+    ("wrong width from the start", lambda: [torch.randn(3, 15)], "the model failed on batch 1"),
+    ("wrong dtype", lambda: [torch.randn(3, 16), torch.ones(3, 16, dtype=torch.long)], "batch 2 .*int64"),
+    ("no tensor", lambda: [("text",)], "batch 1 holds no tensor"),
+    ("a failing iterator", broken, "raised OSError while producing batch 2: the disk is gone"),
+]
+
+
+@pytest.mark.parametrize(("make", "says"), [c[1:] for c in BAD_DATA], ids=[c[0] for c in BAD_DATA])
+def test_calibration_data(model: nn.Module, make: Callable[[], Any], says: str) -> None:
+    with pytest.raises(sashiko.CalibrationError, match=says):
+        sashiko.quantize_and_compile(model, make())

@@ -1,0 +1,182 @@
+"""Models whose numbers change: buffers that they write, weights that others change after compilation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import sashiko
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+
+class Counter(nn.Module):
+    """Writes two buffers: a count in place, and a running mean by assignment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: torch.Tensor
+        self.mean: torch.Tensor
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        self.mean.copy_(self.mean * 0.9 + x.mean(0) * 0.1)
+        return (x - self.mean) * self.count
+
+
+def test_buffers_that_the_model_writes() -> None:
+    compiled_one = Counter().eval()
+    twin = copy.deepcopy(compiled_one)
+    data = torch.randn(5, 3, 4)
+    compiled = sashiko.compile(compiled_one, (data[0],))
+    assert int(compiled_one.count) == 0, "compiling does not run the model"
+    for x in data:
+        assert_close(compiled(x), twin(x))
+    assert_close(dict(compiled_one.state_dict()), dict(twin.state_dict()))
+    compiled_one.count.fill_(40)
+    twin.count.fill_(40)
+    assert_close(compiled(data[0]), twin(data[0]))
+
+
+def test_two_models_compiled_alike_have_states_of_their_own() -> None:
+    models = Counter().eval(), Counter().eval()
+    x = torch.randn(3, 4)
+    first, second = (sashiko.compile(m, (x,)) for m in models)
+    first(x)
+    first(x)
+    second(x)
+    assert [int(m.count) for m in models] == [2, 1]
+
+
+def test_arguments_that_the_model_writes() -> None:
+    class Writes(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x.add_(y)
+            y[0] = 7
+            return x * y
+
+    model = Writes().eval()
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    compiled = sashiko.compile(model, (x.clone(), y.clone()))
+    mine, theirs = (x.clone(), y.clone()), (x.clone(), y.clone())
+    assert_close(compiled(*mine), model(*theirs))
+    assert_close(mine, theirs)
+
+
+def step(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def loaded(model: nn.Module) -> None:
+    model.load_state_dict({name: t * 2 + 1 for name, t in model.state_dict().items()})
+
+
+def copied(model: nn.Module) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.full_like(p, 0.25))
+
+
+def swapped(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.data = torch.full_like(p, 0.125)
+
+
+CHANGES = (step, loaded, copied, swapped)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("outside", [False, True], ids=["native", "with PyTorch"])
+def test_weights_changed_after_compilation(precision: str, outside: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 8)
+            self.gain = nn.Parameter(torch.rand(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.relu(self.linear(x)) * self.gain.exp()
+            return torch.linalg.inv(y.t() @ y + 4 * torch.eye(8)) + self.gain if outside else y
+
+    model, x = Model().eval(), torch.randn(12, 16)
+    compiled = sashiko.compile(model, (x,), precision=precision)
+    tolerance = 1e-4 if precision == "fp32" else 2**-5  # bf16: some roundings of 2^-8, through an inverse
+    for change in (lambda _: None, *CHANGES):
+        change(model)
+        with torch.no_grad():
+            expected = model(x)
+        assert_close(compiled(x), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+
+
+def test_folded_weights_are_watched_too() -> None:
+    """What is computed from weights alone is computed once, and again when one of them changes."""
+
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+            self.weight = nn.Parameter(torch.randn(6, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x @ (self.weight * 2).t().contiguous().tanh())
+
+    model, x = Folded().eval(), torch.randn(5, 6)
+    compiled = sashiko.compile(model, (x,))
+    with torch.no_grad():
+        model.norm.running_mean.add_(1)
+        assert_close(compiled(x), model(x))
+        model.weight.neg_()
+        assert_close(compiled(x), model(x))
+
+
+def quantized() -> tuple[nn.Module, torch.Tensor, sashiko.CompiledModel]:
+    """A quantized model, an input, and the compiled form of it."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8)).eval()
+    batches = [torch.randn(8, 16) for _ in range(4)]
+    small = sashiko.quantize(model, batches)
+    return small, batches[0], sashiko.compile(small, (batches[0],))
+
+
+def change(model: nn.Module, wanted: Callable[[torch.Tensor], bool]) -> int:
+    """Changes every tensor of the model that is wanted; returns how many."""
+    found = [t for t in (*model.parameters(), *model.buffers()) if wanted(t)]
+    with torch.no_grad():
+        for tensor in found:
+            tensor.copy_(tensor.flip(0) if tensor.dtype == torch.int8 else tensor * 2)
+    return len(found)
+
+
+@pytest.mark.parametrize("kind", ["weights", "scales and biases"])
+def test_numbers_of_a_quantized_model_changed(kind: str) -> None:
+    """Never stale: the new numbers are used, or the call says that they are part of the code."""
+    small, x, compiled = quantized()
+    before = small(x)
+    step_size = float(before.abs().max()) / 127
+    assert_close(compiled(x), before, rtol=0, atol=step_size)
+    wanted = (lambda t: t.dtype == torch.int8) if kind == "weights" else (lambda t: t.is_floating_point())
+    assert change(small, wanted) > 0
+    after = small(x)
+    assert (after - before).abs().max() > 10 * step_size, "the change is seen in the results"
+    try:
+        got = compiled(x)
+    except sashiko.InputError as error:
+        assert "changed after the model was compiled" in str(error) and "compile the model again" in str(error)
+        assert kind == "scales and biases"
+    else:
+        assert_close(got, after, rtol=0, atol=float(after.abs().max()) / 127)
+
+
+def test_weights_that_get_another_shape_are_refused() -> None:
+    model, x = nn.Linear(8, 4).eval(), torch.randn(2, 8)
+    compiled = sashiko.compile(model, (x,))
+    model.weight.data = torch.randn(5, 8)
+    with pytest.raises(sashiko.InputError, match=r"weight.*(5, 8|\[5, 8\]).*\n.*compile the model again"):
+        compiled(x)

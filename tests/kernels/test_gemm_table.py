@@ -1,0 +1,166 @@
+"""The selection table: which row wins on which target, the reasons of the others, fused epilogues, and the vendor row."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from sashiko.cpu_codegen import jit, symbols
+from sashiko.cpu_codegen.builder import Module
+from sashiko.diagnostics.errors import InvalidGraph, Unsupported
+from sashiko.graph.dims import Dim, evaluate, symbol
+from sashiko.graph.types import DType, bf16, f16, f32, i8, i32, u8
+from sashiko.kernels import mkl, table
+from sashiko.kernels.spec import GemmSpec, Strides
+from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
+from sashiko.platforms.target import Target
+from sashiko.stitch.loops import COLUMN, ROW, Body, BodyBuilder, Node
+from tests.emulation import Runner, runners
+from tests.kernels.products import Case, M, array, compare, exact, plain_store, random, spec_of
+
+FEW = symbol("M", 1, 4)
+WINNERS: tuple[tuple[Target, DType, DType, Dim, str], ...] = (
+    (X86_64_AMX, i8, i8, M, "gemm_i32_i8_i8_32x32x4_amxint8"),
+    (X86_64_AMX, i8, i8, FEW, "gemm_i32_i8_i8_4x64x4_avx512vnni"),
+    (X86_64_AMX, bf16, bf16, M, "gemm_f32_bf16_bf16_32x32x2_amxbf16"),
+    (X86_64_AMX, bf16, bf16, FEW, "gemm_f32_bf16_bf16_4x64x2_avx512widen"),
+    (X86_64_VNNI, u8, i8, M, "gemm_i32_u8_i8_14x32x4_avx512vnni"),
+    (X86_64_V4, i8, i8, M, "gemm_i32_i8_i8_14x32x2_avx512madd"),
+    (X86_64_V4, f32, f32, M, "gemm_f32_f32_f32_14x32x1_avx512"),
+    (X86_64_V3, i8, i8, M, "gemm_i32_i8_i8_6x16x2_avx2madd"),
+    (X86_64_V3, bf16, bf16, M, "gemm_f32_bf16_bf16_6x16x2_avx2widen"),
+    (X86_64_V3, f32, f32, M, "gemm_f32_f32_f32_6x16x1_avx2"),
+    (NEOVERSE_N1, i8, i8, M, "gemm_i32_i8_i8_8x12x4_sdot"),
+    (NEOVERSE_N1, bf16, bf16, M, "gemm_f32_bf16_bf16_8x12x1_fmlabf16"),
+    (NEOVERSE_N2, i8, i8, M, "gemm_i32_i8_i8_8x12x8_smmla"),
+    (NEOVERSE_N2, bf16, bf16, M, "gemm_f32_bf16_bf16_8x12x4_bfmmla"),
+    (NEOVERSE_N2, f32, f32, M, "gemm_f32_f32_f32_8x12x1_fmla"),
+    (NEOVERSE_N2, f16, f16, M, "reference"),
+)
+
+
+@pytest.mark.parametrize(("target", "lhs", "rhs", "m", "name"), WINNERS)
+def test_the_fastest_row_is_selected(target: Target, lhs: DType, rhs: DType, m: Dim, name: str) -> None:
+    selection = table.select(target, spec_of(Case(1, 64, 256), lhs, rhs, m=m))
+    assert selection.kernel.name == name
+    names = [row.name for row in table.TABLE]
+    assert [refused for refused, _ in selection.refusals] == names[: names.index(name)]
+    assert all(reason for _, reason in selection.refusals)
+
+
+def test_refusals_say_what_is_missing() -> None:
+    refusals = dict(table.select(X86_64_V3, spec_of(Case(1, 64, 256), i8, i8)).refusals)
+    assert refusals["gemm_i32_i8_i8_32x32x4_amxint8"] == "x86_64_v3 lacks amx_int8, avx512_vnni"
+    assert "at most 4 rows" in refusals["gemm_i32_i8_i8_1x64x2_avx2madd".replace("1x64", "2x32")]
+    refusals = dict(table.select(X86_64_AMX, spec_of(Case(1, 64, 256), bf16, bf16)).refusals)
+    assert refusals["gemm_i32_u8_i8_6x16x4_avxvnni"] == "computes u8 x i8, not bf16 x bf16"
+
+
+def test_names_follow_the_grammar_and_are_unique() -> None:
+    names = [row.name for row in table.TABLE]
+    assert len(names) == len(set(names)) and names[-1] == "reference"
+    grammar = re.compile(r"gemm_(i32|f32)_(i8|u8|bf16|f32)_(i8|bf16|f32)_\d+x\d+x\d+_[a-z0-9]+")
+    assert all(grammar.fullmatch(row.name) for row in table.TABLE if row.micros)
+
+
+def test_cost_is_cycles_at_the_best_rate() -> None:
+    row = table.select(X86_64_VNNI, spec_of(Case(1, 64, 256), i8, i8)).kernel
+    assert row.cost(spec_of(Case(1, 64, 256), i8, i8), {"M": 8}) == 8 * 64 * 256 / 128
+
+
+def test_specifications_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(Unsupported, match="no matrix product of f32 and i8"):
+        spec_of(Case(1, 8, 8), f32, i8)
+    with pytest.raises(InvalidGraph, match="no fixed size"):
+        GemmSpec(f32, f32, M, symbol("N"), 8, Strides(0, 8), plain_store(8, f32))
+    with pytest.raises(InvalidGraph, match="strides"):
+        GemmSpec(f32, f32, M, 8, 8, Strides(0, 8), plain_store(8, f32), constant_rhs=False)
+
+
+@pytest.mark.parametrize("target", CATALOGUE, ids=lambda target: target.name)
+def test_every_accepting_row_compiles_for_every_target(target: Target) -> None:
+    for lhs, rhs in ((i8, i8), (u8, i8), (bf16, bf16), (f32, f32), (f16, f16)):
+        spec = spec_of(Case(1, 80, 2100), lhs, rhs)
+        for row in table.TABLE:
+            if row.when(target, spec) is None:
+                module = Module()
+                row.emit(module, target, spec, "product")
+                assert jit.compile_object(module.text(), target)
+
+
+def test_amx_uses_its_instructions() -> None:
+    for lhs, rhs, product in ((i8, i8, "tdpbssd"), (u8, i8, "tdpbusd"), (bf16, bf16, "tdpbf16ps")):
+        spec = spec_of(Case(1, 256, 256, 64), lhs, rhs)
+        module = Module()
+        table.select(X86_64_AMX, spec).kernel.emit(module, X86_64_AMX, spec, "product")
+        text = jit.assembly(module.text(), X86_64_AMX)
+        counts = {name: len(re.findall(rf"\t{name}\t", text)) for name in ("tileloadd", "tileloaddt1", "tilezero", "tilestored", product)}
+        assert counts == {"tileloadd": 2, "tileloaddt1": 2, "tilezero": 4, "tilestored": 4, product: 4}
+        assert text.count("ldtilecfg") == text.count("tilerelease") == 2, "once for each of the two kernels"
+
+
+def gelu_body(n: int) -> Body:
+    """out = int8(clamp(round(gelu(acc * scale[c] + bias[c]) * 16))): what a quantized feed-forward layer does."""
+    builder = BodyBuilder()
+    scale, bias, out = builder.buffer(f32), builder.buffer(f32), builder.buffer(i8)
+    value = builder.cast(builder.add(Node("acc", i32)), f32)
+    value = builder.op("add", f32, builder.op("mul", f32, value, builder.load(scale, COLUMN)), builder.load(bias, COLUMN))
+    half = builder.op("mul", f32, value, builder.const(0.5, f32))
+    erf = builder.op("erf", f32, builder.op("mul", f32, value, builder.const(0.5**0.5, f32)))
+    value = builder.op("mul", f32, half, builder.op("add", f32, erf, builder.const(1.0, f32)))
+    value = builder.op("round", f32, builder.op("mul", f32, value, builder.const(16.0, f32)))
+    value = builder.op("minimum", f32, builder.op("maximum", f32, value, builder.const(-127.0, f32)), builder.const(127.0, f32))
+    builder.store(out, ROW * n + COLUMN, builder.cast(value, i8))
+    return builder.finish()
+
+
+@pytest.mark.parametrize("runner", runners())
+def test_epilogue_with_bias_gelu_and_quantization(runner: Runner) -> None:
+    m, n, k = 37, 81, 96
+    spec = GemmSpec(i8, i8, M, n, k, Strides(0, k), gelu_body(n))
+    row = table.select(runner.target, spec).kernel
+    module = Module()
+    code = row.emit(module, runner.target, spec, "product")
+    x, w = random((m, k), i8, 1), random((n, k), i8, 2)
+    scale, bias = torch.rand(n) * 1e-4, torch.randn(n)
+    arrays = [array(x), row.pack(w).numpy(), scale.numpy(), bias.numpy(), np.zeros((m, n), np.int8)]
+    got = runner.run(module.text(), "product", arrays, end=m, order=code.rows.slots, dims={"M": m})[4]
+    wide = torch.nn.functional.gelu(exact(x, w) * scale.double() + bias.double()) * 16
+    difference = np.abs(got.astype(np.float64) - wide.clamp(-127, 127).numpy())
+    # Half a step of rounding, and what f32 makes of 16 * gelu(8).
+    assert difference.max() <= 0.5 + 128 * 2.0**-20
+
+
+@pytest.mark.parametrize("epilogue", [False, True], ids=["stores", "adds"])
+def test_vendor_row(epilogue: bool) -> None:
+    absent = symbols.reasons(("sgemm_", "MKL_Set_Num_Threads_Local"))
+    if absent:
+        pytest.skip(f"not available: {absent}")
+    case = Case(45, 100, 400, 3)
+    builder = BodyBuilder()
+    bias = builder.buffer(f32) if epilogue else -1
+    out, acc = builder.buffer(f32), builder.add(Node("acc", f32))
+    value = builder.op("add", f32, acc, builder.load(bias, COLUMN)) if epilogue else acc
+    builder.store(out, ROW * case.n + COLUMN, value)
+    many = symbol("M", 1024)
+    spec = spec_of(case, f32, f32, builder.finish(), many)
+    [runner] = [each.values[0] for each in runners(host_only=True)][:1]
+    assert mkl.when(runner.target, spec) is None
+    module = Module()
+    code = mkl.emit(module, runner.target, spec, "product")
+    x, w, added = random((case.m, case.k + 3), f32, 1), random((case.n, case.k), f32, 2), torch.ones(case.n)
+    result = np.zeros((case.m, case.n), np.float32)
+    workspace = np.zeros(evaluate(code.workspace_bytes, {"M": case.m}), np.int8)
+    arrays = [array(x), mkl.pack(w).numpy(), *([added.numpy(), result, workspace] if epilogue else [result])]
+    arrays = runner.run(module.text(), "product", arrays, end=case.m, order=code.rows.slots, dims={"M": case.m}, align=4)
+    compare(arrays[3 if epilogue else 2] - (1 if epilogue else 0), x[:, : case.k], w, Case(case.m, case.n, 2 * case.k))
+    assert (code.workspace_bytes == 0) != epilogue
+
+
+def test_vendor_row_is_for_many_rows() -> None:
+    reason = mkl.when(X86_64_V4, spec_of(Case(1, 768, 768), f32, f32))
+    assert reason is not None and "1024 rows" in reason
+    assert "has no MKL" in (mkl.when(NEOVERSE_N1, spec_of(Case(1, 768, 768), f32, f32)) or "")

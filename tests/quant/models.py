@@ -1,0 +1,93 @@
+"""Small models and checks that the quantization tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Interpreter, Node
+
+from sashiko.quant import QuantizedModule
+from sashiko.quant import ops as qops
+
+
+class Attention(nn.Module):
+    """Self-attention with three projections of the same activation; x: [B, S, 16]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        q, k, v = (f(x).unflatten(-1, (2, 8)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        scores = q @ k.transpose(-1, -2) / 8**0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask[:, None, None, :] == 0, float("-inf"))
+        out: torch.Tensor = self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(-2))
+        return out
+
+
+def mlp(bias: bool = True) -> nn.Sequential:
+    """[..., 8] -> [..., 4]"""
+    return nn.Sequential(nn.Linear(8, 32, bias=bias), nn.GELU(), nn.Linear(32, 4, bias=bias)).eval()
+
+
+def bert() -> nn.Module:
+    """Two layers of BERT with random weights."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=100, max_position_embeddings=64
+    )
+    model: nn.Module = BertModel(config).eval()
+    return model
+
+
+def tokens(batch: int, length: int) -> dict[str, torch.Tensor]:
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    mask[0, length // 2 :] = 0
+    return {"input_ids": torch.randint(0, 100, (batch, length)), "attention_mask": mask}
+
+
+class IntegerExecution(Interpreter):
+    """Runs the simulation and, beside each quantized linear, the integers that a kernel would multiply, exactly.
+
+    `steps`: for each such linear, the greatest difference between the two, in steps of the activation's own quantization of a result
+    with this range (greatest magnitude / 127).
+    """
+
+    def __init__(self, module: QuantizedModule) -> None:
+        super().__init__(module)
+        self.steps: list[float] = []
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if n.target == torch.ops.aten.linear.default and n.args[1].target == qops.dequantize_per_channel:  # type: ignore[union-attr]
+            exact = self._exact(n)
+            step = exact.abs().max().item() / 127
+            self.steps.append((result.double() - exact).abs().max().item() / step if step else 0.0)
+        return result
+
+    def _exact(self, n: Node) -> torch.Tensor:
+        x, w, *bias = n.args
+        assert isinstance(x, Node) and isinstance(w, Node)
+        q, scale, zero_point = x.args[:3]
+        ints, wide = self.env[q].to(torch.int64) - zero_point, self._get(w.args[0]).to(torch.int64)
+        exact = (ints @ wide.T).double() * (scale * self._get(w.args[1]).double())
+        return exact + self._get(bias[0]).double() if bias and bias[0] is not None else exact
+
+    def _get(self, node: Any) -> torch.Tensor:
+        """Constants are read again: the interpreter drops values after their last use."""
+        if node.op == "get_attr":
+            value: Any = self.module
+            for part in node.target.split("."):
+                value = getattr(value, part)
+            return value
+        return self.env[node]
+
+    def check(self, *args: Any) -> list[float]:
+        self.garbage_collect_values = False
+        with torch.no_grad():
+            self.run(*args)
+        return self.steps

@@ -1,0 +1,192 @@
+"""Bad calibration data: each fault is named, with the number of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sashiko.diagnostics.errors import CalibrationError, Unsupported
+from sashiko.quant import quantize
+from torch import nn
+
+from tests.quant.models import Attention, mlp
+
+GOOD = torch.linspace(-1, 1, 24).reshape(3, 8)
+
+
+def refused(model: nn.Module, batches: Any, *words: str) -> CalibrationError:
+    with pytest.raises(CalibrationError) as caught:
+        quantize(model, batches)
+    for word in words:
+        assert word in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("batches", [[], (), iter(())])
+def test_empty(batches: Any) -> None:
+    refused(mlp(), batches, "empty")
+
+
+@pytest.mark.parametrize("batches", [GOOD, {"input": GOOD}, "text", 3, None])
+def test_one_batch_instead_of_an_iterable(batches: Any) -> None:
+    refused(mlp(), batches, "not an iterable of batches", "list")
+
+
+@pytest.mark.parametrize("batch", ["text", 7, None, np.zeros((3, 8), np.float32)])
+def test_no_batch_at_all(batch: Any) -> None:
+    refused(mlp(), [GOOD, batch], "batch 2", type(batch).__name__)
+
+
+def test_arrays_inside_a_tuple() -> None:
+    refused(mlp(), [(np.zeros((3, 8), np.float32),)], "no tensor", "ndarray")
+
+
+def test_labels_in_the_batch() -> None:
+    refused(mlp(), [(GOOD, torch.zeros(3))], "batch 1", "forward(", "labels")
+
+
+def test_unknown_name() -> None:
+    refused(Attention().eval(), [{"y": torch.randn(2, 3, 16)}], "batch 1", "missing a required argument: 'x'")
+
+
+def test_structure_changes() -> None:
+    model = Attention().eval()
+    x = torch.randn(2, 3, 16)
+    refused(model, [x, (x, torch.ones(2, 3))], "batch 2", "mask")
+    refused(model, [(x, torch.ones(2, 3)), x], "batch 2", "mask")
+
+
+@pytest.mark.parametrize(("other", "words"), [((3, 9), "size 9 in dimension 1"), ((8,), "1 dimensions")])
+def test_shape_changes(other: tuple[int, ...], words: str) -> None:
+    refused(mlp(), [GOOD, torch.zeros(other)], "batch 2", words)
+
+
+def test_dtype_changes() -> None:
+    refused(mlp(), [GOOD, GOOD.double()], "batch 2", "float64")
+
+
+def test_the_model_itself_fails() -> None:
+    assert refused(mlp(), [torch.zeros(3, 9)], "batch 1").__cause__ is not None
+
+
+@pytest.mark.parametrize("good", [0, 1, 3])
+def test_the_data_raises(good: int) -> None:
+    def broken() -> Iterator[torch.Tensor]:
+        yield from [GOOD] * good
+        raise OSError("disk on fire")
+
+    error = refused(mlp(), broken(), f"batch {good + 1}", "disk on fire")
+    assert isinstance(error.__cause__, OSError)
+
+
+def test_training_mode() -> None:
+    refused(mlp().train(), [GOOD], "training mode", "eval()")
+    model = mlp()
+    model[1].train()
+    refused(model, [GOOD], "training mode: 1")
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    batch=st.integers(0, 2), row=st.integers(0, 2), column=st.integers(0, 7), value=st.sampled_from([float("nan"), float("inf"), -float("inf")])
+)
+def test_non_finite_data_names_batch_and_argument(batch: int, row: int, column: int, value: float) -> None:
+    batches = [GOOD.clone() for _ in range(3)]
+    batches[batch][row, column] = value
+    kind = "NaN" if value != value else "infinity"
+    refused(mlp(), batches, f"batch {batch + 1}", "'input'", kind, "1 of 24")
+
+
+class Logarithm(nn.Module):
+    """Gives NaN for negative numbers and minus infinity for zero."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.log()
+
+
+@pytest.mark.parametrize(("value", "kind"), [(-1.0, "NaN"), (0.0, "infinity")])
+def test_non_finite_activations_name_the_layer(value: float, kind: str) -> None:
+    model = nn.Sequential(nn.Identity(), Logarithm(), nn.Linear(8, 4)).eval()
+    refused(model, [GOOD.abs() + 1, torch.full((3, 8), value)], "batch 2", "log in 1", kind, "test_calibration.py")
+
+
+def test_non_finite_weights_are_named() -> None:
+    model = mlp()
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    refused(model, [GOOD], "batch 1", "0.weight", "NaN")
+
+
+def test_minus_infinity_in_a_mask_is_no_fault() -> None:
+    class Masked(Attention):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            assert mask is not None
+            out: torch.Tensor = self.out(((x @ x.transpose(1, 2) + mask).softmax(-1) @ x))
+            return out
+
+    mask = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1) == 1, -float("inf"))
+    small = quantize(Masked().eval(), [(torch.randn(2, 3, 16), mask)])
+    assert len(small.record.sites) == 1
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-40, 3.0, 1e30])
+def test_constant_data_gives_a_usable_scale(value: float) -> None:
+    model = mlp()
+    with torch.no_grad():
+        model[0].weight[3] = 0.0
+        model[0].weight[4] = 1e-42
+    x = torch.full((3, 8), value)
+    small = quantize(model, [x])
+    for item in small.record.sites:
+        assert 0 < item.scale < float("inf")
+    result = small(x)
+    assert bool(result.isfinite().all())
+    exact = model(x)
+    assert (result - exact).abs().max() <= 0.1 * exact.abs().max()
+
+
+def test_integer_inputs_and_empty_batches() -> None:
+    model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4)).eval()
+    small = quantize(model, [torch.randint(0, 10, (3, 4)), torch.zeros(0, 4, dtype=torch.int64), torch.randint(0, 10, (2, 4), dtype=torch.int32)])
+    assert small.record.batches == 3 and len(small.record.sites) == 1
+
+
+def test_a_model_that_cannot_be_exported() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x) if float(x.sum()) > 0 else x  # type: ignore[no-any-return]
+
+    with pytest.raises(Unsupported, match="Branch cannot be exported"):
+        quantize(Branch().eval(), [GOOD])
+
+
+def test_a_random_model_stays_random() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.dropout(x, 0.5, training=True)
+
+    small = quantize(nn.Sequential(Noise(), nn.Linear(8, 4)).eval(), [GOOD])
+    assert len(small.record.sites) == 1
+    assert not torch.equal(small(GOOD), small(GOOD))
+
+
+def test_limits_and_two_thousand_batches() -> None:
+    model = mlp()
+    seen = 0
+
+    def many() -> Iterator[torch.Tensor]:
+        nonlocal seen
+        for seen in range(1, 2001):
+            yield torch.full((2, 8), float(seen % 7))
+
+    assert quantize(model, many(), max_batches=5).record.batches == 5 and seen == 5
+    assert quantize(model, many(), preset="int8-percentile").record.batches == 2000
