@@ -39,8 +39,8 @@ types: $(STAMP)
 layout: $(STAMP)
 	$(BIN)/pytest -q tests/test_layout.py
 
-bench: $(STAMP)
-	$(BIN)/sashiko bench $(ARGS)
+bench: .venv/.bench
+	$(BIN)/python benchmarks/peers.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -51,4 +51,8 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[dev,demo]"
+	@touch $@
+
+.venv/.bench: $(STAMP)
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[dev,demo,bench]"
 	@touch $@

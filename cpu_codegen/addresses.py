@@ -163,6 +163,8 @@ class Addresses:
         fn = self._fn
         if atom.kind in ("min", "max"):
             return fn.smin(a, b) if atom.kind == "min" else fn.smax(a, b)
+        if not isinstance(atom.args[1], int):
+            b = fn.smax(b, i64(1))  # the size of an empty tensor: nothing is read through this index, but the division must not trap
         if forms.never_negative(atom.args[0]):
             return fn.udiv(a, b) if atom.kind == "floordiv" else fn.urem(a, b)
         rest = fn.rem(a, b)

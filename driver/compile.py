@@ -13,6 +13,7 @@ from ..graph.exporting import export
 from ..platforms.host import resolve
 from ..platforms.target import Target
 from ..quant import Scheme, quantize
+from ..quant.calibrate import check_iterable
 from ..rewrite import RuleSet
 from .build import Options, build
 from .model import CompiledModel
@@ -73,6 +74,7 @@ def quantize_and_compile(
 
     The first batch serves as the example inputs.
     """
+    check_iterable(batches)
     kept = _First(batches)
     small = quantize(model, kept, preset=preset)
     first = kept.first
@@ -88,6 +90,9 @@ class _First:
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items
         self.first: Any = None
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]  # a TypeError where the items have no length, as it should be
 
     def __iter__(self) -> Any:
         for number, item in enumerate(self._items):

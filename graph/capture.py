@@ -168,6 +168,8 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     results = found.lowering.run(program.graph_module)
     writes: dict[int, int] = {}
     for number, output in enumerate(signature.output_specs):
+        if output.kind == OutputKind.TOKEN:
+            raise Unsupported("the model has operations with effects besides their results, such as a check that raises")
         if output.kind != OutputKind.USER_OUTPUT:
             if str(output.target) not in targets:
                 raise Unsupported(f"the model writes to {output.target or output.kind.name}, which is no buffer and no input")

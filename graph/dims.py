@@ -125,9 +125,10 @@ def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """a // b, simplified when terms divide exactly or the remainder is provably in [0, b)."""
+    """a // b, simplified when terms divide exactly or the remainder is provably in [0, b). What nothing can be divided by gives 0:
+    only positions in a tensor without elements are divided by its size."""
     if isinstance(a, int) and isinstance(b, int):
-        return a // b
+        return a // b if b else 0
     if b == 1:
         return a
     if a == b:
@@ -173,7 +174,7 @@ def rejoin(value: Dim) -> Dim:
 def mod(a: Dim, b: Dim) -> Dim:
     """a % b, simplified as `floordiv` is."""
     if isinstance(a, int) and isinstance(b, int):
-        return a % b
+        return a % b if b else 0
     if b == 1 or a == b:
         return 0
     rest = _split(a, b)[1]

@@ -139,8 +139,10 @@ def _settle(dim: Dim, size: int, where: str, env: dict[str, int]) -> bool:
     if parts is None or not isinstance(parts[0], int) or not isinstance(parts[1], int) or parts[0] == 0:
         return False
     number, remainder = divmod(size - parts[1], parts[0])
-    if remainder or number < symbol.lo or (symbol.hi is not None and number > symbol.hi):
+    # Like torch's tracing, ours reasons with sizes of at least 1; a size of 0 is served too, since loops over it do nothing.
+    least = 0 if symbol.lo == 1 else symbol.lo
+    if remainder or number < least or (symbol.hi is not None and number > symbol.hi):
         limit = "and more" if symbol.hi is None else f"to {symbol.hi}"
-        raise InputError(f"{where} has size {size}, expected {dim} with {symbol.name} from {symbol.lo} {limit}")
+        raise InputError(f"{where} has size {size}, expected {dim} with {symbol.name} from {least} {limit}")
     env[symbol.name] = number
     return True

@@ -16,6 +16,7 @@ _LINE = 64
 _BAD_PITCH = 2048
 _SCRATCH_TILES_BYTES = 96 << 10
 _GROUP_COLUMNS = 256
+_STACK_BYTES = 512 << 10  # for packed rows; the stacks of threads are small on some systems
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,14 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     widest = max(micro.panels for micro in micros)
     nr = micros[0].packing.nr
     panel_block = max(widest, _GROUP_COLUMNS // nr // widest * widest)
-    variants = []
+    most = min(target.l2 // 2, _STACK_BYTES)
+    variants: list[Variant] = []
     for position, micro in enumerate(micros):
         pitch = _up(k_block, micro.step_k) * micro.layout.element.bits // 8 + _LINE
-        direct = _direct(spec, micro) and (pieces or 0) * micro.mr * pitch <= target.l2 // 4
+        direct = _direct(spec, micro) and (pieces or 0) * micro.mr * pitch <= most
         rows = _rows(target, spec, micro, pitch * (pieces or 1) if direct else pitch, pieces, panel_block * nr)
         variants.append(Variant(micro, rows, _least(micros[position:]), pitch, direct))
-    return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), target.l2 // 4)
+    return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), most)
 
 
 def _up(value: int, step: int) -> int:
@@ -91,10 +93,15 @@ def _up(value: int, step: int) -> int:
 
 
 def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tuple[int | None, int]:
-    """Number and length of the pieces of k: the rows of one tile take at most two thirds of L1. Pieces are of equal length."""
+    """Number and length of the pieces of k, which are of equal length.
+
+    Rows of a tile that are read in place take at most two thirds of L1. Packed ones stream well, measured up to twice that; short
+    pieces cost more in loads and stores of accumulators.
+    """
     widest = max(micro.mr * micro.layout.element.bits // 8 for micro in micros)
     pad = max(micro.packing.pad for micro in micros)
-    most = max(pad, target.l1d * 2 // 3 // widest // pad * pad)
+    room = target.l1d * 2 // 3 if micros[0].layout.direct else target.l1d * 4 // 3
+    most = max(pad, room // widest // pad * pad)
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, _up(highest, pad))
@@ -108,7 +115,7 @@ def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pi
     weights = bounds(spec.n * spec.k)[1]
     if weights is not None and weights * spec.rhs.bytes <= target.l2 // 2:
         return micro.mr
-    by_lhs = target.l2 // 4 // (micro.mr * row_bytes)
+    by_lhs = min(target.l2 // 2, _STACK_BYTES) // (micro.mr * row_bytes)
     by_tiles = _SCRATCH_TILES_BYTES // (micro.mr * columns * 4) if pieces != 1 else by_lhs
     return micro.mr * max(1, min(by_lhs, by_tiles, 16))
 

@@ -20,12 +20,17 @@ from .program import Call, bind, first_line
 _LOOP = "calibration data"
 
 
-def numbered(batches: Iterable[Any], limit: int | None) -> Iterator[tuple[int, Any]]:
-    """(number from 1, batch), at most `limit`. Raises CalibrationError when `batches` is no iterable of batches or raises itself."""
+def check_iterable(batches: object) -> None:
+    """Raises CalibrationError for what is no iterable of batches; a tensor and a mapping are one batch."""
     if isinstance(batches, (torch.Tensor, Mapping, str, bytes)) or not isinstance(batches, Iterable):
         raise CalibrationError(
             f"calibration data is a {type(batches).__name__}, not an iterable of batches", _LOOP, "put it in a list: [batch, ...]"
         )
+
+
+def numbered(batches: Iterable[Any], limit: int | None) -> Iterator[tuple[int, Any]]:
+    """(number from 1, batch), at most `limit`. Raises CalibrationError when `batches` is no iterable of batches or raises itself."""
+    check_iterable(batches)
     iterator = iter(batches)
     number = 0
     while limit is None or number < limit:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from ..diagnostics.errors import InputError
 from ..graph import attrs as A
 from ..graph.dims import Poly
 from ..graph.interpret import run
@@ -52,8 +53,20 @@ def watched_tensors(value: Value) -> tuple[torch.Tensor, ...]:
 
 
 def compute(value: Value) -> torch.Tensor:
-    """The tensor that a constant expression is now."""
+    """The tensor that a constant expression is now. InputError when a tensor below it has got another shape or type."""
+    graph = Graph((), (value,))
+    for constant in graph.constants:
+        _check_unchanged(constant)
     with torch.no_grad():
-        result = run(Graph((), (value,)), [])[0]
+        result = run(graph, [])[0]
     assert isinstance(result, torch.Tensor)
     return result
+
+
+def _check_unchanged(constant: Value) -> None:
+    assert isinstance(constant.attrs, A.ConstantAttrs)
+    tensor, expected = constant.attrs.tensor, constant.dtype.torch
+    if tuple(tensor.shape) != constant.shape or tensor.dtype != expected:
+        was, now = f"{expected}{list(constant.shape)}", f"{tensor.dtype}{list(tensor.shape)}"
+        what = f"{constant.name or 'a weight'} was {was} when the model was compiled and is now {now}"
+        raise InputError(what, constant.origin, "compile the model again")

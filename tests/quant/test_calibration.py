@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sashiko.diagnostics.errors import CalibrationError, Unsupported
-from sashiko.quant import quantize
 from torch import nn
 
+from sashiko.diagnostics.errors import CalibrationError, Unsupported
+from sashiko.quant import quantize
 from tests.quant.models import Attention, mlp
 
 GOOD = torch.linspace(-1, 1, 24).reshape(3, 8)
@@ -93,7 +93,10 @@ def test_training_mode() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    batch=st.integers(0, 2), row=st.integers(0, 2), column=st.integers(0, 7), value=st.sampled_from([float("nan"), float("inf"), -float("inf")])
+    batch=st.integers(0, 2),
+    row=st.integers(0, 2),
+    column=st.integers(0, 7),
+    value=st.sampled_from([float("nan"), float("inf"), -float("inf")]),
 )
 def test_non_finite_data_names_batch_and_argument(batch: int, row: int, column: int, value: float) -> None:
     batches = [GOOD.clone() for _ in range(3)]
@@ -126,7 +129,7 @@ def test_minus_infinity_in_a_mask_is_no_fault() -> None:
     class Masked(Attention):
         def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
             assert mask is not None
-            out: torch.Tensor = self.out(((x @ x.transpose(1, 2) + mask).softmax(-1) @ x))
+            out: torch.Tensor = self.out((x @ x.transpose(1, 2) + mask).softmax(-1) @ x)
             return out
 
     mask = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1) == 1, -float("inf"))
@@ -152,7 +155,8 @@ def test_constant_data_gives_a_usable_scale(value: float) -> None:
 
 def test_integer_inputs_and_empty_batches() -> None:
     model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4)).eval()
-    small = quantize(model, [torch.randint(0, 10, (3, 4)), torch.zeros(0, 4, dtype=torch.int64), torch.randint(0, 10, (2, 4), dtype=torch.int32)])
+    empty, narrow = torch.zeros(0, 4, dtype=torch.int64), torch.randint(0, 10, (2, 4), dtype=torch.int32)
+    small = quantize(model, [torch.randint(0, 10, (3, 4)), empty, narrow])
     assert small.record.batches == 3 and len(small.record.sites) == 1
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from sashiko.diagnostics.errors import InputError
-from sashiko.quant import QuantizedModule, quantize
 from torch import nn
 
+from sashiko.diagnostics.errors import InputError
+from sashiko.quant import QuantizedModule, quantize
 from tests.quant.models import Attention, IntegerExecution, mlp
 
 
@@ -169,7 +169,7 @@ def test_exclude_a_module_and_everything_in_it() -> None:
 
 
 def test_exclude_that_matches_nothing_is_an_error() -> None:
-    with pytest.raises(InputError, match="did you mean.*query"):
+    with pytest.raises(InputError, match=r"did you mean.*query"):
         quantize(Attention().eval(), [torch.randn(2, 5, 16)], exclude="qeury")
 
 

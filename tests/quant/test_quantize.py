@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.export import Dim
+
 from sashiko.diagnostics.errors import InputError
 from sashiko.quant import PRESETS, QuantizedModule, quantize, report
 from sashiko.quant.insert import quantize_weight
 from sashiko.quant.scheme import WeightScheme
-from torch import nn
-from torch.export import Dim
-
 from tests.quant.models import Attention, IntegerExecution, bert, mlp, tokens
 
 Case = tuple[nn.Module, list[Any]]

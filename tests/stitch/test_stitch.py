@@ -15,8 +15,7 @@ from sashiko.stitch.expand import expand_contractions, expand_unsupported
 from sashiko.stitch.layout import choose_layouts
 from sashiko.stitch.program import ContractionItem, LoopItem, Program
 from sashiko.stitch.stitcher import stitch
-
-from .reference import run_program
+from tests.stitch.reference import run_program
 
 B, S = symbol("B", 1, 16), symbol("S", 1, 256)
 
