@@ -12,16 +12,20 @@ FAST := $(wildcard tests/diagnostics tests/platforms tests/graph tests/rewrite t
 # Keeps the checkout itself off sys.path (as python -P does), where libraries would take its `kernels` for a package of that name.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo test check lint types layout bench slow clean
+.PHONY: demo test check lint types layout bench slow opinfo clean
 
 demo: $(STAMP)
 	$(BIN)/python benchmarks/demo.py $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/pytest -m "not slow" $(ARGS)
+	$(BIN)/pytest -n auto --dist loadfile -m "not slow" $(ARGS)
 
 slow: $(STAMP)
 	$(BIN)/pytest -m slow $(ARGS)
+
+# Every operator of PyTorch's own database against eager: a table of what is right, wrong, and left to PyTorch.
+opinfo: $(STAMP)
+	$(BIN)/pytest -q -s -m slow tests/driver/test_opinfo.py $(ARGS)
 
 check: lint types
 	$(BIN)/pytest -q -m "not slow" tests/test_layout.py $(FAST)

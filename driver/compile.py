@@ -12,7 +12,7 @@ from ..graph.capture import from_exported
 from ..graph.exporting import export
 from ..platforms.host import resolve
 from ..platforms.target import Target
-from ..quant import Scheme, quantize
+from ..quant import QuantizedModule, Scheme, quantize
 from ..quant.calibrate import check_iterable
 from ..rewrite import RuleSet
 from .build import Options, build
@@ -44,6 +44,8 @@ def compile(
     if precision not in PRECISIONS:
         raise InputError(f"precision is {precision!r}", hint=f"one of {', '.join(PRECISIONS)}")
     args, kwargs = _arguments(example_inputs)
+    if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
+        kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
     program = export(model, args, kwargs, dynamic_shapes)
     captured = from_exported(program, decomposed=True)
     built = build(captured, Options(resolve(target), precision, strict, rules, type(model).__name__))

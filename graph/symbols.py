@@ -143,6 +143,6 @@ def _settle(dim: Dim, size: int, where: str, env: dict[str, int]) -> bool:
     least = 0 if symbol.lo == 1 else symbol.lo
     if remainder or number < least or (symbol.hi is not None and number > symbol.hi):
         limit = "and more" if symbol.hi is None else f"to {symbol.hi}"
-        raise InputError(f"{where} has size {size}, expected {dim} with {symbol.name} from {least} {limit}")
+        raise InputError(f"{where} has size {size}, expected {dim} with {symbol.name} from {symbol.lo} {limit}")
     env[symbol.name] = number
     return True

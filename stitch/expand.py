@@ -63,12 +63,15 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
     def visit_product(value: Value) -> Value:
         if value.op not in ("linear", "matmul") or native(value):
             return value
-        x, y = (g.cast(v, value.dtype) for v in value.inputs[:2])
+        exact = f32 if value.dtype.is_float and value.dtype.bits < 32 else value.dtype  # short floats are summed in f32
+        x, y = (g.cast(v, exact) for v in value.inputs[:2])
         if value.op == "linear":  # [..., 1, K] * [N, K], summed over K
-            return g.reduce(g.mul(g.unsqueeze(x, x.tensor.rank - 1), y), "sum", -1)
-        return g.reduce(
-            g.mul(g.unsqueeze(x, x.tensor.rank), g.unsqueeze(y, y.tensor.rank - 2)), "sum", -2
-        )  # [..., M, K, 1] * [..., 1, K, N]
+            total = g.reduce(g.mul(g.unsqueeze(x, x.tensor.rank - 1), y), "sum", -1)
+        else:  # [..., M, K, 1] * [..., 1, K, N]
+            total = g.reduce(g.mul(g.unsqueeze(x, x.tensor.rank), g.unsqueeze(y, y.tensor.rank - 2)), "sum", -2)
+        for bias in value.inputs[2:]:
+            total = g.add(total, g.cast(bias, exact))
+        return g.cast(total, value.dtype)
 
     return rebuild(graph, visit)
 

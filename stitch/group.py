@@ -152,15 +152,15 @@ def is_expensive(value: Value, stored: set[Value]) -> bool:
     return False
 
 
+def related(a: Group, b: Group) -> bool:
+    """Whether joining two kernels could pay: loops over one domain that share data or work."""
+    if a.anchor is not None or b.anchor is not None or not _compatible(a.domain, b.domain):
+        return False
+    return bool(a.needs & b.needs or b.needs & set(a.roots) or a.inlined.keys() & b.inlined.keys())
+
+
 def joined(a: Group, b: Group, stored: set[Value]) -> Group | None:
-    """The two kernels as one, or None when they do not fit or share nothing."""
-    if a.anchor is not None or b.anchor is not None:
-        return None
-    if not _compatible(a.domain, b.domain):
-        return None
-    shares = a.needs & b.needs or b.needs & set(a.roots) or a.inlined.keys() & b.inlined.keys()
-    if not shares:
-        return None
+    """Two related kernels as one, or None when one nest cannot compute both."""
     for domain in (a.domain, b.domain) if b.domain.kind == "free" else (b.domain, a.domain):
         try:
             lowering = lower_group([*a.roots, *b.roots], domain, stored)

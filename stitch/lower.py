@@ -101,17 +101,16 @@ class Lowering:
         return self.builder.const(1.0 / scale[0] if invert else scale[0], f32)
 
     def _quantize(self, value: Value, x: int, index: Index) -> int:
-        """clamp(round(x / scale) + zero_point); a NaN becomes qmin, because the comparison is false for it."""
+        """clamp(round(x * (1 / scale)) + zero_point); a NaN becomes qmin, because the comparison is false for it."""
         assert isinstance(value.attrs, A.QuantizeAttrs)
         q, b = value.attrs.qparams, self.builder
-        scaled = b.op("mul", f32, b.cast(x, f32), self._scale(q.scale, q.axis, True))
-        low, high = b.const(float(q.qmin - q.zero_point), f32), b.const(float(q.qmax - q.zero_point), f32)
-        above = b.op("where", f32, b.op("gt", boolean, scaled, low), scaled, low)
-        inside = b.op("where", f32, b.op("lt", boolean, above, high), above, high)
-        whole = b.cast(b.op("round", f32, inside), i32)
+        real = b.op("round", f32, b.op("mul", f32, b.cast(x, f32), self._scale(q.scale, q.axis, True)))
         if q.zero_point:
-            whole = b.op("add", i32, whole, b.const(q.zero_point, i32))
-        return b.cast(whole, value.dtype)
+            real = b.op("add", f32, real, b.const(float(q.zero_point), f32))  # exact, or beyond the range anyway
+        low, high = b.const(float(q.qmin), f32), b.const(float(q.qmax), f32)
+        above = b.op("where", f32, b.op("gt", boolean, real, low), real, low)
+        inside = b.op("where", f32, b.op("lt", boolean, above, high), above, high)
+        return b.cast(inside, value.dtype)
 
     def _dequantize(self, value: Value, x: int, index: Index) -> int:
         q, b = value.inputs[0].tensor.qparams, self.builder

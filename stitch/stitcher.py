@@ -8,7 +8,7 @@ from ..graph.ir import Value
 from .contraction import item as contraction_item
 from .contraction import lower_epilogue
 from .domain import Domain, finish
-from .group import Group, form, is_expensive, joined, lower_group
+from .group import Group, form, is_expensive, joined, lower_group, related
 from .lower import NeedsBuffer
 from .program import ContractionItem, LoopItem, Program
 from .roots import ANCHORS, Roots, find_roots
@@ -107,40 +107,49 @@ def _in_order(groups: Sequence[Group]) -> list[Group]:
 
 def _join_all(groups: list[Group], stored: set[Value]) -> list[Group]:
     """Join kernels over one domain until no pair is left that shares data and may be joined."""
-    at = 0
+    at = 1
     while at < len(groups):
-        group = groups[at]
-        for earlier in groups[:at]:
-            if len(earlier.roots) + len(group.roots) > MAX_STORES or _between(earlier, group, groups):
-                continue
+        partner = _partner(groups, at, stored)
+        if partner is None:
+            at += 1
+            continue
+        first, both = partner
+        groups[groups.index(first)] = both
+        del groups[at]
+        groups = _in_order(groups)
+        at = groups.index(both)  # what comes before it has been compared with everything before it
+    return groups
+
+
+def _partner(groups: list[Group], at: int, stored: set[Value]) -> tuple[Group, Group] | None:
+    """(earlier kernel, both as one) for kernel number `at`, if one of the earlier ones may take it in."""
+    group = groups[at]
+    for earlier in groups[:at]:
+        if len(earlier.roots) + len(group.roots) <= MAX_STORES and related(earlier, group) and not _between(earlier, group, groups):
             both = joined(earlier, group, stored)
             if both is not None:
-                groups[groups.index(earlier)] = both
-                groups.remove(group)
-                groups = _in_order(groups)
-                at = -1
-                break
-        at += 1
-    return groups
+                return earlier, both
+    return None
 
 
 def _between(first: Group, last: Group, groups: Sequence[Group]) -> bool:
     """Whether a dependency runs from `first` to `last` through a third kernel, in either direction."""
     made = _producers(groups)
+    return _reaches(last, first, made) or _reaches(first, last, made)
 
-    def reaches(start: Group, goal: Group) -> bool:
-        seen: set[Group] = set()
-        stack = [made[v] for v in start.needs if v in made and made[v] is not goal]
-        while stack:
-            group = stack.pop()
-            if group is goal:
-                return True
-            if group not in seen:
-                seen.add(group)
-                stack.extend(made[v] for v in group.needs if v in made)
-        return False
 
-    return reaches(last, first) or reaches(first, last)
+def _reaches(start: Group, goal: Group, made: dict[Value, Group]) -> bool:
+    """Whether `start` needs something that needs `goal`."""
+    seen: set[Group] = set()
+    stack = [made[v] for v in start.needs if v in made and made[v] is not goal]
+    while stack:
+        group = stack.pop()
+        if group is goal:
+            return True
+        if group not in seen:
+            seen.add(group)
+            stack.extend(made[v] for v in group.needs if v in made)
+    return False
 
 
 def _item(group: Group, number: int, stored: set[Value]) -> LoopItem | ContractionItem:

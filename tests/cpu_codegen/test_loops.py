@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sashiko.graph.dims import Dim, symbol
+from sashiko.graph.dims import Dim, mod, symbol
 from sashiko.graph.types import FROM_TORCH, DType, boolean, f32, i8, i64
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same
@@ -107,7 +107,7 @@ def test_gelu(runner: Runner) -> None:
     out = empty(5, 100)
     places = buffers(builder, x, bias, out)
     c = axis("c", 500)
-    value = builder.op("add", f32, builder.load(places[0], c), builder.load(places[1], c % 100))
+    value = builder.op("add", f32, builder.load(places[0], c), builder.load(places[1], mod(c, 100)))
     inner = builder.op("erf", f32, builder.op("mul", f32, value, builder.const(0.5**0.5, f32)))
     half = builder.op("mul", f32, value, builder.const(0.5, f32))
     builder.store(places[2], c, builder.op("mul", f32, half, builder.op("add", f32, inner, builder.const(1.0, f32))))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
+import sashiko
 import torch
+from sashiko.driver.backend import _Inference
+from sashiko.runtime.plan import AtenStep
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
@@ -51,12 +56,17 @@ NOT_COMPARABLE = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """status: right, wrong, error, or skipped (eager itself does not run it, or its result is not determined)."""
+    """status: right, wrong, error, or skipped (eager itself does not run it, or its result is not determined).
+
+    left: what PyTorch ran: names of ATen operations, "a whole graph" for one that the compiler refuses, "no graph" where Dynamo gives
+    the backend nothing.
+    """
 
     op: str
     sample: int
     status: str
     detail: str = ""
+    left: tuple[str, ...] = ()
 
 
 def operators() -> list[OpInfo]:
@@ -66,6 +76,31 @@ def operators() -> list[OpInfo]:
 
 def full_name(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+@contextmanager
+def compiled_graphs() -> Iterator[list[sashiko.CompiledModel | None]]:
+    """What the backend makes of the graphs it is given; None for one that it leaves to PyTorch as a whole."""
+    made: list[sashiko.CompiledModel | None] = []
+    real = _Inference._really_compiled
+
+    def noted(self: _Inference, frozen: dict[int, torch.Tensor]) -> sashiko.CompiledModel | None:
+        made.append(real(self, frozen))
+        return made[-1]
+
+    with patch.object(_Inference, "_really_compiled", noted):
+        yield made
+
+
+def left_to_pytorch(made: list[sashiko.CompiledModel | None]) -> tuple[str, ...]:
+    """See Outcome."""
+    names = [] if made else ["no graph"]
+    for model in made:
+        if model is None:
+            names.append("a whole graph")
+        else:
+            names += [str(s.target) for s in model.executable.plan.segments if isinstance(s, AtenStep)]
+    return tuple(dict.fromkeys(names))
 
 
 def check(op: OpInfo, samples: int = 2) -> Iterator[Outcome]:
@@ -99,11 +134,16 @@ def _check(op: OpInfo, sample: SampleInput, name: str, number: int) -> Outcome:
     except Exception as error:
         return Outcome(name, number, "skipped", f"eager: {error}")
     torch._dynamo.reset()
-    try:
-        torch.manual_seed(0)
-        got = torch.compile(call, backend="sashiko", dynamic=False)(*arguments())
-    except Exception as error:
-        return Outcome(name, number, "error", f"{type(error).__name__}: {error}"[:600])
+    with compiled_graphs() as made:
+        try:
+            torch.manual_seed(0)
+            got = torch.compile(call, backend="sashiko", dynamic=False)(*arguments())
+        except Exception as error:
+            return Outcome(name, number, "error", f"{type(error).__name__}: {error}"[:600])
+    return replace(_compared(got, expected, name, number), left=left_to_pytorch(made))
+
+
+def _compared(got: Any, expected: Any, name: str, number: int) -> Outcome:
     try:
         torch.testing.assert_close(got, expected, equal_nan=True, rtol=2e-4, atol=2e-5)
     except AssertionError as error:

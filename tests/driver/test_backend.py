@@ -1,0 +1,249 @@
+"""`torch.compile(backend="sashiko")` against eager: shapes, graph breaks, gradients, writes, and weights that change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sashiko
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Dynamo remembers what it compiled; every test starts without."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.norm(nn.functional.gelu(self.up(x))))
+
+
+def check(model: nn.Module, compiled: Callable[..., Any], *args: torch.Tensor) -> None:
+    with torch.no_grad():
+        assert_close(compiled(*args), model(*args))
+
+
+class Graphs:
+    """A backend that counts the graphs it is given."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Any) -> Any:
+        self.count += 1
+        return sashiko.backend(module, inputs)
+
+
+@pytest.mark.parametrize("name", ["sashiko", "disc", "aot_disc"])
+def test_the_entry_points(name: str) -> None:
+    assert name in torch._dynamo.list_backends(exclude_tags=())
+    model = Net().eval()
+    check(model, torch.compile(model, backend=name), torch.randn(3, 16))
+
+
+def test_it_is_our_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    real = sashiko.CompiledModel.call_flat
+
+    def watched(self: sashiko.CompiledModel, flat: Any) -> Any:
+        called.append(repr(self))
+        return real(self, flat)
+
+    monkeypatch.setattr(sashiko.CompiledModel, "call_flat", watched)
+    model = Net().eval()
+    check(model, torch.compile(model, backend="sashiko"), torch.randn(3, 16))
+    assert called == ["CompiledModel(dynamo: 1 native segments, 0 operations left to PyTorch)"]
+
+
+def test_dynamic_sizes_compile_once() -> None:
+    model, graphs = Net().eval(), Graphs()
+    compiled = torch.compile(model, backend=graphs, dynamic=True)
+    check(model, compiled, torch.randn(5, 16))
+    first = graphs.count  # Dynamo starts over when it turns the numbers of a model (an epsilon) into constants
+    for rows in (2, 33, 7):
+        check(model, compiled, torch.randn(rows, 16))
+    assert graphs.count == first
+    for rows in (1, 0):  # Dynamo always specializes these
+        check(model, compiled, torch.randn(rows, 16))
+
+
+def test_a_new_shape_or_type_compiles_again() -> None:
+    model, graphs = Net().eval(), Graphs()
+    compiled = torch.compile(model, backend=graphs, dynamic=False)
+    for shape in ((3, 16), (4, 16), (2, 3, 16)):
+        check(model, compiled, torch.randn(shape))
+    assert graphs.count == 3
+    wide = copy.deepcopy(model).double()
+    check(wide, torch.compile(wide, backend=graphs), torch.randn(3, 16, dtype=torch.double))
+
+
+def test_graph_breaks() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x) * 2
+        torch._dynamo.graph_break()
+        if y.sum().item() > 10:  # a branch on data breaks the graph too
+            return y.softmax(-1)
+        return y - 1
+
+    graphs = Graphs()
+    compiled = torch.compile(function, backend=graphs)
+    for x in (torch.ones(4, 5), torch.zeros(4, 5)):
+        assert_close(compiled(x), function(x))
+    assert graphs.count >= 3
+
+
+def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Net().eval(), torch.randn(3, 16)
+    with torch.no_grad():
+        expected = model(x)
+        narrow = torch.compile(model, backend="sashiko", options={"precision": "bf16", "strict": True})(x)
+    error = (narrow - expected).norm() / expected.norm()
+    assert 2**-14 < error < 2**-6, "bf16 rounds operands to 2^-8, and is not fp32"
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="no native form"), torch.no_grad():
+        torch.compile(lambda x: torch.linalg.eigvalsh(x), backend="sashiko", options={"strict": True})(torch.eye(3))
+    for wrong in ({"precision": "fp7"}, {"speed": "high"}):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=r"precision is 'fp7'|unknown options \['speed'\]"), torch.no_grad():
+            torch.compile(model, backend="sashiko", options=wrong)(x)
+
+
+def test_training_gives_the_gradients_of_eager() -> None:
+    model = Net().train()
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="sashiko")
+    data = torch.randn(2, 5, 16)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
+    for batch in data:
+        mine, theirs = batch.clone().requires_grad_(), batch.clone().requires_grad_()
+        results = compiled(mine), twin(theirs)
+        assert_close(*results)
+        for result in results:
+            result.square().sum().backward()
+        gradients = [(mine.grad, theirs.grad), *((p.grad, q.grad) for p, q in zip(model.parameters(), twin.parameters(), strict=True))]
+        for got, expected in gradients:
+            assert got is not None and expected is not None
+            assert_close(got, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    model.eval()
+    check(model, compiled, data[0])
+
+
+def test_arguments_that_are_written() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        y[1] = x[0]
+        return x @ y.t()
+
+    compiled = torch.compile(function, backend="sashiko")
+    mine = torch.randn(3, 4), torch.randn(3, 4)
+    theirs = mine[0].clone(), mine[1].clone()
+    for _ in range(2):
+        assert_close(compiled(*mine), function(*theirs))
+        assert_close(mine, theirs)
+
+
+def test_buffers_that_are_written() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: torch.Tensor
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += x.sum(0)
+            return x * self.seen
+
+    model = Counts().eval()
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="sashiko")
+    for x in torch.randn(3, 2, 4):
+        check(twin, compiled, x)
+        assert_close(model.seen, twin.seen)
+
+
+def aliasing(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.sin()
+    return y, y.t(), y, x, x[1:]
+
+
+def test_results_that_share_memory() -> None:
+    x = torch.randn(3, 4)
+    got, expected = torch.compile(aliasing, backend="sashiko")(x), aliasing(x)
+    assert_close(got, expected)
+    assert got[2] is got[0] and got[3] is x
+    assert got[4].data_ptr() == x[1:].data_ptr(), "a view of an argument is one"
+
+
+def scaled(model: Net) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+
+
+def replaced(model: Net) -> None:
+    model.up.weight = nn.Parameter(torch.randn(32, 16))
+
+
+def redirected(model: Net) -> None:
+    model.down.weight.data = torch.randn(16, 32)
+
+
+def loaded(model: Net) -> None:
+    model.load_state_dict(Net().state_dict())
+
+
+def assigned(model: Net) -> None:
+    model.load_state_dict(Net().state_dict(), assign=True)
+
+
+def test_weights_that_change() -> None:
+    model, x = Net().eval(), torch.randn(3, 16)
+    compiled = torch.compile(model, backend="sashiko")
+    for change in (lambda _: None, scaled, replaced, redirected, loaded, assigned, scaled):
+        change(model)
+        check(model, compiled, x)
+        check(model, compiled, x * 2)
+
+
+def test_two_models_of_one_class_keep_their_weights() -> None:
+    models = Net().eval(), Net().eval()
+    compiled = [torch.compile(m, backend="sashiko") for m in models]
+    x = torch.randn(3, 16)
+    for _ in range(2):
+        for model, fast in zip(models, compiled, strict=True):
+            check(model, fast, x)
+
+
+def test_inference_mode_and_autocast() -> None:
+    model, x = Net().eval(), torch.randn(3, 16)
+    compiled = torch.compile(model, backend="sashiko")
+    with torch.inference_mode():
+        assert_close(compiled(x), model(x))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        got, expected = compiled(x), model(x)
+    assert got.dtype == expected.dtype
+    assert_close(got.float(), expected.float(), rtol=0, atol=float(expected.abs().max()) * 2**-6)  # some roundings of 2^-8
+
+
+def test_an_index_out_of_range() -> None:
+    table = nn.Embedding(10, 4).eval()
+    compiled = torch.compile(table, backend="sashiko")
+    with torch.no_grad():
+        check(table, compiled, torch.tensor([0, 9]))
+        with pytest.raises(IndexError, match="out of range"):
+            compiled(torch.tensor([0, 10]))

@@ -1,0 +1,98 @@
+"""Many threads in one compiled model: every result right, and memory that does not grow."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sashiko
+import torch
+from torch import nn
+from torch.export import Dim
+
+CALLERS = 8
+GROWTH = 48 << 20  # bytes: a few times the results in flight and the allocator's slack per thread; a leak of one result a call is more
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer over [batch, length, 64], with some of it left to PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.up, self.down, self.norm = nn.Linear(64, 256), nn.Linear(256, 64), nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, length, _ = x.shape
+        q, k, v = self.project(x).view(rows, length, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, length, 64)
+        y = self.norm(x + self.out(y))
+        y = y + self.down(nn.functional.gelu(self.up(y)))
+        return y, torch.sort(y[:, :, 0], dim=-1).values * 2
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def hammer(seconds: float) -> tuple[int, int, int]:
+    """(calls, wrong results, bytes of growth) of eight threads that call one model with different shapes for so long."""
+    model = Block().eval()
+    free = ({0: Dim("rows", min=1, max=8), 1: Dim("length", min=1, max=64)},)
+    compiled = sashiko.compile(model, (torch.randn(3, 5, 64),), dynamic_shapes=free)
+    shapes = [(1 + n % 8, 1 + (n * 23) % 64) for n in range(24)]
+    inputs = [torch.randn(*shape, 64) for shape in shapes]
+    with torch.no_grad():
+        expected = [model(x) for x in inputs]
+    barrier = threading.Barrier(CALLERS + 1)
+
+    def right(number: int) -> bool:
+        return all(torch.allclose(got, wanted, rtol=1e-4, atol=1e-4) for got, wanted in zip(compiled(inputs[number]), expected[number]))
+
+    def caller(seed: int) -> tuple[int, int]:
+        warm = [right((seed + n) % len(inputs)) for n in range(len(inputs))]
+        barrier.wait()  # everyone has called every shape: memory has its final size
+        barrier.wait()
+        calls = wrong = 0
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            wrong += not right((seed * 5 + calls) % len(inputs))
+            calls += 1
+        return calls + len(warm), wrong + warm.count(False)
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        waiting = [pool.submit(caller, n) for n in range(CALLERS)]
+        barrier.wait()
+        gc.collect()
+        before = resident()
+        barrier.wait()
+        counts = [w.result() for w in waiting]
+        gc.collect()
+        growth = resident() - before
+    return sum(c for c, _ in counts), sum(w for _, w in counts), growth
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_eight_threads_in_one_model(seconds: int) -> None:
+    calls, wrong, growth = hammer(seconds)
+    print(f"{calls} calls in {seconds} s, memory grew by {growth / 2**20:.1f} MiB")
+    assert wrong == 0
+    assert calls > 50 * seconds
+    assert growth <= GROWTH
+
+
+def test_several_models_called_at_once() -> None:
+    """Models share no memory with each other."""
+    models = [nn.Sequential(nn.Linear(8, 8 + n), nn.GELU(), nn.LayerNorm(8 + n)).eval() for n in range(4)]
+    x = torch.randn(3, 8)
+    compiled = [sashiko.compile(m, (x,)) for m in models]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda call: call(x), compiled * 50))
+    for got, model in zip(results, models * 50, strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(got, model(x))
