@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..graph.dims import Dim, coefficient, product, substitute, symbol, symbols
 from .loops import COLUMN, Body, LoopKernel, hoist_numbers
@@ -24,7 +25,7 @@ class Domain:
     reduced: tuple[Axis, ...] = ()
     kind: str = "free"
 
-    @property
+    @cached_property
     def extents(self) -> tuple[Dim, Dim]:
         """(rows, columns) as numbers of points, for comparing domains."""
         if self.kind == "c":

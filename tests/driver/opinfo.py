@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-import sashiko
 import torch
-from sashiko.driver.backend import _Inference
-from sashiko.runtime.plan import AtenStep
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
+
+import sashiko
+from sashiko.driver.backend import _Inference
+from sashiko.runtime.plan import AtenStep
 
 # What these compute is not a function of their inputs: fresh or uninitialized memory, random numbers.
 NOT_COMPARABLE = {

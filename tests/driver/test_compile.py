@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
-import sashiko
 import torch
+from torch import nn
+from torch.export import Dim
+from torch.testing import assert_close
+from transformers.modeling_outputs import BaseModelOutput
+
+import sashiko
 from sashiko.driver.pipeline import PRECISIONS
 from sashiko.graph import build as b
 from sashiko.graph.ir import Value
@@ -18,10 +23,6 @@ from sashiko.platforms.host import host
 from sashiko.rewrite.match import Mismatch
 from sashiko.rewrite.rule import Match, rule
 from sashiko.runtime.plan import AtenStep
-from torch import nn
-from torch.export import Dim
-from torch.testing import assert_close
-from transformers.modeling_outputs import BaseModelOutput
 
 BF16_STEP = 2**-8  # one rounding to bf16, relative
 

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import sashiko
 import torch
 from torch import nn
 from torch.export import Dim
+
+import sashiko
 
 CALLERS = 8
 GROWTH = 48 << 20  # bytes: a few times the results in flight and the allocator's slack per thread; a leak of one result a call is more

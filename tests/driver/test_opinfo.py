@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-import sashiko
 import torch
+
+import sashiko
 from tests.driver.opinfo import Outcome, check, operators
 
 # Every kind of lowering: elementwise, broadcast, reduction, view, gather, product, and what is left to PyTorch.
@@ -52,8 +53,8 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     reasons = Counter(name for o in samples for name in o.left)
     lines = [
         f"samples    {len(outcomes):5}: " + ", ".join(f"{status[s]} {s}" for s in ("right", "wrong", "error", "skipped")),
-        f"samples    {sum(not o.left for o in samples):5} native as a whole, {sum(bool(o.left) for o in samples)} with something left to PyTorch",
-        f"operators  {sum(native.values()):5} native as a whole, {len(native) - sum(native.values())} with something left to PyTorch",
+        f"samples    {sum(not o.left for o in samples):5} native as a whole, {sum(bool(o.left) for o in samples)} with something left",
+        f"operators  {sum(native.values()):5} native as a whole, {len(native) - sum(native.values())} with something left",
         "left most often:",
         *(f"  {count:5} x {name}" for name, count in reasons.most_common(25)),
     ]

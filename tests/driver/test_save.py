@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sashiko
 import torch
 from torch import nn
 from torch.export import Dim
 from torch.testing import assert_close
+
+import sashiko
 
 # Reads a model and a list of calls, and writes the results.
 READER = """

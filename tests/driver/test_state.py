@@ -6,10 +6,11 @@ import copy
 from collections.abc import Callable
 
 import pytest
-import sashiko
 import torch
 from torch import nn
 from torch.testing import assert_close
+
+import sashiko
 
 
 class Counter(nn.Module):

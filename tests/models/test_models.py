@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import sashiko
 import torch
-from sashiko.runtime.plan import AtenStep
 from torch import nn
 from torch.utils import _pytree as pytree
 from transformers import (
@@ -25,6 +23,9 @@ from transformers import (
     ViTConfig,
     ViTModel,
 )
+
+import sashiko
+from sashiko.runtime.plan import AtenStep
 
 Made = tuple[nn.Module, dict[str, torch.Tensor]]
 
@@ -86,8 +87,8 @@ def resnet(small: bool) -> Made:
 
 
 def vit(small: bool) -> Made:
-    sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "image_size": 32}
-    model = ViTModel(ViTConfig(**(sizes | {"patch_size": 8} if small else {})))
+    sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    model = ViTModel(ViTConfig(**(sizes | {"image_size": 32, "patch_size": 8} if small else {})))
     return model, {"pixel_values": torch.randn(2, 3, 32, 32) if small else torch.randn(1, 3, 224, 224)}
 
 
