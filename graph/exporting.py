@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,7 +38,7 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
         what = "the model is in training mode, where dropout and normalization differ"
         raise InputError(what, type(model).__name__, "call model.eval() first")
     try:
-        with torch.no_grad():
+        with torch.no_grad(), quiet():
             program = torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise translated(error) from error
@@ -46,7 +48,8 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The program with in-place operations, and everything else without a row, decomposed into functional core ATen.
 
-    An operation that has a row, or checks its result, is kept whole; views are decomposed all the same, or functionalization could not see the aliasing.
+    An operation that has a row, or checks its result, is kept whole; views are decomposed all the same, or functionalization could not
+    see the aliasing.
     """
     table: Any = torch.export.default_decompositions()
     for op in TABLE:
@@ -55,10 +58,19 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     for op in [op for op in table if op._schema.name in _CHECKED]:
         table.pop(op)
     try:
-        result: ExportedProgram = program.run_decompositions(table)
+        with quiet():
+            result: ExportedProgram = program.run_decompositions(table)
     except Exception as error:
         raise translated(error) from error
     return result
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hides what torch warns of about itself: it copies its own tree specifications by a deprecated type."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
+        yield
 
 
 def translated(error: Exception) -> SashikoError:

@@ -16,7 +16,7 @@ class Value:
     """The result of one operation. Equality is identity; `origin` is the user's file:line, `name` a readable hint."""
 
     op: str
-    inputs: tuple["Value", ...]
+    inputs: tuple[Value, ...]
     attrs: Attrs
     type: Type
     origin: str = ""

@@ -92,10 +92,10 @@ class TensorType:
     def rank(self) -> int:
         return len(self.shape)
 
-    def with_shape(self, shape: Shape) -> "TensorType":
+    def with_shape(self, shape: Shape) -> TensorType:
         return TensorType(self.dtype, shape, self.qparams)
 
-    def with_dtype(self, dtype: DType) -> "TensorType":
+    def with_dtype(self, dtype: DType) -> TensorType:
         return TensorType(dtype, self.shape)
 
     def __str__(self) -> str:

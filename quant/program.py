@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, Unsupported
-from ..graph.exporting import translated
+from ..graph.exporting import quiet, translated
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf
 
 
@@ -81,9 +80,7 @@ def export(model: nn.Module, call: Call) -> Program:
     except Exception as error:
         what = f"the model failed on batch 1: {first_line(error)}"
         raise CalibrationError(what, "calibration data", "does model(*batch) work outside of quantize?") from error
-    with _unchanged(model), warnings.catch_warnings():
-        # torch copies its own tree specifications, which warns about their type.
-        warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
+    with _unchanged(model), quiet():
         failures: list[Exception] = []
         for example, dynamic, note in _attempts(call):
             try:

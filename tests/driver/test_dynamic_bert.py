@@ -14,7 +14,7 @@ import sashiko
 from sashiko.driver import build
 
 BATCH, LENGTH, WORDS = 16, 256, 1000
-SHAPES, QUANTIZED_SHAPES = 30, 12  # simulating int8 is slow
+SHAPES, QUANTIZED_SHAPES = 30, 8  # simulating int8 is slow
 
 
 class Encoder(nn.Module):
@@ -88,20 +88,22 @@ def test_floating_point(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> No
 def test_int8(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the simulation. Both round the same numbers to int8, but where sums in another order fall on the other side of a
     rounding boundary, an activation moves by one step, and what follows moves with it. A step of a normalized activation (range
-    about 4) is 4 / 127 of its unit variance; over all elements few move, so the root mean square stays below that one step."""
+    about 4) is 4 / 127 of its unit variance. Few elements move, so the root mean square stays below a quarter of that step, and no
+    element is off by more than one."""
     generator = random.Random(0)
     small = sashiko.quantize(model, [batch(4, 48, generator) for _ in range(4)])
     compiled = sashiko.compile(small, batch(3, 17, generator), dynamic_shapes=dynamic(), strict=True)
     count = Count(monkeypatch)
     step = 4 / 127
-    worst = 0.0
+    worst = largest = 0.0
     for rows, length in shapes(QUANTIZED_SHAPES):
         ids, mask = batch(rows, length, generator)
         with torch.no_grad():
             expected = small(ids, mask)
         error = compiled(ids, mask) - expected
         worst = max(worst, float(error.square().mean().sqrt()) / step)
-        assert float(error.square().mean().sqrt()) <= step, (rows, length)
-        assert float(error.abs().max()) <= 16 * step, (rows, length)
-    print(f"largest root mean square error: {worst:.3f} steps")
+        assert float(error.square().mean().sqrt()) <= step / 4, (rows, length)
+        largest = max(largest, float(error.abs().max()) / step)
+        assert float(error.abs().max()) <= step, (rows, length)
+    print(f"largest root mean square error: {worst:.3f} steps, largest error {largest:.2f} steps")
     assert count.runs == 0, "a call compiled something"
