@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..graph import attrs as A
 from ..graph.dims import Dim, evaluate, product
 from ..graph.ir import Value
-from ..graph.types import DType, bf16, f32, i8, strides, u8
+from ..graph.types import DType, bf16, f32, i8, u8
 from ..kernels.attention_spec import AttentionSpec, HeadStrides
 from ..kernels.spec import BATCH, GemmSpec, Strides
 from ..stitch.program import ContractionItem, Strided
@@ -45,7 +45,7 @@ def _linear_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
     left, right = item.pointers
     n, k = y.shape
     static = isinstance(n, int) and isinstance(k, int)
-    constant = static and right.value in constants and right.offset == 0 and right.strides == strides(y.tensor)
+    constant = static and right.value in constants and right.offset == 0 and right.strides == y.tensor.strides
     rhs = None if constant else Strides(0, right.strides[0], right.strides[1])
     rows, row = _merged(x.shape[:-1], left.strides[:-1])
     if row is not None:
@@ -80,7 +80,7 @@ def attention_spec(item: ContractionItem) -> AttentionSpec:
     """The kernel's view of an attention item; its result has the value's own layout."""
     q, k, v = item.anchor.inputs[:3]
     assert isinstance(item.anchor.attrs, A.AttentionAttrs)
-    out = HeadStrides(*strides(item.anchor.tensor))
+    out = HeadStrides(*item.anchor.tensor.strides)
     heads = [_head(p) for p in item.pointers]
     depth, width = evaluate(q.shape[3], {}), evaluate(v.shape[3], {})
     return AttentionSpec(

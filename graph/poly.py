@@ -20,9 +20,12 @@ class Symbol:
     hi: int | None = None
     extent: Dim | None = None
 
-    @cached_property
+    @property
     def key(self) -> str:
         return self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Func:
     @cached_property
     def key(self) -> str:
         return f"{self.kind}({', '.join(map(str, self.args))})"
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
 
 Atom = Union[Symbol, Func]
@@ -55,6 +61,8 @@ class Poly:
         return self._hash
 
     def __add__(self, other: Dim) -> Dim:
+        if isinstance(other, int) and not other:
+            return self
         merged = dict(self.terms)
         for mono, coefficient in terms_of(other):
             merged[mono] = merged.get(mono, 0) + coefficient
@@ -72,10 +80,12 @@ class Poly:
         return self * -1 + other
 
     def __mul__(self, other: Dim) -> Dim:
+        if isinstance(other, int):  # the order of terms stays
+            return self if other == 1 else Poly(tuple((mono, c * other) for mono, c in self.terms)) if other else 0
         merged: dict[Monomial, int] = {}
         for mono_a, a in self.terms:
-            for mono_b, b in terms_of(other):
-                mono = tuple(sorted(mono_a + mono_b, key=_atom_key))
+            for mono_b, b in other.terms:
+                mono = tuple(sorted(mono_a + mono_b, key=_atom_key)) if mono_a and mono_b else mono_a or mono_b
                 merged[mono] = merged.get(mono, 0) + a * b
         return from_terms(merged)
 
@@ -113,12 +123,17 @@ def terms_of(value: Dim) -> tuple[tuple[Monomial, int], ...]:
 
 
 def from_terms(terms: Mapping[Monomial, int]) -> Dim:
-    kept = {mono: c for mono, c in terms.items() if c}
+    kept = [item for item in terms.items() if item[1]]
     if not kept:
         return 0
-    if len(kept) == 1 and () in kept:
-        return kept[()]
-    return Poly(tuple(sorted(kept.items(), key=lambda item: (len(item[0]) == 0, tuple(a.key for a in item[0])))))
+    if len(kept) == 1:
+        return Poly((kept[0],)) if kept[0][0] else kept[0][1]
+    return Poly(tuple(sorted(kept, key=_term_key)))
+
+
+def _term_key(term: tuple[Monomial, int]) -> tuple[bool, tuple[str, ...]]:
+    """Terms in the order of their atoms' names, the constant last."""
+    return (not term[0], tuple([a.key for a in term[0]]))
 
 
 def symbol(name: str, lo: int = 0, hi: int | None = None, extent: Dim | None = None) -> Dim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -92,6 +93,16 @@ class TensorType:
     def rank(self) -> int:
         return len(self.shape)
 
+    @cached_property
+    def strides(self) -> tuple[Dim, ...]:
+        """Element strides of the dense buffer that holds a value of this type."""
+        result: list[Dim] = [0] * self.rank
+        step: Dim = 1
+        for axis in reversed(self.order if self.order is not None else range(self.rank)):
+            result[axis] = step
+            step = step * self.shape[axis]
+        return tuple(result)
+
     def with_shape(self, shape: Shape) -> TensorType:
         return TensorType(self.dtype, shape, self.qparams)
 
@@ -116,13 +127,3 @@ class TupleType:
 
 
 Type = TensorType | TupleType
-
-
-def strides(ty: TensorType) -> tuple[Dim, ...]:
-    """Element strides of the dense buffer that holds a value of this type."""
-    result: list[Dim] = [0] * ty.rank
-    step: Dim = 1
-    for axis in reversed(ty.order if ty.order is not None else range(ty.rank)):
-        result[axis] = step
-        step = step * ty.shape[axis]
-    return tuple(result)

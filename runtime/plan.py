@@ -16,7 +16,7 @@ import torch
 
 from ..cpu_codegen.contract import DimSlot, KernelCode
 from ..graph.dims import Dim, Poly
-from ..graph.types import DType, TensorType, strides
+from ..graph.types import DType, TensorType
 
 BufferKind = Literal["input", "output", "constant", "arena"]
 
@@ -221,7 +221,7 @@ def _dims(plan: Plan) -> Iterator[Dim]:
 def _native_dims(segment: NativeSegment) -> Iterator[Dim]:
     for output in segment.outputs:
         yield from output.type.shape
-        yield from strides(output.type)
+        yield from output.type.strides
     yield from (buffer.nbytes for buffer in segment.buffers)
     for section in segment.sections:
         yield from (section.units, section.block_units)

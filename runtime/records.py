@@ -9,7 +9,6 @@ import torch
 
 from ..diagnostics.errors import InvalidGraph
 from ..graph.dims import Dim, evaluate
-from ..graph.types import strides
 from .arena import Life, arrange
 from .plan import NativeSegment, OutputDim, Plan, Section
 
@@ -69,7 +68,7 @@ def _segment(segment: NativeSegment, numbers: Numbers) -> SegmentRecord:
     outputs = tuple(
         OutputShape(
             tuple(number(numbers, d) for d in output.type.shape),
-            tuple(number(numbers, d) for d in strides(output.type)),
+            tuple(number(numbers, d) for d in output.type.strides),
             output.type.dtype.torch,
         )
         for output in segment.outputs

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..graph import attrs as A
 from ..graph.dims import Dim, Shape, coefficient, floordiv, mod, product, rejoin, symbol, symbols
 from ..graph.ir import Value
-from ..graph.types import TensorType, strides
+from ..graph.types import TensorType
 
 Index = tuple[Dim, ...]
 
@@ -100,7 +100,7 @@ def strip(value: Value, index: Index, stop: set[Value]) -> tuple[Value, Index]:
 def offset(ty: TensorType, index: Index) -> Dim:
     """Element position of `index` in the dense buffer of a value of type `ty`."""
     position: Dim = 0
-    for i, step in zip(index, strides(ty), strict=True):
+    for i, step in zip(index, ty.strides, strict=True):
         position = position + i * step
     return rejoin(position)
 
