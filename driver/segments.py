@@ -15,6 +15,7 @@ from ..graph.ir import Value
 from ..graph.types import i8
 from ..kernels import attention_table, table
 from ..kernels.attention_spec import AttentionCode, AttentionSpec
+from ..kernels.selection import Selection
 from ..kernels.spec import GemmCode, GemmSpec
 from ..platforms.target import Target
 from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, Section, SegmentOutput, Step, single
@@ -44,8 +45,8 @@ class Kernels:
     target: Target
     module: Module = field(default_factory=Module)
     _loops: dict[LoopKernel, KernelCode] = field(default_factory=dict)
-    _gemms: dict[GemmSpec, tuple[GemmCode, table.Selection]] = field(default_factory=dict)
-    _attention: dict[AttentionSpec, tuple[AttentionCode, attention_table.Selection]] = field(default_factory=dict)
+    _gemms: dict[GemmSpec, tuple[GemmCode, Selection[table.Kernel]]] = field(default_factory=dict)
+    _attention: dict[AttentionSpec, tuple[AttentionCode, Selection[attention_table.AttentionKernel]]] = field(default_factory=dict)
 
     def loop(self, kernel: LoopKernel) -> KernelCode:
         key = replace(kernel, name="", params=())
@@ -53,7 +54,7 @@ class Kernels:
             self._loops[key] = emit_loop_kernel(self.module, self.target, replace(kernel, name=f"loop{len(self._loops)}_{kernel.name}"))
         return with_params(self._loops[key], kernel.params)
 
-    def gemm(self, spec: GemmSpec) -> tuple[GemmCode, table.Selection]:
+    def gemm(self, spec: GemmSpec) -> tuple[GemmCode, Selection[table.Kernel]]:
         key = replace(spec, params=())
         if key not in self._gemms:
             selection = table.select(self.target, spec)
@@ -63,7 +64,7 @@ class Kernels:
         columns = None if code.columns is None else with_params(code.columns, spec.params)
         return replace(code, rows=with_params(code.rows, spec.params), columns=columns), selection
 
-    def attention(self, spec: AttentionSpec) -> tuple[AttentionCode, attention_table.Selection]:
+    def attention(self, spec: AttentionSpec) -> tuple[AttentionCode, Selection[attention_table.AttentionKernel]]:
         key = replace(spec, params=())
         if key not in self._attention:
             selection = attention_table.select(self.target, spec)

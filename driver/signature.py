@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported
-from ..graph.captured import Captured, FixedInput, FixedOutput, GraphOutput, InputOutput
+from ..graph.captured import Captured, FixedInput, FixedOutput, GraphOutput, InputOutput, flatten_call
 
 Json = Any
 
@@ -50,19 +50,7 @@ class Signature:
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call's arguments. Raises InputError when they are nested or named otherwise than when captured."""
-        if self.in_spec is None:
-            return list(args)
-        names = list(self.in_spec.child(1).context)
-        if sorted(names) != sorted(kwargs):
-            raise InputError(f"called with keyword arguments {sorted(kwargs)}, compiled for {sorted(names)}")
-        flat, spec = pytree.tree_flatten((tuple(args), {n: kwargs[n] for n in names}))
-        if spec != self.in_spec:
-            expected = self.in_spec.child(0).num_children
-            raise InputError(
-                f"called with {len(args)} positional arguments that do not fit the {expected} compiled for",
-                hint=f"compiled for {self.in_spec}",
-            )
-        return flat
+        return list(args) if self.in_spec is None else flatten_call(self.in_spec, args, kwargs)
 
     def taken(self, flat: Sequence[Any]) -> list[Any]:
         """The leaves that the code takes, after comparing the others with their fixed values."""

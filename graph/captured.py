@@ -136,13 +136,7 @@ class Captured:
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The flat inputs of a call. Raises InputError when the arguments are nested or named otherwise than when captured."""
         assert self.in_spec is not None, "a graph from from_fx is called with flat inputs"
-        names = list(self.in_spec.child(1).context)
-        if sorted(names) != sorted(kwargs):
-            raise InputError(f"called with keyword arguments {sorted(kwargs)}, captured with {sorted(names)}")
-        flat, spec = pytree.tree_flatten((tuple(args), {n: kwargs[n] for n in names}))
-        if spec != self.in_spec:
-            raise InputError("the arguments are nested otherwise than when the model was captured", hint=f"captured with {self.in_spec}")
-        return flat
+        return flatten_call(self.in_spec, args, kwargs)
 
     def bind(self, flat: Sequence[Any]) -> tuple[list[torch.Tensor], dict[str, int]]:
         """The graph's input tensors and the symbols' numbers for one call. Raises InputError saying which argument does not fit."""
@@ -176,6 +170,18 @@ class Captured:
 def _same(value: Any, fixed: Any) -> bool:
     """True for the same object, or an equal Python value of the same type."""
     return value is fixed or (not isinstance(value, torch.Tensor) and type(value) is type(fixed) and bool(value == fixed))
+
+
+def flatten_call(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The leaves of a call's arguments. Raises InputError when they are nested or named otherwise than `spec` says."""
+    names = list(spec.child(1).context)
+    if sorted(names) != sorted(kwargs):
+        raise InputError(f"called with keyword arguments {sorted(kwargs)}, compiled for {sorted(names)}")
+    flat, found = pytree.tree_flatten((tuple(args), {n: kwargs[n] for n in names}))
+    if found != spec:
+        what = f"called with {len(args)} positional arguments that do not fit the {spec.child(0).num_children} compiled for"
+        raise InputError(what, hint=f"compiled for {spec}")
+    return list(flat)
 
 
 def _tensor_pairs(spec: TensorInput, value: Any) -> list[tuple[Dim, int, str]]:

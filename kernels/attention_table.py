@@ -13,6 +13,7 @@ from .attention_blocks import emit_blocks
 from .attention_reference import emit_reference
 from .attention_spec import AttentionCode, AttentionSpec, heads_as_queries
 from .attention_vector import VectorFamily
+from .selection import Selection, first_accepting, lacks
 
 # Rows of scratch are on the stack; longer ones are left to the reference.
 _LONGEST = 1024
@@ -32,32 +33,18 @@ class AttentionKernel:
     emit: Emit
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The row that computes an attention, and the rows before it with the reasons why they do not."""
-
-    kernel: AttentionKernel
-    refusals: tuple[tuple[str, str], ...]
-
-
-def select(target: Target, spec: AttentionSpec) -> Selection:
+def select(target: Target, spec: AttentionSpec) -> Selection[AttentionKernel]:
     """Returns the first row that accepts `spec` on `target`."""
-    refusals: list[tuple[str, str]] = []
-    for kernel in ATTENTION:
-        reason = kernel.when(target, spec)
-        if reason is None:
-            return Selection(kernel, tuple(refusals))
-        refusals.append((kernel.name, reason))
-    raise AssertionError("the last row accepts everything")
+    return first_accepting(ATTENTION, target, spec)
 
 
 def _row(dtype: DType, isa: str, features: tuple[str, ...], emit: Emit) -> AttentionKernel:
     def when(target: Target, spec: AttentionSpec) -> str | None:
         if spec.dtype != dtype:
             return f"computes {dtype}, not {spec.dtype}"
-        missing = [f for f in features if f not in target.features]
+        missing = lacks(target, features)
         if missing:
-            return f"{target.name} lacks {', '.join(missing)}"
+            return missing
         longest = max(spec.depth, spec.width)
         return f"keeps rows of at most {_LONGEST} elements on the stack, here they have {longest}" if longest > _LONGEST else None
 

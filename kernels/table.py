@@ -16,6 +16,7 @@ from ..graph.types import DType, bf16, i8, u8
 from ..platforms.target import Target
 from . import amx, gemm, mkl, neon, packing, reference, x86_vector
 from .micro import MicroKernel
+from .selection import Selection, first_accepting, lacks
 from .spec import GemmCode, GemmSpec
 
 FEW_ROWS = 4
@@ -44,34 +45,14 @@ class Kernel:
         return work / self.rate if self.rate else float("inf")
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The row that computes a product, and the rows before it with the reasons why they do not."""
-
-    kernel: Kernel
-    refusals: tuple[tuple[str, str], ...]
-
-
-def select(target: Target, spec: GemmSpec) -> Selection:
+def select(target: Target, spec: GemmSpec) -> Selection[Kernel]:
     """Returns the first row that accepts `spec` on `target`."""
-    refusals: list[tuple[str, str]] = []
-    for kernel in TABLE:
-        reason = kernel.when(target, spec)
-        if reason is None:
-            return Selection(kernel, tuple(refusals))
-        refusals.append((kernel.name, reason))
-    raise AssertionError("the last row accepts everything")
+    return first_accepting(TABLE, target, spec)
 
 
 def operands(lhs: DType, rhs: DType, spec: GemmSpec) -> str | None:
     """Why a row for these operand types does not apply to `spec`."""
     return None if spec.dtypes == (lhs, rhs) else f"computes {lhs} x {rhs}, not {spec.lhs} x {spec.rhs}"
-
-
-def lacks(target: Target, features: tuple[str, ...]) -> str | None:
-    """Why a row that needs these features does not apply to `target`."""
-    missing = [name for name in features if not target.has(name)]
-    return f"{target.name} lacks {', '.join(missing)}" if missing else None
 
 
 def few_rows(spec: GemmSpec) -> bool:

@@ -78,7 +78,7 @@ def test_sizes_are_symbols_and_results_keep_their_structure() -> None:
     ((torch.randn(65, 4),), {}, "from 1 to 64"),
     ((torch.randn(3, 4).double(),), {}, "float64"),
     ((3.0,), {}, "float, expected a tensor"),
-    ((), {}, "nested otherwise"),
+    ((), {}, "positional arguments that do not fit"),
     ((torch.randn(3, 4),), {"other": 1}, "keyword arguments"),
 ])
 def test_calls_that_do_not_fit_are_refused(args: Any, kwargs: Any, words: str) -> None:
