@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from rich.table import Table
 from timing import Timing, measure, one_core
 
 import sashiko
+from sashiko.platforms.host import host
 
 Call = Callable[[], torch.Tensor]
 Maker = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], Call]
@@ -96,9 +97,14 @@ def openvino(precision: str, model: torch.nn.Module, ids: torch.Tensor, mask: to
 
 ROWS: dict[str, Maker] = {
     "eager fp32": eager,
-    "Inductor fp32": partial(inductor, None), "Inductor bf16": partial(inductor, torch.bfloat16),
-    "OpenVINO fp32": partial(openvino, "fp32"), "OpenVINO bf16": partial(openvino, "bf16"), "OpenVINO int8": partial(openvino, "int8"),
-    "Sashiko fp32": partial(ours, "fp32"), "Sashiko bf16": partial(ours, "bf16"), "Sashiko int8": ours_int8,
+    "Inductor fp32": partial(inductor, None),
+    "Inductor bf16": partial(inductor, torch.bfloat16),
+    "OpenVINO fp32": partial(openvino, "fp32"),
+    "OpenVINO bf16": partial(openvino, "bf16"),
+    "OpenVINO int8": partial(openvino, "int8"),
+    "Sashiko fp32": partial(ours, "fp32"),
+    "Sashiko bf16": partial(ours, "bf16"),
+    "Sashiko int8": ours_int8,
 }
 
 
@@ -166,10 +172,28 @@ def main() -> None:
     results = run(options.batch, options.length, options.rounds, options.hidden, options.layers)
     show(results, f"BERT, {options.layers} layers of {options.hidden}, {options.batch}x{options.length}, one thread")
     if options.json:
-        rows = [{"name": r.name, "ms": r.timing.rounds if r.timing else None, "error": r.error, "build_s": r.seconds, "failure": r.failure}
-                for r in results]
-        versions = {"torch": torch.__version__, "sashiko": sashiko.__version__}
-        options.json.write_text(json.dumps({"command": sys.argv, "cpu": os.cpu_count(), "versions": versions, "rows": rows}, indent=1))
+        options.json.write_text(json.dumps(record(options, results), indent=1) + "\n")
+
+
+def record(options: argparse.Namespace, results: list[Result]) -> dict[str, Any]:
+    """The run as JSON: the command, the machine, the versions, and every round in milliseconds."""
+    chosen = {name: value for name, value in vars(options).items() if name != "json"}
+    packages = ("torch", "openvino", "nncf", "transformers", "llvmlite")
+    return {
+        "command": " ".join(["make bench", f"ARGS='{' '.join(f'--{n} {v}' for n, v in chosen.items())}'"]),
+        "machine": {"features": sorted(host().features), "l2": host().l2, "l3": host().l3},
+        "versions": {"sashiko": sashiko.__version__, **{n: version(n) for n in packages}},
+        "rows": [
+            {
+                "name": r.name,
+                "ms": [round(t, 3) for t in r.timing.rounds] if r.timing else None,
+                "error": r.error,
+                "build_s": round(r.seconds, 2),
+                "failure": r.failure,
+            }
+            for r in results
+        ],
+    }
 
 
 if __name__ == "__main__":
