@@ -16,6 +16,7 @@ from ..graph.captured import Captured, IntInput, SymbolicOutput, TensorInput
 from ..graph.ir import Graph, Value
 from ..graph.passes import PassReport, run
 from ..graph.types import TensorType
+from ..kernels.custom import CustomKernel
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace
 from ..runtime.executable import Executable, with_runner
@@ -35,6 +36,7 @@ class Options:
     precision: str = "fp32"
     strict: bool = False
     rules: RuleSet = ()
+    kernels: tuple[CustomKernel, ...] = ()
     name: str = "model"
 
 
@@ -62,7 +64,7 @@ def build(captured: Captured, options: Options) -> Built:
         _refuse_leftovers(graph)
     graph = choose_layouts(graph)
     rewritten = clock()
-    planner = _Planner(graph, captured, Kernels(options.target))
+    planner = _Planner(graph, captured, Kernels(options.target, options.kernels))
     plan = planner.plan()
     emitted = clock()
     text = planner.kernels.module.text()

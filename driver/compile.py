@@ -10,6 +10,7 @@ import torch
 from ..diagnostics.errors import InputError
 from ..graph.capture import from_exported
 from ..graph.exporting import export
+from ..kernels.custom import CustomKernel
 from ..platforms.host import resolve
 from ..platforms.target import Target
 from ..quant import QuantizedModule, Scheme, quantize
@@ -30,13 +31,15 @@ def compile(
     target: Target | str | None = None,
     strict: bool = False,
     rules: RuleSet = (),
+    kernels: tuple[CustomKernel, ...] = (),
 ) -> CompiledModel:
     """Compile a model in evaluation mode to one native function for the CPU at hand.
 
     example_inputs: a tuple of positional or a dict of keyword arguments. dynamic_shapes: as in torch.export; without it the shapes are
     those of the example. precision: of matrix products and attention, "fp32", "bf16" (sums and everything else stay fp32) or "auto"
     (bf16 where the machine multiplies it natively). target: a machine of `sashiko.platforms`, by value or name; the host by default.
-    strict: raise Unsupported instead of leaving an operation to PyTorch. rules: rewrite rules of your own, tried before ours.
+    strict: raise Unsupported instead of leaving an operation to PyTorch. rules: rewrite rules of your own, tried before ours. kernels:
+    code for the `call`s that such rules make.
 
     Raises InputError for arguments that do not fit and for a model in training mode; Unsupported for a model that torch.export cannot
     trace, such as one whose control flow depends on data.
@@ -48,7 +51,7 @@ def compile(
         kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
     program = export(model, args, kwargs, dynamic_shapes)
     captured = from_exported(program, decomposed=True)
-    built = build(captured, Options(resolve(target), precision, strict, rules, type(model).__name__))
+    built = build(captured, Options(resolve(target), precision, strict, rules, kernels, type(model).__name__))
     return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
 
 

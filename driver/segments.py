@@ -10,18 +10,21 @@ import torch
 from ..cpu_codegen.builder import Module
 from ..cpu_codegen.contract import KernelCode, ParamSlot
 from ..cpu_codegen.loops import emit_loop_kernel
+from ..diagnostics.errors import Unsupported
+from ..graph.attrs import CallAttrs
 from ..graph.dims import Dim, product
 from ..graph.ir import Value
 from ..graph.types import i8
 from ..kernels import attention_table, table
 from ..kernels.attention_spec import AttentionCode, AttentionSpec
+from ..kernels.custom import CustomKernel
 from ..kernels.selection import Selection
 from ..kernels.spec import GemmCode, GemmSpec
 from ..platforms.target import Target
 from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, Section, SegmentOutput, Step, single
 from ..stitch.constants import compute, watched_tensors
 from ..stitch.loops import LoopKernel
-from ..stitch.program import ContractionItem, LoopItem, Program
+from ..stitch.program import CallItem, ContractionItem, LoopItem, Program
 from .contractions import attention_spec, gemm_spec
 
 Refusals = tuple[tuple[str, str], ...]
@@ -43,7 +46,9 @@ class Kernels:
     """All code of one compilation. Kernels that differ only in numbers are emitted once."""
 
     target: Target
+    custom: tuple[CustomKernel, ...] = ()
     module: Module = field(default_factory=Module)
+    _calls: int = 0
     _loops: dict[LoopKernel, KernelCode] = field(default_factory=dict)
     _gemms: dict[GemmSpec, tuple[GemmCode, Selection[table.Kernel]]] = field(default_factory=dict)
     _attention: dict[AttentionSpec, tuple[AttentionCode, Selection[attention_table.AttentionKernel]]] = field(default_factory=dict)
@@ -63,6 +68,17 @@ class Kernels:
         code, selection = self._gemms[key]
         columns = None if code.columns is None else with_params(code.columns, spec.params)
         return replace(code, rows=with_params(code.rows, spec.params), columns=columns), selection
+
+    def call(self, value: Value) -> KernelCode:
+        """The user's kernel for a `call`. Raises Unsupported when there is none of that name."""
+        attrs = value.attrs
+        assert isinstance(attrs, CallAttrs)
+        found = next((k for k in self.custom if k.name == attrs.kernel), None)
+        if found is None:
+            raise Unsupported(f"there is no kernel {attrs.kernel!r}", value.origin, "pass it to compile(kernels=...)")
+        self._calls += 1
+        symbol = f"call{self._calls}_{attrs.kernel}"
+        return found.emit(self.module, self.target, symbol, tuple(v.tensor for v in value.inputs), value.tensor, attrs.options)
 
     def attention(self, spec: AttentionSpec) -> tuple[AttentionCode, Selection[attention_table.AttentionKernel]]:
         key = replace(spec, params=())
@@ -117,9 +133,20 @@ class SegmentBuilder:
     def build(self) -> NativeSegment:
         sections: list[Section] = []
         for item in self.program.items:
-            sections += self._loop(item) if isinstance(item, LoopItem) else self._contraction(item)
+            sections += self._sections(item)
         outputs = tuple(SegmentOutput(self.ids[v], v.tensor) for v in self.program.outputs)
         return NativeSegment(tuple(self.ids[v] for v in self.program.inputs), outputs, tuple(self.buffers), tuple(sections))
+
+    def _sections(self, item: LoopItem | ContractionItem | CallItem) -> list[Section]:
+        if isinstance(item, LoopItem):
+            return self._loop(item)
+        return self._call(item) if isinstance(item, CallItem) else self._contraction(item)
+
+    def _call(self, item: CallItem) -> list[Section]:
+        code = self.kernels.call(item.value)
+        operands = tuple(self._operand(v) for v in (*item.value.inputs, item.value))
+        note = self._note(item.value, (item.value,), code.symbol)
+        return [single(Step(code, operands, (len(operands) - 1,), note.label))]
 
     def _add(self, value: Value, kind: str, index: int) -> int:
         self.numbers[value] = self._buffer(kind, index, product(value.shape) * value.dtype.bytes, value)

@@ -47,10 +47,21 @@ class ContractionItem:
 
 
 @dataclass(frozen=True, eq=False)
+class CallItem:
+    """A custom kernel: its operands are the buffers of `value.inputs`, then that of `value`, all dense and row-major."""
+
+    value: Value
+
+    @property
+    def writes(self) -> tuple[Value, ...]:
+        return (self.value,)
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
     """One native segment: items in execution order; `stored` are the values that have buffers besides inputs and constants."""
 
-    items: tuple[LoopItem | ContractionItem, ...]
+    items: tuple[LoopItem | ContractionItem | CallItem, ...]
     inputs: tuple[Value, ...]
     constants: tuple[Value, ...]
     outputs: tuple[Value, ...]

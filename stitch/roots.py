@@ -78,7 +78,7 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
         if value.op in ANCHORS:
             flush(value.inputs)
             for operand in _read_by_pointer(value):
-                root = operand_root(operand, available, roots.stored)
+                root = operand if value.op == "call" else operand_root(operand, available, roots.stored)
                 if root not in available:
                     roots.stored[root] = None
             below[value] |= 1 << position[value]
@@ -105,7 +105,7 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
 
 
 def _read_by_pointer(anchor: Value) -> tuple[Value, ...]:
-    """Operands that the kernel of an anchor reads from memory itself; others (bias, mask) go through loop bodies."""
+    """Operands that the kernel of an anchor reads from memory itself; the mask of attention goes through a loop body."""
     if anchor.op == "attention":
         return anchor.inputs[:3]
     return anchor.inputs

@@ -10,7 +10,7 @@ from .contraction import lower_epilogue
 from .domain import Domain, finish
 from .group import Group, form, is_expensive, joined, lower_group, related
 from .lower import NeedsBuffer
-from .program import ContractionItem, LoopItem, Program
+from .program import CallItem, ContractionItem, LoopItem, Program
 from .roots import ANCHORS, Roots, find_roots
 
 MAX_STORES = 8  # outputs of one loop nest: more and their write streams evict each other from L1
@@ -62,6 +62,8 @@ def _form_all(roots: Roots, stored: set[Value], available: set[Value]) -> list[G
 
 def _form_anchor(anchor: Value, roots: Roots, stored: set[Value]) -> Group:
     members = [v for v in roots.stored if roots.epilogue.get(v) is anchor or v is anchor]
+    if anchor.op == "call":
+        return Group(members, Domain(()), anchor, set(anchor.inputs))
     lowering = lower_epilogue(anchor, members, stored)
     pointers = anchor.inputs[:3] if anchor.op == "attention" else anchor.inputs[:2]
     needs = {v for v in lowering.operands if v not in members} | {_base(v, stored) for v in pointers}
@@ -152,7 +154,9 @@ def _reaches(start: Group, goal: Group, made: dict[Value, Group]) -> bool:
     return False
 
 
-def _item(group: Group, number: int, stored: set[Value]) -> LoopItem | ContractionItem:
+def _item(group: Group, number: int, stored: set[Value]) -> LoopItem | ContractionItem | CallItem:
+    if group.anchor is not None and group.anchor.op == "call":
+        return CallItem(group.anchor)
     if group.anchor is not None:
         return contraction_item(group.anchor, group.roots, stored, stored)
     lowering = lower_group(group.roots, group.domain, stored)
