@@ -86,7 +86,7 @@ def _pairs(title: str, pairs: list[tuple[str, str]]) -> Table:
 
 
 def _found(title: str, rows: tuple[Found, ...], mark_only: bool = False) -> Table:
-    table = _table(title, "name", "found", "used for")
+    table = _table(title, "name", "found", "what it is")
     for row in rows:
         table.add_row(row.name, _mark(bool(row.where)) if mark_only or not row.where else escape(row.where), row.use)
     return table

@@ -18,6 +18,8 @@ _PACKAGES = (
 )
 _SYMBOLS: tuple[tuple[str, str], ...] = (
     ("GOMP_parallel", "the thread pool shared with torch"),
+    ("sgemm_", "float32 matrix products (MKL), a row of the kernel table"),
+    ("aoti_torch_get_data_ptr", "tells where a watched weight lies"),
     ("cblas_sgemm_compute", "float32 matrix products with packed weights (MKL)"),
     ("cblas_gemm_bf16bf16f32", "bfloat16 matrix products (MKL)"),
     ("aoti_torch_cpu_bmm_out", "batched matrix products"),
