@@ -25,7 +25,7 @@ class Function:
     """
 
     def __init__(self, module: Module, name: str, ret: Ty, params: Sequence[Ty | str], *, internal: bool = False) -> None:
-        self.module, self.name, self.ret_ty = module, name, ret
+        self.module, self.name = module, name
         types = [p if isinstance(p, Ty) else Ty(p.split()[0]) for p in params]
         self.args = [Val(ty, f"%a{i}") for i, ty in enumerate(types)]
         signature = ", ".join(f"{p} %a{i}" for i, p in enumerate(params))
@@ -53,9 +53,6 @@ class Function:
     def _label(self, name: str) -> None:
         self._lines.append(f"{name}:")
         self._block = name
-
-    def comment(self, text: str) -> None:
-        self._lines.append(f"  ; {text}")
 
     def finish(self) -> None:
         assert self.name not in self.module.functions, f"{self.name} defined twice"

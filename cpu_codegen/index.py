@@ -116,9 +116,3 @@ def _multiple(index: Dim, of: int, lanes: int, varies: Varies) -> bool:
 def never_negative(index: Dim) -> bool:
     low = bounds(index)[0]
     return low is not None and low >= 0
-
-
-def fits_32_bits(index: Dim) -> bool:
-    """Whether the value is proved to be in [0, 2^31)."""
-    low, high = bounds(index)
-    return low is not None and low >= 0 and high is not None and high < 1 << 31

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule
 
-from ..diagnostics.dump import say
 from ..diagnostics.errors import InputError, Unsupported
 from ..graph.capture import from_fx
 from ..graph.exporting import decompositions
@@ -108,7 +108,7 @@ class _Inference:
         except Unsupported as error:
             if self.settings.get("strict"):
                 raise
-            say(1, f"left to PyTorch as a whole: {error}")
+            warnings.warn(f"sashiko leaves a graph to PyTorch as a whole: {error.what}", stacklevel=2)
             return None
         built = build(captured, Options(default_target(), self.settings["precision"], bool(self.settings.get("strict")), name="dynamo"))
         return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
