@@ -12,7 +12,7 @@ FAST := $(wildcard tests/diagnostics tests/platforms tests/graph tests/rewrite t
 # Keeps the checkout itself off sys.path (as python -P does), where libraries would take its `kernels` for a package of that name.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo test check lint types layout bench slow opinfo clean
+.PHONY: demo test check lint types layout bench accuracy slow opinfo clean
 
 demo: $(STAMP)
 	$(BIN)/python benchmarks/demo.py $(ARGS)
@@ -44,7 +44,11 @@ layout: $(STAMP)
 	$(BIN)/pytest -q tests/test_layout.py
 
 bench: .venv/.bench
-	$(BIN)/python benchmarks/peers.py $(ARGS)
+	$(BIN)/sashiko bench $(ARGS)
+
+# What quantization costs in accuracy, here and with the peers; docs/accuracy.md.
+accuracy: .venv/.bench
+	PYTHONPATH=benchmarks $(BIN)/python -m accuracy $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,14 +17,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .diagnostics.errors import ArtifactError, CalibrationError, InputError, InvalidGraph, SashikoError, Unsupported
     from .driver.backend import backend
-    from .driver.compile import compile, quantize_and_compile
+    from .driver.compile import compile
     from .driver.explain import explain
     from .driver.model import CompiledModel, load
-    from .quant import quantize
+    from .driver.quantized import quantize_and_compile
+    from .quant.quantize import quantize
 
 _HOME = {
     "compile": "driver.compile",
-    "quantize_and_compile": "driver.compile",
+    "quantize_and_compile": "driver.quantized",
     "CompiledModel": "driver.model",
     "backend": "driver.backend",
     "explain": "driver.explain",

@@ -1,30 +1,26 @@
 """The demo: a sentence encoder with real weights in four precisions, its speed beside its accuracy.
 
-Calibrated on 64 of the sentences in `data/sentences.txt`, judged on the others. Run it with `make demo`.
+Calibrated on 64 sentences, judged on the others, which are in `cli/bench/sentences.txt`. Run it with `make demo`.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parent))
-
 import torch
-from encoder import Agreement, agreement, batches, embed, load_encoder, sentences
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from timing import Timing, measure, one_core
 from torch.export import Dim
 
 import sashiko
+from sashiko.cli.bench.encoder import Agreement, agreement, batches, embed, load_encoder, sentences
+from sashiko.cli.bench.timing import Timing, measure, pin
 
 CALIBRATION = 64
 SHAPES = ((8, 128), (1, 32))
@@ -120,7 +116,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     torch.manual_seed(0)
     console = Console(width=max(Console().width, 150))
-    one_core()
+    pin()
     encoder, tokenizer = load_encoder()
     texts = sentences()
     held_out = texts[CALIBRATION:]

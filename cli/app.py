@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from .. import __version__
 from ..diagnostics import env
 from ..diagnostics.errors import SashikoError
-from . import doctor, explain
+from . import doctor, explain, quantize
+from .bench import command as bench
 
 OK = 0
 FAILED = 1
@@ -31,7 +32,9 @@ class Command:
 
 
 COMMANDS: tuple[Command, ...] = (
+    Command("quantize", "calibrate a model, write it quantized, and report", quantize.configure, quantize.run),
     Command("explain", "tell what became of a model: fusions, kernels, and what was left to PyTorch", explain.configure, explain.run),
+    Command("bench", "time models beside Inductor, OpenVINO, ONNX Runtime and PyTorch itself", bench.configure, bench.run),
     Command("doctor", "show what this machine can do and what is installed", doctor.configure, doctor.run),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,21 +13,29 @@ from rich.table import Table
 
 from .machine import Found, Machine, examine
 
+if TYPE_CHECKING:
+    from ..kernels.peaks import Peaks
+
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `sashiko doctor`."""
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    parser.add_argument("--peaks", action="store_true", help="measure products and memory of one core, and keep the figures for `bench`")
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the report to stdout."""
-    machine = examine()
+    machine, console = examine(), Console()
+    peaks = _measured() if options.peaks else None
     if options.json:
-        print(json.dumps(dataclasses.asdict(machine), indent=2))
-    else:
-        show(machine, Console())
+        measured = {} if peaks is None else {"peaks": dataclasses.asdict(peaks)}
+        print(json.dumps({**dataclasses.asdict(machine), **measured}, indent=2))
+        return 0
+    show(machine, console)
+    if peaks is not None:
+        show_peaks(peaks, console)
     return 0
 
 
@@ -41,6 +50,24 @@ def show(machine: Machine, console: Console) -> None:
     console.print(_found("Tools (tests only)", machine.tools))
     console.print(_pairs("Versions", [(p.name, escape(p.where) or "[dim]not installed[/dim]") for p in machine.packages]))
     console.print(_pairs("Settings", [(s.name, escape(s.where) or "[dim]not set[/dim]") for s in machine.settings]))
+
+
+def show_peaks(peaks: Peaks, console: Console) -> None:
+    """Prints what one core can do."""
+    products = _table("Products of one core", "of", "10^9 operations/s", "inner loop")
+    for row in peaks.products:
+        products.add_row(row.kind, f"{row.giga:.0f}", row.kernel)
+    console.print(products)
+    memory = _table("Memory of one core, GB/s", "level", "measured with", "read", "write", "copy (read + write)")
+    for level in peaks.bandwidths:
+        memory.add_row(level.level, size_text(level.size), *(f"{rate:.1f}" for rate in (level.read, level.write, level.copy)))
+    console.print(memory)
+
+
+def _measured() -> Peaks:
+    from ..kernels.peaks import remeasured
+
+    return remeasured()
 
 
 def size_text(size: int) -> str:

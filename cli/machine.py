@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..diagnostics import env
-from ..platforms.host import HostReport, host_report
+from ..platforms.host import HostReport, cpu_model, host_report
 
 _PACKAGES = (
     *("sashiko", "torch", "numpy", "llvmlite", "safetensors", "py-cpuinfo", "rich"),
-    *("transformers", "torch-mlir", "onnx", "onnxruntime", "openvino", "nncf", "matplotlib"),
+    *("transformers", "torch-mlir", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "matplotlib"),
 )
 _SYMBOLS: tuple[tuple[str, str], ...] = (
     ("GOMP_parallel", "the thread pool shared with torch"),
@@ -90,7 +90,7 @@ def examine() -> Machine:
     target = report.target
     files, size = folder_size(env.cache_dir())
     return Machine(
-        model_name=_model_name(),
+        model_name=cpu_model(),
         system=f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         triple=target.triple,
         llvm_cpu=target.cpu,
@@ -154,13 +154,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _model_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns the marketing name, for show only: nothing is decided by it."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "not named by the system")

@@ -7,6 +7,7 @@ while compiling, never while a compiled model runs.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,11 @@ def _read_int(name: str, low: int, high: int) -> int | None:
 def current() -> tuple[tuple[Variable, str], ...]:
     """Returns every variable with its present text, empty when it is unset."""
     return tuple((variable, _read(variable.name)) for variable in VARIABLES)
+
+
+def override(values: Mapping[str, str]) -> None:
+    """Sets variables of this process. For a process that was started for one job, before it imports what reads them."""
+    os.environ.update(values)
 
 
 def debug_level() -> int:

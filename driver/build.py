@@ -15,6 +15,7 @@ from ..graph import attrs as A
 from ..graph.captured import Captured, IntInput, SymbolicOutput, TensorInput
 from ..graph.ir import Graph, Value
 from ..graph.passes import PassReport, run
+from ..graph.sites import site_of
 from ..graph.types import TensorType
 from ..kernels.custom import CustomKernel
 from ..platforms.target import Target
@@ -25,12 +26,12 @@ from ..stitch.layout import choose_layouts
 from ..stitch.partition import Extern, Native, partition
 from ..stitch.stitcher import stitch
 from .pipeline import passes
-from .segments import Constants, Kernels, Note, SegmentBuilder
+from .segments import Constants, Kernels, Note, Product, SegmentBuilder
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a compilation depends on besides the graph."""
+    """What a compilation depends on besides the graph. wide: names of operations that stay in fp32 whatever the precision."""
 
     target: Target
     precision: str = "fp32"
@@ -38,17 +39,22 @@ class Options:
     rules: RuleSet = ()
     kernels: tuple[CustomKernel, ...] = ()
     name: str = "model"
+    wide: frozenset[str] = frozenset()
 
 
 @dataclass(eq=False)
 class Built:
-    """An executable and the story of its making, for explain()."""
+    """An executable and the story of its making, for explain().
+
+    products: for everything that `executable.times` times, in its order, the named product that it computes, or None.
+    """
 
     executable: Executable
     graph: Graph
     notes: tuple[tuple[Note, ...] | AtenStep, ...]
     trace: Trace
     reports: tuple[PassReport, ...]
+    products: tuple[Product | None, ...]
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -59,7 +65,7 @@ def build(captured: Captured, options: Options) -> Built:
     trace, reports = Trace(), list[PassReport]()
     declared = [i.dim for i in captured.inputs if isinstance(i, IntInput)]
     graph = replace(captured.graph, name=options.name)
-    graph = run(graph, passes(options.precision, options.target, options.rules, trace), declared=declared, reports=reports)
+    graph = run(graph, passes(options.precision, options.target, options.rules, trace, options.wide), declared=declared, reports=reports)
     if options.strict:
         _refuse_leftovers(graph)
     graph = choose_layouts(graph)
@@ -79,7 +85,7 @@ def build(captured: Captured, options: Options) -> Built:
         "load": clock() - compiled,
     }
     say(1, f"{options.name}: " + ", ".join(f"{what} {took * 1e3:.0f} ms" for what, took in seconds.items()))
-    return Built(executable, graph, tuple(planner.notes), trace, tuple(reports), seconds)
+    return Built(executable, graph, tuple(planner.notes), trace, tuple(reports), tuple(planner.products), seconds)
 
 
 def _refuse_leftovers(graph: Graph) -> None:
@@ -113,6 +119,7 @@ class _Planner:
         self.graph, self.captured, self.kernels = graph, captured, kernels
         self.constants = Constants()
         self.notes: list[tuple[Note, ...] | AtenStep] = []
+        self.products: list[Product | None] = []
         self._ids: dict[Value, int] = {}
         self._constant_values: dict[int, int] = {}
 
@@ -160,6 +167,7 @@ class _Planner:
         builder = SegmentBuilder(program, self.kernels, self.constants, ids)
         segment = builder.build()
         self.notes.append(tuple(builder.notes))
+        self.products += builder.products
         return segment
 
     def _extern(self, part: Extern) -> AtenStep:
@@ -173,4 +181,6 @@ class _Planner:
             results = [self._id(taken[n]) if n in taken else None for n in range(len(part.value.type.elements))]
         step = AtenStep(attrs.target, attrs.args, attrs.kwargs, operands, tuple(results), attrs.reason, several)
         self.notes.append(step)
+        name = site_of(part.value.origin)
+        self.products.append(Product(name, str(attrs.target)) if name else None)
         return step

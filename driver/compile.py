@@ -1,8 +1,8 @@
-"""The public verbs."""
+"""`compile`: from a model to code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,7 @@ from ..graph.exporting import export
 from ..kernels.custom import CustomKernel
 from ..platforms.host import resolve
 from ..platforms.target import Target
-from ..quant import QuantizedModule, Scheme, quantize
-from ..quant.calibrate import check_iterable
+from ..quant import QATModule, QuantizedModule
 from ..rewrite import RuleSet
 from .build import Options, build
 from .model import CompiledModel
@@ -46,16 +45,25 @@ def compile(
     """
     if precision not in PRECISIONS:
         raise InputError(f"precision is {precision!r}", hint=f"one of {', '.join(PRECISIONS)}")
-    args, kwargs = _arguments(example_inputs)
+    args, kwargs = arguments(example_inputs)
+    return compiled(model, args, kwargs, dynamic_shapes, Options(resolve(target), precision, strict, rules, kernels, type(model).__name__))
+
+
+def compiled(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, options: Options
+) -> CompiledModel:
+    """The model as code for calls like the given one; errors as in `compile`."""
+    if isinstance(model, QATModule):
+        raise InputError("the model still trains: its quantizers have no integers", hint="compile what model.convert() returns")
     if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
         kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
-    program = export(model, args, kwargs, dynamic_shapes)
-    captured = from_exported(program, decomposed=True)
-    built = build(captured, Options(resolve(target), precision, strict, rules, kernels, type(model).__name__))
+    captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
+    built = build(captured, options)
     return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
 
 
-def _arguments(example_inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(example_inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the call that an example stands for. InputError for what is neither a tuple nor a dict."""
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     if isinstance(example_inputs, (tuple, list)):
@@ -63,44 +71,3 @@ def _arguments(example_inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple
     raise InputError(
         f"example_inputs is a {type(example_inputs).__name__}", hint="pass a tuple of positional or a dict of keyword arguments"
     )
-
-
-def quantize_and_compile(
-    model: torch.nn.Module,
-    batches: Iterable[Any],
-    *,
-    preset: str | Scheme = "int8",
-    dynamic_shapes: Any = None,
-    precision: str = "auto",
-    target: Target | str | None = None,
-    strict: bool = False,
-) -> CompiledModel:
-    """Calibrate a model on `batches`, quantize it and compile the result: `quantize` and `compile` in one verb.
-
-    The first batch serves as the example inputs.
-    """
-    check_iterable(batches)
-    kept = _First(batches)
-    small = quantize(model, kept, preset=preset)
-    first = kept.first
-    example: tuple[Any, ...] | dict[str, Any] = (
-        dict(first) if isinstance(first, Mapping) else tuple(first) if isinstance(first, (tuple, list)) else (first,)
-    )
-    return compile(small, example, dynamic_shapes=dynamic_shapes, precision=precision, target=target, strict=strict)
-
-
-class _First:
-    """An iterable that remembers its first item."""
-
-    def __init__(self, items: Iterable[Any]) -> None:
-        self._items = items
-        self.first: Any = None
-
-    def __len__(self) -> int:
-        return len(self._items)  # type: ignore[arg-type]  # a TypeError where the items have no length, as it should be
-
-    def __iter__(self) -> Any:
-        for number, item in enumerate(self._items):
-            if number == 0:
-                self.first = item
-            yield item

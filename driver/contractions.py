@@ -6,15 +6,18 @@ import itertools
 from collections.abc import Sequence
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, evaluate, product
+from ..graph.dims import Dim, evaluate, floordiv, product
 from ..graph.ir import Value
-from ..graph.types import DType, bf16, f32, i8, u8
+from ..graph.types import DType, bf16, f32, i4, i8, u8
 from ..kernels.attention_spec import AttentionSpec, HeadStrides
+from ..kernels.packing import packed_group
 from ..kernels.spec import BATCH, GemmSpec, Strides
+from ..rewrite.query import is_weight
 from ..stitch.program import ContractionItem, Strided
 from ..stitch.views import delinearize
 
 GEMM_TYPES: tuple[tuple[DType, DType], ...] = ((f32, f32), (bf16, bf16), (i8, i8), (u8, i8))
+WEIGHT_TYPES: tuple[tuple[DType, DType], ...] = ((f32, i8), (bf16, i8))  # for constant weights
 
 
 def has_kernel(value: Value) -> bool:
@@ -23,12 +26,12 @@ def has_kernel(value: Value) -> bool:
     if value.op == "attention":
         depth, width = value.inputs[0].shape[-1], value.inputs[2].shape[-1]
         return types[0] in (f32, bf16) and types[0] == types[1] == types[2] and isinstance(depth, int) and isinstance(width, int)
-    return types[:2] in GEMM_TYPES
+    return types[:2] in GEMM_TYPES or (types[:2] in WEIGHT_TYPES and is_weight(value.inputs[1]))
 
 
 def gemm_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
-    """The product behind a linear, int_linear or matmul item."""
-    return _matmul_spec(item) if item.anchor.op == "matmul" else _linear_spec(item, constants)
+    """The product behind a linear, int_linear, matmul or int_matmul item."""
+    return _matmul_spec(item) if item.anchor.op in ("matmul", "int_matmul") else _linear_spec(item, constants)
 
 
 def _matmul_spec(item: ContractionItem) -> GemmSpec:
@@ -41,18 +44,21 @@ def _matmul_spec(item: ContractionItem) -> GemmSpec:
 
 
 def _linear_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
-    x, y = item.anchor.inputs
+    x, y, *scales = item.anchor.inputs
     left, right = item.pointers
     n, k = y.shape
+    kind = i4 if scales else y.dtype
+    group = packed_group(evaluate(floordiv(k, scales[0].shape[1]), {})) if scales else 0
     static = isinstance(n, int) and isinstance(k, int)
     constant = static and right.value in constants and right.offset == 0 and right.strides == y.tensor.strides
     rhs = None if constant else Strides(0, right.strides[0], right.strides[1])
     rows, row = _merged(x.shape[:-1], left.strides[:-1])
     if row is not None:
-        return GemmSpec(x.dtype, y.dtype, rows, n, k, Strides(0, row, left.strides[-1]), item.epilogue, 1, constant, rhs, item.params)
+        lhs = Strides(0, row, left.strides[-1])
+        return GemmSpec(x.dtype, kind, rows, n, k, lhs, item.epilogue, 1, constant, rhs, item.params, group)
     *batch, m = x.shape[:-1]  # unequally spaced rows: as many matrices as the leading axes have elements
     lhs = Strides(_batched(left.strides[:-2], batch, batch), left.strides[-2], left.strides[-1])
-    return GemmSpec(x.dtype, y.dtype, m, n, k, lhs, item.epilogue, product(batch), constant, rhs, item.params)
+    return GemmSpec(x.dtype, kind, m, n, k, lhs, item.epilogue, product(batch), constant, rhs, item.params, group)
 
 
 def _batched(steps: Sequence[Dim], shape: Sequence[Dim], batch: Sequence[Dim]) -> Dim:

@@ -9,10 +9,15 @@ from typing import Any
 import torch
 
 from ..diagnostics.errors import ArtifactError, Unsupported
+from ..graph import container
+from ..quant import QuantizedModule
+from ..quant import save as saved
 from ..runtime import save as artifact
 from ..runtime.executable import Executable
+from ..runtime.timing import SectionTime
 from .build import Built
 from .explain import explained
+from .found import SearchResult
 from .signature import Signature, from_json, to_json
 
 
@@ -21,6 +26,8 @@ class CompiledModel:
 
     Errors when called: InputError for arguments that do not fit what was declared, IndexError for an index out of range inside the model.
     Any number of threads may call at the same time.
+
+    quantized: the simulation it was compiled from, when `quantize_and_compile` made it. search: how its precisions were found.
     """
 
     def __init__(
@@ -32,6 +39,8 @@ class CompiledModel:
         explanation: str = "",
     ) -> None:
         self.signature, self.executable, self.built = signature, executable, built
+        self.quantized: QuantizedModule | None = None
+        self.search: SearchResult | None = None
         self._state = tuple(state)
         self._explanation = explanation
         self._fixed = signature.has_fixed
@@ -56,8 +65,13 @@ class CompiledModel:
         return self.signature.assembled(flat, results)
 
     def explain(self) -> str:
-        """What was fused, which kernel each operation runs on and why, what was left to PyTorch and why."""
-        return explained(self.built) if self.built is not None else self._explanation
+        """What was fused, which kernel each operation runs on and why, what was left to PyTorch and why, how precisions were chosen."""
+        story = explained(self.built) if self.built is not None else self._explanation
+        return story if self.search is None else f"{story}\n{self.search.text()}"
+
+    def times(self, *args: Any, repeat: int = 10, **kwargs: Any) -> tuple[SectionTime, ...]:
+        """The time of every step of a call, in order: the shortest of `repeat` runs."""
+        return self.executable.times(*self.signature.taken(self.signature.flatten(args, kwargs)), *self._state, repeat=repeat)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write code, weights and plan to one file that `sashiko.load` reads without the model.
@@ -76,11 +90,13 @@ class CompiledModel:
         return f"CompiledModel({plan.name}: {native} native segments, {len(plan.segments) - native} operations left to PyTorch)"
 
 
-def load(path: str | os.PathLike[str]) -> CompiledModel:
-    """Read a model that `CompiledModel.save` wrote. Needs neither the model nor a compiler.
+def load(path: str | os.PathLike[str]) -> CompiledModel | QuantizedModule:
+    """Read what `CompiledModel.save` or `QuantizedModule.save` wrote. Needs neither the model nor a compiler.
 
     Raises ArtifactError when the file is damaged, something else, from a newer version, or for a machine with other features.
     """
+    if container.kind_of(path) == saved.FORMAT:
+        return saved.load(path)
     loaded = artifact.load(path)
     signature = loaded.notes.get("signature")
     if signature is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ..graph.ir import Graph
 from ..graph.passes import Pass
 from ..graph.simplify import canonical, cse
+from ..graph.sites import site_of
 from ..graph.types import bf16
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
-from ..rewrite.rules import CANONICAL, INTEGER
+from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
 from ..rewrite.rules.precision import lower_precision
 from ..stitch.expand import expand_contractions, expand_unsupported
 from .contractions import has_kernel
@@ -20,11 +22,19 @@ def fast_bf16(target: Target) -> bool:
     return any(target.has(feature) for feature in ("amx_bf16", "avx512_bf16", "bf16"))
 
 
-def passes(precision: str, target: Target, rules: RuleSet = (), trace: Trace | None = None) -> tuple[Pass, ...]:
-    """Everything that happens to a graph before it is cut into kernels. `rules`: the user's own, tried before ours."""
+def passes(
+    precision: str, target: Target, rules: RuleSet = (), trace: Trace | None = None, wide: frozenset[str] = frozenset()
+) -> tuple[Pass, ...]:
+    """Everything that happens to a graph before it is cut into kernels.
+
+    rules: the user's own, tried before ours. wide: names of operations that stay in fp32 whatever the precision.
+    """
 
     def rewrite(name: str, chosen: RuleSet) -> Pass:
         return Pass(name, lambda graph: apply(graph, chosen, trace))
+
+    def narrowed(graph: Graph) -> Graph:
+        return lower_precision(graph, bf16, lambda product: site_of(product.origin) not in wide)
 
     narrow = precision == "bf16" or (precision == "auto" and fast_bf16(target))
     return (
@@ -32,7 +42,8 @@ def passes(precision: str, target: Target, rules: RuleSet = (), trace: Trace | N
         Pass("cse", cse),
         rewrite("rewrite", (*rules, *CANONICAL)),  # the user's first: they are written over the operations that capture gives
         rewrite("integer", INTEGER),
-        *((Pass("precision", lambda graph: lower_precision(graph, bf16)),) if narrow else ()),
+        rewrite("weights", WEIGHTS),
+        *((Pass("precision", narrowed),) if narrow else ()),
         Pass("unsupported", lambda graph: expand_unsupported(graph, has_kernel)),
         Pass("contractions", expand_contractions),
         Pass("fold", canonical),

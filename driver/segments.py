@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,6 +14,7 @@ from ..diagnostics.errors import Unsupported
 from ..graph.attrs import CallAttrs
 from ..graph.dims import Dim, product
 from ..graph.ir import Value
+from ..graph.sites import site_of
 from ..graph.types import i8
 from ..kernels import attention_table, table
 from ..kernels.attention_spec import AttentionCode, AttentionSpec
@@ -39,6 +40,14 @@ class Note:
     ops: tuple[str, ...]
     origin: str
     refusals: Refusals = ()
+
+
+@dataclass(frozen=True)
+class Product:
+    """What one step computes of a product that has a name: whose, and by which kernel."""
+
+    name: str
+    kernel: str
 
 
 @dataclass
@@ -90,6 +99,12 @@ class Kernels:
         return replace(code, run=with_params(code.run, spec.params)), selection
 
 
+def product_of(note: Note) -> Product | None:
+    """The product that a note is about, if it has a name."""
+    name = site_of(note.origin)
+    return Product(name, note.kernel) if name else None
+
+
 def with_params(code: KernelCode, params: tuple[float, ...]) -> KernelCode:
     """The same code for an instance with other numbers."""
     return replace(code, slots=tuple(ParamSlot(params) if isinstance(s, ParamSlot) else s for s in code.slots))
@@ -100,18 +115,23 @@ class Constants:
     """The plan's constants: plain values of constant expressions, and packed weights."""
 
     sources: list[ConstantSource] = field(default_factory=list)
-    _known: dict[tuple[Value, str], int] = field(default_factory=dict)
+    _known: dict[tuple[tuple[Value, ...], str], int] = field(default_factory=dict)
 
-    def number(self, value: Value, kernel: table.Kernel | None = None) -> int:
-        """Position in the plan's constants of a constant expression, packed for the kernel of a contraction or as it is."""
-        form = kernel.name if kernel is not None else ""
-        if (value, form) not in self._known:
-            self._known[value, form] = len(self.sources)
-            pack = kernel.pack if kernel is not None else torch.Tensor.contiguous
-            self.sources.append(
-                ConstantSource(watched_tensors(value), lambda: pack(compute(value)), f"{value.name or value.op} {form}".strip())
-            )
-        return self._known[value, form]
+    def number(self, value: Value) -> int:
+        """Position in the plan's constants of a constant expression."""
+        return self._number((value,), torch.Tensor.contiguous, "")
+
+    def packed(self, values: tuple[Value, ...], kernel: table.Kernel) -> int:
+        """The same of a weight, or of one and its group scales, packed for the kernel of a contraction."""
+        return self._number(values, kernel.pack, kernel.name)
+
+    def _number(self, values: tuple[Value, ...], derive: Callable[..., torch.Tensor], form: str) -> int:
+        if (values, form) not in self._known:
+            self._known[values, form] = len(self.sources)
+            watched = tuple(tensor for value in values for tensor in watched_tensors(value))
+            label = f"{values[0].name or values[0].op} {form}".strip()
+            self.sources.append(ConstantSource(watched, lambda: derive(*map(compute, values)), label))
+        return self._known[values, form]
 
 
 class SegmentBuilder:
@@ -122,6 +142,7 @@ class SegmentBuilder:
         self.buffers: list[Buffer] = []
         self.numbers: dict[Value, int] = {}
         self.notes: list[Note] = []
+        self.products: list[Product | None] = []  # of every section
         self._constant_values = set(program.constants)
         self._packed: dict[int, int] = {}
         outputs = {v: n for n, v in enumerate(program.outputs)}
@@ -133,7 +154,9 @@ class SegmentBuilder:
     def build(self) -> NativeSegment:
         sections: list[Section] = []
         for item in self.program.items:
-            sections += self._sections(item)
+            made = self._sections(item)
+            sections += made
+            self.products += [None if isinstance(item, LoopItem) else product_of(self.notes[-1])] * len(made)
         outputs = tuple(SegmentOutput(self.ids[v], v.tensor) for v in self.program.outputs)
         return NativeSegment(tuple(self.ids[v] for v in self.program.inputs), outputs, tuple(self.buffers), tuple(sections))
 
@@ -181,7 +204,7 @@ class SegmentBuilder:
         sections: list[Section] = []
         left = self._operand(lhs.value, lhs.offset * lhs.value.dtype.bytes)
         if spec.constant_rhs:
-            constant = self.constants.number(rhs.value, selection.kernel)
+            constant = self.constants.packed((rhs.value, *item.anchor.inputs[2:]), selection.kernel)
             if constant not in self._packed:
                 self._packed[constant] = self._buffer("constant", constant, code.packed_bytes, rhs.value)
             right = Operand(self._packed[constant])

@@ -11,8 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported
 from ..graph.captured import Captured, FixedInput, FixedOutput, GraphOutput, InputOutput, flatten_call
-
-Json = Any
+from ..graph.encode import Json, tree_from, tree_json
 
 
 @dataclass(frozen=True)
@@ -110,10 +109,7 @@ def signature_of(captured: Captured) -> Signature:
 
 def to_json(signature: Signature) -> Json:
     """JSON for a file. Raises Unsupported when an argument or result tree has no form there."""
-    try:
-        trees = [None if s is None else pytree.treespec_dumps(s) for s in (signature.in_spec, signature.out_spec)]
-    except (TypeError, NotImplementedError) as error:
-        raise Unsupported(f"the model's arguments or results have a type that cannot be written to a file: {error}") from error
+    trees = [None if s is None else tree_json(s) for s in (signature.in_spec, signature.out_spec)]
     return {
         "arguments": [None if a is None else _fixed_json(a) for a in signature.arguments],
         "results": [_fixed_json(r) if isinstance(r, Fixed) else [r.kind, r.number] for r in signature.results],
@@ -133,5 +129,5 @@ def from_json(data: Json) -> Signature:
     """What `to_json` wrote."""
     arguments = tuple(None if a is None else Fixed(a["name"], a["value"]) for a in data["arguments"])
     results = tuple(Fixed(r["name"], r["value"]) if isinstance(r, dict) else Result(r[0], r[1]) for r in data["results"])
-    trees = [None if data[k] is None else pytree.treespec_loads(data[k]) for k in ("in_spec", "out_spec")]
+    trees = [None if data[k] is None else tree_from(data[k]) for k in ("in_spec", "out_spec")]
     return Signature(arguments, results, tuple((o, i) for o, i in data["writes"]), trees[0], trees[1])

@@ -112,7 +112,7 @@ class AxisAttrs(Attrs):
 
 @dataclass(frozen=True)
 class QuantizeAttrs(Attrs):
-    """quantize: real to `dtype` by round-half-to-even(x / scale) + zero_point, saturated to [qmin, qmax]; NaN becomes qmin."""
+    """quantize: real to `dtype` by round-half-to-even(x * (1 / scale)) + zero_point, saturated to [qmin, qmax]; NaN becomes qmin."""
 
     dtype: DType
     qparams: QParams

@@ -171,13 +171,23 @@ def gather(x: Value, index: Value, axis: int) -> Value:
 
 
 def linear(x: Value, w: Value, bias: Value | None = None) -> Value:
-    """x[..., K] @ w[N, K]^T + bias[N]; f32 for operands narrower than that."""
+    """x[..., K] @ w[N, K]^T + bias[N]; f32 for operands narrower than that. A float x takes integers for w, as numbers."""
     return _make("linear", x, w) if bias is None else _make("linear", x, w, bias)
 
 
 def qlinear(x: Value, w: Value, bias: Value | None = None) -> Value:
     """`linear` on quantized x and w: exact integer products, real-valued f32 result, f32 bias."""
     return _make("qlinear", x, w) if bias is None else _make("qlinear", x, w, bias)
+
+
+def dequantize_groups(w: Value, scales: Value) -> Value:
+    """w[N, K], integers in [-8, 7] held as i8, times the f32 scales[N, G] of groups of K / G neighbours."""
+    return _make("dequantize_groups", w, scales)
+
+
+def group_linear(x: Value, w: Value, scales: Value) -> Value:
+    """`linear` with the weight dequantize_groups(w, scales)."""
+    return _make("group_linear", x, w, scales)
 
 
 def int_linear(x: Value, w: Value) -> Value:
@@ -188,6 +198,11 @@ def int_linear(x: Value, w: Value) -> Value:
 def matmul(x: Value, y: Value) -> Value:
     """[..., M, K] @ [..., K, N]; f32 for operands narrower than that."""
     return _make("matmul", x, y)
+
+
+def int_matmul(x: Value, y: Value) -> Value:
+    """`matmul` of 8-bit integers, exact in i32."""
+    return _make("int_matmul", x, y)
 
 
 def attention(q: Value, k: Value, v: Value, mask: Value | None = None, *, scale: float, causal: bool = False) -> Value:

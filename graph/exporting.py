@@ -34,7 +34,7 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    if model.training:
+    if model.training and not _has_one_mode(model):
         what = "the model is in training mode, where dropout and normalization differ"
         raise InputError(what, type(model).__name__, "call model.eval() first")
     try:
@@ -43,6 +43,12 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
     except Exception as error:
         raise translated(error) from error
     return functional(program)
+
+
+def _has_one_mode(model: torch.nn.Module) -> bool:
+    """True for the graphs that torch.export and PT2E make. Their operations say themselves whether they train; the flag that every new
+    module carries means nothing, and `eval`, which could clear it, is replaced by one that raises."""
+    return isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:

@@ -114,7 +114,17 @@ def _matmul(v: Value, env: Env, x: Tensor, y: Tensor) -> Tensor:
     return torch.matmul(_accumulator(x), _accumulator(y)).to(v.dtype.torch)
 
 
+def _dequantize_groups(v: Value, env: Env, w: Tensor, scales: Tensor) -> Tensor:
+    return (w.float().reshape(*scales.shape, -1) * scales.unsqueeze(2)).flatten(1)
+
+
+def _group_linear(v: Value, env: Env, x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    return _linear(v, env, x, _dequantize_groups(v, env, w, scales))
+
+
 def _linear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    if x.is_floating_point() and x.dtype != w.dtype:  # integer weights, or bf16 and f32
+        x, w = (t if t.dtype == torch.float64 else t.float() for t in (x, w))
     out = torch.matmul(_accumulator(x), _accumulator(w).t()) if not x.is_floating_point() else F.linear(
         _accumulator(x), _accumulator(w), None if b is None else _accumulator(b))
     out = out.to(v.dtype.torch)
@@ -132,6 +142,10 @@ def _qlinear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) 
 
 def _int_linear(v: Value, env: Env, x: Tensor, w: Tensor) -> Tensor:
     return torch.matmul(x.long(), w.long().t()).to(torch.int32)
+
+
+def _int_matmul(v: Value, env: Env, x: Tensor, y: Tensor) -> Tensor:
+    return torch.matmul(x.long(), y.long()).to(torch.int32)
 
 
 def _attention(v: Value, env: Env, q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -154,18 +168,18 @@ def _channelwise(numbers: tuple[float, ...], axis: int | None, rank: int) -> Ten
     shape = [1] * rank
     if axis is not None:
         shape[axis] = len(numbers)
-    return torch.tensor(numbers, dtype=torch.float32).reshape(shape if axis is not None else ())
+    return torch.tensor(numbers, dtype=torch.float64).reshape(shape if axis is not None else ())
 
 
 def quantize(x: Tensor, dtype: torch.dtype, q: QParams) -> Tensor:
-    """Integers of `x`: round half to even of x / scale, plus zero point, saturated; NaN becomes qmin."""
-    real = torch.round(x.float() / _channelwise(q.scale, q.axis, x.dim())) + q.zero_point
+    """Integers of `x`: round half to even of x * (1 / scale), plus zero point, saturated; NaN becomes qmin."""
+    real = torch.round(x.float() * _channelwise(q.scale, q.axis, x.dim()).reciprocal().float()) + q.zero_point
     return torch.where(real.isnan(), torch.full_like(real, q.qmin), real.clamp(q.qmin, q.qmax)).to(dtype)
 
 
 def dequantize(x: Tensor, q: QParams) -> Tensor:
     """scale * (x - zero_point) in f32."""
-    return (x.to(torch.int32) - q.zero_point).float() * _channelwise(q.scale, q.axis, x.dim())
+    return (x.to(torch.int32) - q.zero_point).float() * _channelwise(q.scale, q.axis, x.dim()).float()
 
 
 def _quantize(v: Value, env: Env, x: Tensor) -> Tensor:
@@ -242,7 +256,9 @@ ROWS: dict[str, Callable[..., Any]] = {
     "expand": lambda v, env, x: x.expand(_shape(v, env)),
     "permute": lambda v, env, x: x.permute(v.attrs.order),
     "slice": _slice, "pad": _pad, "concat": lambda v, env, *xs: torch.cat(xs, v.attrs.axis), "take": _take, "gather": _gather,
-    "linear": _linear, "qlinear": _qlinear, "int_linear": _int_linear, "matmul": _matmul, "attention": _attention,
+    "linear": _linear, "qlinear": _qlinear, "int_linear": _int_linear,
+    "dequantize_groups": _dequantize_groups, "group_linear": _group_linear, "matmul": _matmul, "int_matmul": _int_matmul,
+    "attention": _attention,
     "constant": _attribute_tensor, "full": _full, "iota": _iota, "aten": _aten, "get": _get,
 }
 

@@ -21,6 +21,7 @@ from .captured import Leftover
 from .dims import Poly
 from .ir import Graph, Value
 from .ops import make
+from .sites import with_name
 from .symbols import Symbols
 from .types import FROM_TORCH, TensorType, TupleType, Type, f64
 
@@ -40,10 +41,11 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def origin_of(node: Node) -> str:
-    """`file.py:12` of the innermost frame that is the user's; of the innermost outside torch when all are libraries'."""
+    """`file.py:12` of the innermost frame that is the user's; of the innermost outside torch when all are libraries'. A node with a name
+    gets `file.py:12 in name`."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     own = [f for f in frames if not _LIBRARY.search(f[0])] or [f for f in frames if not re.search(r"[/\\]torch[/\\]", f[0])]
-    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+    return with_name(f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else "", node)
 
 
 def type_of(meta: Any, symbols: Symbols) -> Type:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
-from .dims import Dim, Shape, ceildiv, product
+from .dims import Dim, Shape, ceildiv, mod, product
 from .ir import Value
-from .types import DType, TensorType, TupleType, Type, boolean, f32, i32, i64
+from .types import DType, TensorType, TupleType, Type, boolean, f32, i8, i32, i64
 
 Infer = Callable[[tuple[TensorType, ...], A.Attrs], Type]
 
@@ -139,7 +139,10 @@ def _concat(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
 def _take(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     assert isinstance(attrs, A.AxisAttrs)
     table, index = types
-    return table.with_shape(table.shape[: attrs.axis] + index.shape + table.shape[attrs.axis + 1:])
+    shape, q = table.shape[: attrs.axis] + index.shape + table.shape[attrs.axis + 1:], table.qparams
+    if q is not None and q.axis is not None:  # what is taken along the channel axis no longer says which channel it is of
+        q = None if q.axis == attrs.axis else replace(q, axis=q.axis + (index.rank - 1 if q.axis > attrs.axis else 0))
+    return TensorType(table.dtype, shape, q)
 
 
 def _gather(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
@@ -152,6 +155,19 @@ def _linear(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
         raise InvalidGraph(f"linear: {', '.join(map(str, types))} do not fit x[..., K], w[N, K], b[N]")
     wide = x.dtype.bits < 32
     return TensorType(f32 if wide else x.dtype, x.shape[:-1] + (w.shape[0],))
+
+
+def _dequantize_groups(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    w, scales = types
+    if w.dtype != i8 or scales.dtype != f32 or w.rank != 2 or scales.rank != 2 or mod(w.shape[1], scales.shape[1]) != 0:
+        raise InvalidGraph(f"dequantize_groups: {w} and {scales} do not fit w[N, K], scales[N, G] with K a multiple of G")
+    return TensorType(f32, w.shape)
+
+
+def _group_linear(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    weight = _dequantize_groups(types[1:], attrs)
+    assert isinstance(weight, TensorType)
+    return _linear((types[0], weight), attrs)
 
 
 def _int_linear(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
@@ -167,6 +183,13 @@ def _matmul(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
         raise InvalidGraph(f"matmul: {a} and {b} do not fit [..., M, K], [..., K, N]")
     batch = broadcast((a.shape[:-2], b.shape[:-2]))
     return TensorType(f32 if a.dtype.bits < 32 else a.dtype, batch + (a.shape[-2], b.shape[-1]))
+
+
+def _int_matmul(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    result = _matmul(types, attrs)
+    if types[0].dtype.bits != 8 or types[1].dtype.bits != 8 or not isinstance(result, TensorType):
+        raise InvalidGraph(f"int_matmul: {types[0]} and {types[1]} are not 8-bit integers")
+    return TensorType(i32, result.shape)
 
 
 def _attention(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
@@ -218,10 +241,13 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("concat", (1, 1 << 30), A.AxisAttrs, _concat, "index"),
     OpSpec("take", (2, 2), A.AxisAttrs, _take, "index"),  # table, index: torch.embedding for axis 0; indices must be in [0, size)
     OpSpec("gather", (2, 2), A.AxisAttrs, _gather, "index"),  # torch.gather; indices must be in [0, size)
-    OpSpec("linear", (2, 3), A.NoAttrs, _linear, "contraction"),  # x[..., K] @ w[N, K]^T + b[N]
+    OpSpec("linear", (2, 3), A.NoAttrs, _linear, "contraction"),  # x[..., K] @ w[N, K]^T + b[N]; w: like x, or i8
     OpSpec("qlinear", (2, 3), A.NoAttrs, _linear, "contraction"),  # the same on quantized x, w: real-valued result, f32 bias
+    OpSpec("dequantize_groups", (2, 2), A.NoAttrs, _dequantize_groups, "quant"),  # integers in [-8, 7] w[N, K] times scales[N, G]
+    OpSpec("group_linear", (3, 3), A.NoAttrs, _group_linear, "contraction"),  # linear(x, dequantize_groups(w, scales)), f32
     OpSpec("int_linear", (2, 2), A.NoAttrs, _int_linear, "contraction"),  # x[..., K] @ w[N, K]^T of 8-bit integers, exact in i32
     OpSpec("matmul", (2, 2), A.NoAttrs, _matmul, "contraction"),
+    OpSpec("int_matmul", (2, 2), A.NoAttrs, _int_matmul, "contraction"),  # the same of 8-bit integers, exact in i32
     OpSpec("attention", (3, 4), A.AttentionAttrs, _attention, "contraction"),  # q, k, v, mask (bool: keep; float: added)
     OpSpec("input", (0, 0), A.InputAttrs, _given, "leaf"),
     OpSpec("constant", (0, 0), A.ConstantAttrs, _given, "leaf"),

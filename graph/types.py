@@ -44,6 +44,7 @@ i64 = DType("i64", "int", 64)
 i32 = DType("i32", "int", 32)
 i16 = DType("i16", "int", 16)
 i8 = DType("i8", "int", 8)
+i4 = DType("i4", "int", 4)  # in packed weights alone: a tensor holds such integers as i8
 u8 = DType("u8", "uint", 8)
 boolean = DType("bool", "bool", 8)
 c64 = DType("c64", "complex", 64)

@@ -16,10 +16,11 @@ from .types import FROM_TORCH, TensorType, TupleType, Type
 _GIVEN = ("input", "constant", "call", "aten")
 
 
-def verify(graph: Graph, declared: Iterable[Dim] = (), where: str = "") -> None:
+def verify(graph: Graph, declared: Iterable[Dim] = (), where: str = "", sound: set[Value] | None = None) -> None:
     """Raises InvalidGraph, naming the value and printing those around it, when the graph breaks a rule of the IR.
 
     declared: symbols that no input shape holds but the call provides (integer arguments). where: the pass to blame.
+    sound: values that were verified before, under the same inputs; they are skipped, and what is verified now joins them.
     """
     known = {s for v in graph.inputs for d in v.shape for s in symbols(d)} | {s for d in declared for s in symbols(d)}
     for position, value in enumerate(graph.inputs):
@@ -27,9 +28,13 @@ def verify(graph: Graph, declared: Iterable[Dim] = (), where: str = "") -> None:
             _fail(graph, value, f"input number {position} is {value.op} {value.attrs}", where)
     inputs = set(graph.inputs)
     for value in graph.order:
+        if sound is not None and value in sound:
+            continue
         fault = _fault(value, inputs, known)
         if fault is not None:
             _fail(graph, value, fault, where)
+    if sound is not None:
+        sound.update(graph.order)
     for number, output in enumerate(graph.outputs):
         if not isinstance(output.type, TensorType):
             _fail(graph, output, f"output {number} is a tuple; take an element with get", where)

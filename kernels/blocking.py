@@ -63,6 +63,11 @@ class Blocking:
         """Packed rows of a block for one piece of k."""
         return variant.rows * variant.pitch
 
+    @property
+    def unpacked_bytes(self) -> int:
+        """Room for the panels of a tile, for one piece of k, in variants that write them out before they read them."""
+        return max(v.micro.panels * v.micro.unpacked_bytes(self.k_block) for v in self.variants)
+
     def pack_late(self, variant: Variant) -> bool:
         """Whether the rows of a block are packed piece by piece, again for each group of panels, as there is no room for all pieces."""
         return self.pieces is None or (not variant.direct and self.pieces * self.piece_bytes(variant) > self.packed_most)
@@ -98,7 +103,7 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     Rows of a tile that are read in place take at most two thirds of L1. Packed ones stream well, measured up to twice that; short
     pieces cost more in loads and stores of accumulators.
     """
-    widest = max(micro.mr * micro.layout.element.bits // 8 for micro in micros)
+    widest = max(micro.mr * micro.layout.element.bits // 8 for micro in _used(spec, micros))
     pad = max(micro.packing.pad for micro in micros)
     room = target.l1d * 2 // 3 if micros[0].layout.direct else target.l1d * 4 // 3
     most = max(pad, room // widest // pad * pad)
@@ -110,10 +115,17 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     return max(1, -(-spec.k // k_block)), k_block
 
 
+def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
+    """The tiles that so few rows may need; the last one at least."""
+    most = bounds(spec.m)[1]
+    first = next((n for n in range(len(micros)) if most is None or _least(micros[n:]) <= most), len(micros) - 1)
+    return micros[first:]
+
+
 def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int) -> int:
     """Rows of a block: one tile while the weights stay in L2, else as many as fit a part of it, so that weights are read less often."""
     weights = bounds(spec.n * spec.k)[1]
-    if weights is not None and weights * spec.rhs.bytes <= target.l2 // 2:
+    if weights is not None and weights * spec.rhs.bits // 8 <= target.l2 // 2 and not micro.unpacked_bytes(1):
         return micro.mr
     by_lhs = min(target.l2 // 2, _STACK_BYTES) // (micro.mr * row_bytes)
     by_tiles = _SCRATCH_TILES_BYTES // (micro.mr * columns * 4) if pieces != 1 else by_lhs
@@ -132,8 +144,8 @@ def _least(micros: Sequence[MicroKernel]) -> int:
 
 
 def _tile_cost(micro: MicroKernel) -> float:
-    """Time of one tile in rows of a vector kernel; 2 more for reading the panels."""
-    return micro.mr * micro.row_cost + 2
+    """Time of one tile in rows of a vector kernel, reading the panels included."""
+    return micro.mr * micro.row_cost + micro.panel_cost
 
 
 def _cover_cost(count: int, micros: Sequence[MicroKernel]) -> float:

@@ -17,6 +17,7 @@ from enum import Enum
 
 from ..cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
 from ..graph.types import DType, f32, i32
+from ..platforms.target import Target
 from .spec import Packing
 
 
@@ -100,6 +101,11 @@ class MicroKernel(ABC):
         return 1.0
 
     @property
+    def panel_cost(self) -> float:
+        """Time of reading the panels of a tile, in the same unit."""
+        return 2.0
+
+    @property
     def name(self) -> str:
         """By the grammar gemm_<dst>_<lhs>_<rhs>_<mr>x<nr>x<kr>_<isa>; dst is the type of the accumulator."""
         return f"gemm_{self.acc}_{self.lhs}_{self.rhs}_{self.mr}x{self.nr}x{self.packing.kr}_{self.isa}"
@@ -130,6 +136,15 @@ class MicroKernel(ABC):
     def finish(self, fn: Function, tile: Tile, accumulators: list[Val]) -> None:
         """Stores the accumulators into `tile.out`."""
 
+    def unpacked_bytes(self, k: int) -> int:
+        """Size of `k` k of a panel in the form that `step` reads, where that is not the stored one; 0: panels are read as they are."""
+        del k
+        return 0
+
+    def emit_unpack(self, module: Module, target: Target) -> tuple[str, int]:
+        """Adds void name(ptr panel, ptr to, i64 steps), which makes that form; returns the name and how many k a step is."""
+        raise AssertionError(f"{self.name} reads panels as they are")
+
     def enter(self, fn: Function) -> None:
         """What must happen once in a call of a kernel before the first tile; for most nothing."""
         del fn
@@ -142,6 +157,7 @@ class MicroKernel(ABC):
 def emit_tile(module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, lhs_streams: bool) -> str:
     """Adds the function of one tile and returns its name. a_pitch: bytes from row to row of the lhs where that is known."""
     name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (".stream" if lhs_streams else "")
+    name += f".groups{micro.packing.group}" if micro.packing.group else ""
     if name in module.functions:
         return name
     extra = micro.panels * (2 if kind is Start.SUMS else 1)

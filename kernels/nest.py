@@ -4,7 +4,7 @@
         pack the lhs of the block               unless it is read in place, or is packed in pieces below
         for groups of panels:                   one group when k is in one piece
             for pieces of k:                    the rows of a tile stay in L1 while the panels of a group pass
-                for panels of the group:
+                for panels of the group:    write them out, where a tile does not read them as they are stored
                     for tiles of the block:     tile function into scratch; with the last piece: epilogue
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..cpu_codegen.builder import VOID, Function, Val, i64
 from ..cpu_codegen.slots import Slots
@@ -21,7 +22,8 @@ from .micro import Start, emit_tile
 from .pack_lhs import emit_pack_lhs
 from .spec import GemmSpec
 
-EachTile = Callable[[Val, Val, Val], None]
+Panels = list[Val]
+EachTile = Callable[[Val, Val, Val, Panels], None]
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Body:
         self.rows_scratch = fn.alloca(max(blocking.packed_bytes(v) for v in blocking.variants))
         # Tiles take turns at distances that are no multiple of 4096, so that stores of one do not stall loads of the other.
         self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v) for v in blocking.variants))
+        self.unpacked = fn.alloca(blocking.unpacked_bytes) if blocking.unpacked_bytes else None
 
     def emit(self) -> None:
         fn = self.fn
@@ -118,9 +121,11 @@ class Body:
         turn = self.blocking.turn_bytes(block.variant)
 
         def panel(p: Val, at: list[Val]) -> list[Val]:
+            panels = self._panels(block, p, i64(0), self.k)
+
             def tile(i: Val, at: list[Val]) -> list[Val]:
                 out = fn.gep(self.tiles, at[0])
-                self._tile(block, self._first(block), block.a, i, steps, out, p, i64(0))
+                self._tile(block, self._first(block), block.a, i, steps, out, p, panels)
                 self._finish(block, out, i, p)
                 return [fn.sub(i64(turn), at[0])]
 
@@ -138,13 +143,14 @@ class Body:
         fn, pieces = self.fn, self.blocking.pieces
         last = fn.smin(fn.add(first, i64(self.blocking.panel_block)), self.p1)
 
-        def finish(p: Val, i: Val, out: Val) -> None:
+        def finish(p: Val, i: Val, out: Val, _: Panels) -> None:
             self._finish(block, out, i, p)
 
         if pieces is None:
             # How many pieces there are is not known: a tile of no steps stores what the accumulators start with.
             kind, none = self._first(block), i64(0)
-            self._each(block, first, last, lambda p, i, out: self._tile(block, kind, self.rows_scratch, i, none, out, p, none))
+            start = partial(self._tile, block, kind, self.rows_scratch)
+            self._each(block, first, last, lambda p, i, out, b: start(i, none, out, p, b), lambda p: self._stored(block, p, none))
             fn.loop(i64(0), self.k, self.blocking.k_block, [], lambda k0, _: self._piece(block, first, last, k0, Start.OUT))
             self._each(block, first, last, finish)
             return []
@@ -163,28 +169,29 @@ class Body:
         else:
             a = fn.gep(block.a, fn.mul(fn.udiv(k0, i64(self.blocking.k_block)), block.piece))
         steps = self._steps(variant, count)
-        skip = fn.mul(k0, i64(micro.packing.nr * micro.rhs.bytes))
+        skip = fn.mul(fn.udiv(k0, i64(self.packing.unit_k)), i64(self.packing.unit_bytes(micro.rhs)))
 
-        def act(p: Val, i: Val, out: Val) -> None:
-            self._tile(block, kind, a, i, steps, out, p, skip)
+        def act(p: Val, i: Val, out: Val, panels: Panels) -> None:
+            self._tile(block, kind, a, i, steps, out, p, panels)
             if then is not None:
-                then(p, i, out)
+                then(p, i, out, panels)
 
-        self._each(block, first, last, act)
+        self._each(block, first, last, act, lambda p: self._panels(block, p, skip, count))
         return []
 
-    def _each(self, block: _Block, first: Val, last: Val, act: EachTile) -> None:
-        """act(panel, row of the block, its tile in scratch) for all tiles of a group of panels."""
+    def _each(self, block: _Block, first: Val, last: Val, act: EachTile, panels: Callable[[Val], Panels] = lambda p: []) -> None:
+        """act(panel, row of the block, its tile in scratch, panels(panel)) for all tiles of a group of panels."""
         fn, micro = self.fn, block.variant.micro
         across = self.blocking.panel_block // micro.panels
         turn = self.blocking.turn_bytes(block.variant)
 
         def panel(p: Val, _: list[Val]) -> list[Val]:
             column = fn.udiv(fn.sub(p, first), i64(micro.panels))
+            operands = panels(p)
 
             def tile(i: Val, _: list[Val]) -> list[Val]:
                 number = fn.add(fn.mul(fn.udiv(i, i64(micro.mr)), i64(across)), column)
-                act(p, i, fn.gep(self.tiles, fn.mul(number, i64(turn))))
+                act(p, i, fn.gep(self.tiles, fn.mul(number, i64(turn))), operands)
                 return []
 
             fn.loop(i64(0), block.rows, micro.mr, [], tile)
@@ -192,22 +199,44 @@ class Body:
 
         fn.loop(first, last, micro.panels, [], panel)
 
+    # -- panels -------------------------------------------------------------------------------------------------
+    def _numbers(self, block: _Block, p: Val) -> list[Val]:
+        """Panels p, p + 1, ... of a tile; beyond the end the last one is repeated."""
+        fn, count = self.fn, block.variant.micro.panels
+        last = fn.sub(self.slots.dim(self.packing.panels(self.spec.n)), i64(1))
+        return [p, *(fn.smin(fn.add(p, i64(j)), last) for j in range(1, count))]
+
+    def _stored(self, block: _Block, p: Val, skip: Val) -> Panels:
+        """Where the panels of a tile lie in the packed rhs. skip: bytes from the beginning of a panel."""
+        size = self.slots.dim(self.packing.panel_bytes(self.spec.k, self.spec.rhs))
+        return [self.fn.gep(self.fn.gep(self.rhs, self.fn.mul(number, size)), skip) for number in self._numbers(block, p)]
+
+    def _panels(self, block: _Block, p: Val, skip: Val, count: Val) -> Panels:
+        """`count` k of the panels of a tile in the form that it reads."""
+        fn, micro, stored = self.fn, block.variant.micro, self._stored(block, p, skip)
+        if self.unpacked is None or not micro.unpacked_bytes(1):
+            return stored
+        name, step = micro.emit_unpack(fn.module, self.target)
+        steps = fn.udiv(fn.add(count, i64(self.packing.pad - 1)), i64(self.packing.pad))
+        places = [fn.gep(self.unpacked, i64(j * micro.unpacked_bytes(self.blocking.k_block))) for j in range(micro.panels)]
+        for panel, to in zip(stored, places, strict=True):
+            fn.call(name, VOID, [panel, to, fn.mul(steps, i64(self.packing.pad // step))])
+        return places
+
     # -- tiles --------------------------------------------------------------------------------------------------
-    def _tile(self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, skip: Val) -> None:
-        """Calls the function of a tile: rows from i on of the piece at a, panels p, p + 1, ...; beyond the end the last one is repeated."""
+    def _tile(self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, panels: Panels) -> None:
+        """Calls the function of a tile: rows from i on of the piece at a; panels: where panels p, p + 1, ... are."""
         fn, slots, spec, variant, micro = self.fn, self.slots, self.spec, block.variant, block.variant.micro
         if micro.layout.group:
             depth = fn.mul(steps, i64(micro.step_k * micro.layout.element.bits // 8))
             rows = fn.gep(a, fn.mul(i, depth))
         else:
             rows = fn.gep(a, fn.mul(i, block.pitch))
-        last = fn.sub(slots.dim(self.packing.panels(spec.n)), i64(1))
-        numbers = [p, *(fn.smin(fn.add(p, i64(j)), last) for j in range(1, micro.panels))]
         panel_bytes = slots.dim(self.packing.panel_bytes(spec.k, spec.rhs))
-        pointers = [fn.gep(fn.gep(self.rhs, fn.mul(number, panel_bytes)), skip) for number in numbers]
+        pointers = list(panels)
         if kind is Start.SUMS:
             sums = fn.gep(self.rhs, slots.dim(self.packing.sums_offset(spec.n, spec.k, spec.rhs)))
-            pointers += [fn.gep(sums, number, scale=4 * self.packing.nr) for number in numbers]
+            pointers += [fn.gep(sums, number, scale=4 * self.packing.nr) for number in self._numbers(block, p)]
         known = None if variant.direct else variant.pitch
         name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, known, variant.rows > micro.mr)
         fn.call(name, VOID, [rows, block.pitch, out, steps, fn.mul(panel_bytes, i64(micro.panels)), *pointers])

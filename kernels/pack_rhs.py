@@ -79,7 +79,7 @@ class _Panel:
 
         def group(k: Val, _: list[Val]) -> list[Val]:
             lines = [fn.load(self.element.vec(nr), fn.gep(start, fn.mul(fn.add(k, i64(j)), self.col_bytes))) for j in range(kr)]
-            fn.store(_interleaved(fn, lines), fn.gep(target, k, scale=nr * self.spec.rhs.bytes))
+            fn.store(interleaved(fn, lines), fn.gep(target, k, scale=nr * self.spec.rhs.bytes))
             return []
 
         fn.loop(i64(0), stop, kr, [], group)
@@ -101,10 +101,10 @@ class _Panel:
         fn.store(total, sums)
 
 
-def _interleaved(fn: Function, lines: Sequence[Val]) -> Val:
+def interleaved(fn: Function, lines: Sequence[Val]) -> Val:
     """Elements 0 of all lines, then elements 1, ...; the number of lines is a power of two."""
     if len(lines) == 1:
         return lines[0]
-    even, odd = _interleaved(fn, lines[0::2]), _interleaved(fn, lines[1::2])
+    even, odd = interleaved(fn, lines[0::2]), interleaved(fn, lines[1::2])
     count = even.ty.lanes
     return fn.shuffle(even, odd, [lane for i in range(count) for lane in (i, count + i)])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ..diagnostics.errors import InputError
 from ..graph.dims import Dim
-from ..graph.types import FROM_TORCH, i8
+from ..graph.types import FROM_TORCH, i4, i8
 from .spec import Packing
 
 
@@ -25,7 +26,7 @@ def pack_rhs(weight: torch.Tensor, packing: Packing) -> torch.Tensor:
     data = groups.transpose(1, 2).contiguous().view(-1).view(torch.int8)
     result = torch.zeros(int_of(packing.bytes(n, k, dtype)), dtype=torch.int8)
     result[: data.numel()] = data
-    if dtype == i8:
+    if dtype == i8 and packing.sums:
         sums = padded.sum(dim=1, dtype=torch.int32).view(torch.int8)
         result[data.numel() : data.numel() + sums.numel()] = sums
     return result
@@ -37,3 +38,33 @@ def unpack_rhs(packed: torch.Tensor, packing: Packing, n: int, k: int, dtype: to
     size = int_of(packing.sums_offset(n, k, FROM_TORCH[dtype]))
     groups = packed[:size].view(dtype).view(panels, depth // packing.kr, packing.nr, packing.kr)
     return groups.transpose(1, 2).reshape(panels * packing.nr, depth)[:n, :k].contiguous()
+
+
+MOST_GROUPED = 256  # more k in one piece would not fit the scratch memory of tall tiles
+
+
+def packed_group(group: int) -> int:
+    """How many neighbours have a scale of their own in packed i4, for groups of `group` in the user's weight: as many, or a part of them.
+
+    A multiple of 8 when `group` is one.
+    """
+    return next((size for size in range(min(group, MOST_GROUPED) // 8 * 8, 7, -8) if group % size == 0), group)
+
+
+def pack_grouped(weight: torch.Tensor, scales: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Returns weight [n, k], integers from -8 to 7 held as int8, and its scales f32 [n, groups] packed as i4 with `packing.group`.
+
+    A word of 32 bits holds 8 neighbours along k, the first in the lowest bits. Raises InputError for other integers.
+    """
+    n, k = weight.shape
+    if weight.numel() and (int(weight.min()) < -8 or int(weight.max()) > 7):
+        raise InputError(f"4-bit weights go from {int(weight.min())} to {int(weight.max())}", hint="they must lie in [-8, 7]")
+    panels, nr, groups = int_of(packing.panels(n)), packing.nr, k // packing.group
+    missing = panels * nr - n
+    integers = torch.nn.functional.pad(weight.detach(), (0, 0, 0, missing)).view(panels, nr, k // packing.kr, packing.kr).transpose(1, 2)
+    nibbles = (integers[..., 0::2] & 15) | (integers[..., 1::2] << 4)
+    repeated = scales.detach().float().repeat_interleave(groups // scales.shape[1], 1)
+    factors = torch.nn.functional.pad(repeated, (0, 0, 0, missing)).view(panels, nr, groups).transpose(1, 2).contiguous()
+    parts = (factors.view(torch.int8).view(panels, groups, -1), nibbles.reshape(panels, groups, -1))
+    data = torch.cat(parts, 2).view(-1)
+    return torch.nn.functional.pad(data, (0, int_of(packing.bytes(n, k, i4)) - data.numel()))

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from ..cpu_codegen.contract import KernelCode
 from ..diagnostics.errors import InvalidGraph, Unsupported
 from ..graph.dims import Dim, ceildiv, symbol
-from ..graph.types import DType, bf16, f16, f32, i8, i32, u8
+from ..graph.types import DType, bf16, f16, f32, i4, i8, i32, u8
 from ..stitch.loops import Body
 
 BATCH: Dim = symbol("b")
 """The batch index inside `Strides.batch`."""
 
-_OPERANDS = ((f32, f32), (bf16, bf16), (f16, f16), (i8, i8), (u8, i8))
+_OPERANDS = ((f32, f32), (bf16, bf16), (f16, f16), (i8, i8), (u8, i8), (f32, i8), (bf16, i8), (f32, i4), (bf16, i4))
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,11 @@ def dense(rows: Dim, cols: Dim) -> Strides:
 class GemmSpec:
     """acc[b, i, j] = sum over t of lhs[b, i, t] * rhs[b, j, t], then the epilogue at every (r, c) = (b * m + i, j).
 
-    lhs [batch, m, k], rhs [batch, n, k] (the layout of a Linear weight): f32 x f32, bf16 x bf16, f16 x f16, i8 x i8 or u8 x i8;
-    Unsupported for others. The accumulator is i32 for integers, exact for k < 65536, and f32 for floats. constant_rhs: one [n, k] weight
-    for every b, packed once by the kernel's `pack`; n and k are ints then. Otherwise `rhs_strides` says where it lies, and a native kernel
-    packs it in each call.
+    lhs [batch, m, k], rhs [batch, n, k] (the layout of a Linear weight): f32 x f32, bf16 x bf16, f16 x f16, i8 x i8 or u8 x i8, and
+    f32 or bf16 x constant i8 or i4; Unsupported for others. i4 weights have a scale for each `group` neighbours along k, a multiple of 8
+    that divides k: rhs[b, j, t] = integer[j, t] * scale[j, t / group]. The accumulator is i32 for integers, exact for k < 65536, and f32
+    for floats. constant_rhs: one [n, k] weight for every b, packed once by the kernel's `pack`; n and k are ints then. Otherwise
+    `rhs_strides` says where it lies, and a native kernel packs it in each call.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 
@@ -55,6 +56,7 @@ class GemmSpec:
     constant_rhs: bool = True
     rhs_strides: Strides | None = None
     params: tuple[float, ...] = ()
+    group: int = 0
 
     def __post_init__(self) -> None:
         if self.dtypes not in _OPERANDS:
@@ -63,6 +65,10 @@ class GemmSpec:
             raise InvalidGraph(f"a constant weight of {self.n} x {self.k} has no fixed size", "contraction")
         if not self.constant_rhs and self.rhs_strides is None:
             raise InvalidGraph("a dynamic rhs needs strides", "contraction")
+        if self.lhs.is_float and not self.rhs.is_float and not self.constant_rhs:
+            raise InvalidGraph("integers times floats must be a constant weight", "contraction")
+        if (self.rhs == i4) != bool(self.group) or (self.group and (self.group % 8 or not isinstance(self.k, int) or self.k % self.group)):
+            raise InvalidGraph(f"{self.rhs} weights of {self.k} k in groups of {self.group}", "contraction")
 
     @property
     def acc(self) -> DType:
@@ -78,12 +84,15 @@ class GemmSpec:
 class Packing:
     """[ceil(n / nr)][k_padded / kr][nr][kr]: panels of nr columns, in each of them groups of kr neighbours along k. Zero-padded.
 
-    pad: k is padded to a multiple of it (a multiple of kr). Packed i8 ends with the sums of all columns, i32 [ceil(n / nr) * nr].
+    pad: k is padded to a multiple of it (a multiple of kr). sums: packed i8 ends with the sums of all columns, i32 [ceil(n / nr) * nr].
+    group: in a panel, before each `group` neighbours along k stand their scales, f32 [nr]; 0: there are none.
     """
 
     nr: int
     kr: int
     pad: int
+    sums: bool = True
+    group: int = 0
 
     def panels(self, n: Dim) -> Dim:
         return ceildiv(n, self.nr)
@@ -91,8 +100,17 @@ class Packing:
     def k_padded(self, k: Dim) -> Dim:
         return ceildiv(k, self.pad) * self.pad
 
+    @property
+    def unit_k(self) -> int:
+        """The fewest k that lie together and repeat."""
+        return self.group or self.kr
+
+    def unit_bytes(self, dtype: DType) -> int:
+        """Bytes of `unit_k` k of a panel, their scales included."""
+        return self.nr * self.unit_k * dtype.bits // 8 + (4 * self.nr if self.group else 0)
+
     def panel_bytes(self, k: Dim, dtype: DType) -> Dim:
-        return self.k_padded(k) * (self.nr * dtype.bytes)
+        return ceildiv(self.k_padded(k), self.unit_k) * self.unit_bytes(dtype)
 
     def sums_offset(self, n: Dim, k: Dim, dtype: DType) -> Dim:
         """Where the column sums begin, in bytes."""
@@ -100,7 +118,7 @@ class Packing:
 
     def bytes(self, n: Dim, k: Dim, dtype: DType) -> Dim:
         """Size of one packed [n, k] matrix, a multiple of 64."""
-        sums = self.panels(n) * (self.nr * 4) if dtype == i8 else 0
+        sums = self.panels(n) * (self.nr * 4) if dtype == i8 and self.sums else 0
         return ceildiv(self.sums_offset(n, k, dtype) + sums, 64) * 64
 
 

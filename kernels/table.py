@@ -12,12 +12,13 @@ import torch
 
 from ..cpu_codegen.builder import Module
 from ..graph.dims import bounds, evaluate
-from ..graph.types import DType, bf16, i8, u8
+from ..graph.types import DType, bf16, f32, i4, i8, u8
 from ..platforms.target import Target
-from . import amx, gemm, mkl, neon, packing, reference, x86_vector
+from . import amx, gemm, mkl, neon, packing, reference, weight_only, x86_vector
 from .micro import MicroKernel
 from .selection import Selection, first_accepting, lacks
 from .spec import GemmCode, GemmSpec
+from .weight_only import Small
 
 FEW_ROWS = 4
 Micros = tuple[MicroKernel, ...]
@@ -28,13 +29,13 @@ class Kernel:
     """One row.
 
     name: by the grammar of `docs/add_a_kernel.md`. when: None, or the reason why the row does not apply. pack: the packed form of a
-    constant weight [n, k]. emit: adds the functions to a module under a given name. rate: products of the lhs and rhs types a
-    core makes in a cycle at best; 0: unknown. micros: the tiles, empty for vendor rows.
+    constant weight [n, k], or of one and its group scales [n, groups]. emit: adds the functions to a module under a given name.
+    rate: products of the lhs and rhs types a core makes in a cycle at best; 0: unknown. micros: the tiles, empty for vendor rows.
     """
 
     name: str
     when: Callable[[Target, GemmSpec], str | None]
-    pack: Callable[[torch.Tensor], torch.Tensor]
+    pack: Callable[..., torch.Tensor]
     emit: Callable[[Module, Target, GemmSpec, str], GemmCode]
     rate: float
     micros: Micros = ()
@@ -55,10 +56,10 @@ def operands(lhs: DType, rhs: DType, spec: GemmSpec) -> str | None:
     return None if spec.dtypes == (lhs, rhs) else f"computes {lhs} x {rhs}, not {spec.lhs} x {spec.rhs}"
 
 
-def few_rows(spec: GemmSpec) -> bool:
-    """Whether the result never has more rows than the small tiles."""
+def many_rows(spec: GemmSpec, few: int = FEW_ROWS) -> str | None:
+    """Why a row of small tiles, which are for `few` rows, does not apply to `spec`; None: the result never has more."""
     most = bounds(spec.m)[1]
-    return most is not None and most <= FEW_ROWS
+    return None if most is not None and most <= few else f"is for at most {few} rows, here there may be more"
 
 
 def _row(micros: Micros, features: tuple[str, ...], rate: float, unless: tuple[str, str] = ("", "")) -> Kernel:
@@ -78,7 +79,7 @@ def _small(micros: Micros, features: tuple[str, ...], rate: float) -> Kernel:
 
     def when(target: Target, spec: GemmSpec) -> str | None:
         reason = operands(rest[0].lhs, rest[0].rhs, spec) or lacks(target, features)
-        return reason or (None if few_rows(spec) else f"is for at most {FEW_ROWS} rows, here there may be more")
+        return reason or many_rows(spec)
 
     return Kernel(rest[0].name, when, _packer(rest), _emitter(rest), rate, rest)
 
@@ -89,6 +90,39 @@ def _packer(micros: Micros) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _emitter(micros: Micros) -> Callable[[Module, Target, GemmSpec, str], GemmCode]:
     return lambda module, target, spec, name: gemm.emit(module, target, spec, micros, name)
+
+
+def weight_only_row(inner: MicroKernel | None, small: Small, lhs: DType, rhs: DType, features: tuple[str, ...], rate: float) -> Kernel:
+    """A row for integer weights times floats. inner: the tile for many rows; None: for products that never have them.
+
+    The row of plain vectors needs no features and no such tile, and is the last one.
+    """
+    sample = weight_only.family(inner, small, lhs, rhs, 64 if rhs == i4 else 0)
+
+    def when(target: Target, spec: GemmSpec) -> str | None:
+        reason = operands(lhs, rhs, spec) or lacks(target, features)
+        if inner is None:
+            return reason or (many_rows(spec, sample[0].mr) if features else None)
+        step = inner.step_k
+        return reason or (f"takes {step} k at a time, the groups have {spec.group}" if spec.group % step else None)
+
+    return Kernel(sample[0].name, when, _weight_packer(small, rhs), _weight_emitter(inner, small), rate, sample)
+
+
+def _weight_packer(small: Small, rhs: DType) -> Callable[..., torch.Tensor]:
+    def pack(weight: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
+        if scales is None:
+            return packing.pack_rhs(weight, small.packing(rhs, 0))
+        return packing.pack_grouped(weight, scales, small.packing(rhs, packing.packed_group(weight.shape[1] // scales.shape[1])))
+
+    return pack
+
+
+def _weight_emitter(inner: MicroKernel | None, small: Small) -> Callable[[Module, Target, GemmSpec, str], GemmCode]:
+    def emit(module: Module, target: Target, spec: GemmSpec, name: str) -> GemmCode:
+        return gemm.emit(module, target, spec, weight_only.family(inner, small, spec.lhs, spec.rhs, spec.group), name)
+
+    return emit
 
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
@@ -136,6 +170,30 @@ _F32 = (
 )
 
 
+def _weights(rhs: DType) -> tuple[Kernel, ...]:
+    """The rows for weights of type `rhs` and floats."""
+    x, a, w = x86_vector, neon, weight_only
+    tall, narrow, arm = x.fma(16)[0], x.fma(8)[0], a.fmla()[0]
+    return (
+        weight_only_row(None, w.AVX512, f32, rhs, _AVX512, 16),
+        weight_only_row(tall, w.AVX512, f32, rhs, _AVX512, 32),
+        weight_only_row(None, w.AVX2, f32, rhs, _AVX2, 8),
+        weight_only_row(narrow, w.AVX2, f32, rhs, _AVX2, 16),
+        weight_only_row(None, w.NEON, f32, rhs, ("neon",), 4),
+        weight_only_row(arm, w.NEON, f32, rhs, ("neon",), 8),
+        weight_only_row(None, w.AVX512, bf16, rhs, _AVX512, 16),
+        weight_only_row(amx.amx(bf16, bf16)[0], w.AVX512, bf16, rhs, ("amx_bf16", *_AVX512), 512),
+        weight_only_row(x.dot_bf16()[0], w.AVX512, bf16, rhs, ("avx512_bf16", *_AVX512), 64),
+        weight_only_row(tall, w.AVX512, bf16, rhs, _AVX512, 32),
+        weight_only_row(None, w.AVX2, bf16, rhs, _AVX2, 8),
+        weight_only_row(narrow, w.AVX2, bf16, rhs, _AVX2, 16),
+        weight_only_row(None, w.NEON, bf16, rhs, ("neon",), 4),
+        weight_only_row(a.bfmmla()[0], w.NEON, bf16, rhs, ("bf16",), 32),
+        weight_only_row(arm, w.NEON, bf16, rhs, ("neon",), 8),
+        *(weight_only_row(None, w.PLAIN, lhs, rhs, (), 2) for lhs in (f32, bf16)),
+    )
+
+
 def _reference() -> Kernel:
     """Accepts everything: its tiles are made for the types of the product."""
 
@@ -148,4 +206,4 @@ def _reference() -> Kernel:
     return Kernel("reference", lambda target, spec: None, pack, emit, 2)
 
 
-TABLE: tuple[Kernel, ...] = (*_eight_bit(i8), *_eight_bit(u8), *_BF16, *_F32, _reference())
+TABLE: tuple[Kernel, ...] = (*_eight_bit(i8), *_eight_bit(u8), *_BF16, *_F32, *_weights(i8), *_weights(i4), _reference())

@@ -121,6 +121,16 @@ def _target(arch: str, cpu: str, features: frozenset[str], bits: int, registers:
     return Target("host", triple, cpu, features, bits, registers, caches.l1d, caches.l2, caches.l3, caches.line)
 
 
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Returns the processor's marketing name: for show, and to tell machines apart in caches of what was measured on them."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "not named by the system")
+
+
 def _x86_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Returns the feature flags of the first CPU. py-cpuinfo starts subprocesses and takes seconds: only where /proc is missing."""
     try:

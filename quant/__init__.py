@@ -1,22 +1,46 @@
 """Quantization: schemes, observers, calibration, placement, and the simulated model that the compiler makes real."""
 
+from .calibration import Calibration
+from .measured import measured
 from .module import QuantizedModule
-from .quantize import quantize
-from .record import LeftOut, Placement, QuantRecord, QuantSite, SiteResult
-from .report import report
-from .scheme import PRESETS, ActivationScheme, Scheme, WeightScheme
+from .presets import PRESETS
+from .qat import QATModule, prepare_qat
+from .quantize import calibrate, quantize
+from .record import ActivationRange, Histogram, LeftOut, Metric, Placement, QuantRecord, QuantSite, SiteResult
+from .reporting import report
+from .save import load
+from .scheme import BF16, FP32, ActivationScheme, OpScheme, Override, Scheme, SmoothQuant, WeightScheme
+from .sensitivity import end_sqnr, site_sqnr
+from .to_onnx import export_onnx
 
 __all__ = [
+    "BF16",
+    "FP32",
     "PRESETS",
+    "ActivationRange",
     "ActivationScheme",
+    "Calibration",
+    "Histogram",
     "LeftOut",
+    "Metric",
+    "OpScheme",
+    "Override",
     "Placement",
+    "QATModule",
     "QuantRecord",
     "QuantSite",
     "QuantizedModule",
     "Scheme",
     "SiteResult",
+    "SmoothQuant",
     "WeightScheme",
+    "calibrate",
+    "end_sqnr",
+    "export_onnx",
+    "load",
+    "measured",
+    "prepare_qat",
     "quantize",
     "report",
+    "site_sqnr",
 ]

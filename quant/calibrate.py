@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -12,12 +12,15 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, InputError
+from .masking import MaskArgument
 from .module import Gate
-from .observers import NonFinite, Observer
+from .observers import NonFinite, Watcher
 from .placement import module_path, source_of
-from .program import Call, bind, first_line
+from .program import Call, Program, bind, first_line, scratch
 
 _LOOP = "calibration data"
+Select = Callable[[Node, torch.Tensor], torch.Tensor | None]
+"""The mask of an activation, by its node and value; None where all of it counts."""
 
 
 def check_iterable(batches: object) -> None:
@@ -28,23 +31,35 @@ def check_iterable(batches: object) -> None:
         )
 
 
-def numbered(batches: Iterable[Any], limit: int | None) -> Iterator[tuple[int, Any]]:
-    """(number from 1, batch), at most `limit`. Raises CalibrationError when `batches` is no iterable of batches or raises itself."""
+def numbered(
+    batches: Iterable[Any], limit: int | None, transform: Callable[[Any], Any] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """(number from 1, batch), at most `limit`. transform: makes a batch of an item.
+
+    Raises CalibrationError when `batches` is no iterable of batches, or when it or `transform` raises.
+    """
     check_iterable(batches)
     iterator = iter(batches)
     number = 0
     while limit is None or number < limit:
+        number += 1
         try:
             batch = next(iterator)
         except StopIteration:
             return
         except Exception as error:
-            raise CalibrationError(
-                f"the calibration data raised {type(error).__name__} while producing batch {number + 1}: {error}", _LOOP,
-                "the cause is shown above",
-            ) from error
-        number += 1
+            raise _raised("the calibration data", number, error) from error
+        if transform is not None:
+            try:
+                batch = transform(batch)
+            except Exception as error:
+                raise _raised("transform", number, error) from error
         yield number, batch
+
+
+def _raised(culprit: str, number: int, error: Exception) -> CalibrationError:
+    what = f"{culprit} raised {type(error).__name__} while producing batch {number}: {error}"
+    return CalibrationError(what, _LOOP, "the cause is shown above")
 
 
 def call_of(model: nn.Module, batch: Any, number: int) -> Call:
@@ -74,23 +89,28 @@ def call_of(model: nn.Module, batch: Any, number: int) -> Call:
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in pytree.tree_leaves((args, kwargs))}))
         what = f"batch {number} holds no tensor, only {kinds or 'nothing'}"
         raise CalibrationError(what, _LOOP, "torch.as_tensor converts arrays and lists")
+    layout = next((t.layout for t in call.tensors() if t.layout is not torch.strided), None)
+    if layout is not None:
+        raise CalibrationError(f"batch {number} holds a tensor of layout {layout}", _LOOP, "to_dense() converts it")
     return call
 
 
 class _Recorder(Interpreter):
     """Runs a program and shows the named activations to their observers. `current`: the node that is running."""
 
-    def __init__(self, module: GraphModule, observers: Mapping[str, Observer]) -> None:
+    def __init__(self, module: GraphModule, observers: Mapping[str, Sequence[Watcher]], select: Select) -> None:
         super().__init__(module)
         self.observers = observers
+        self.select = select
         self.current: Node | None = None
 
     def run_node(self, n: Node) -> Any:
         self.current = n
         result = super().run_node(n)
-        observer = self.observers.get(n.name)
-        if observer is not None:
-            observer.observe(result)
+        watchers = self.observers.get(n.name, ())
+        mask = self.select(n, result) if watchers else None
+        for watcher in watchers:
+            watcher.observe(result, mask)
         return result
 
 
@@ -112,8 +132,19 @@ class _Tracker(Interpreter):
         return result
 
 
-def observe(module: GraphModule, gate: Gate, observers: Mapping[str, Observer], call: Call, number: int) -> None:
+def watch(program: Program, observers: Mapping[str, Sequence[Watcher]], calls: Iterable[tuple[int, Call]]) -> int:
+    """Runs all calls and shows the named activations to their observers. Returns the number of calls."""
+    module = scratch(program)
+    count = 0
+    for number, call in calls:
+        observe(module, program, observers, call, number)
+        count = number
+    return count
+
+
+def observe(module: GraphModule, program: Program, observers: Mapping[str, Sequence[Watcher]], call: Call, number: int) -> None:
     """Runs one batch. Raises CalibrationError when it does not fit, when the program fails on it, or when activations are not finite."""
+    gate = program.gate
     try:
         values = gate.arrange(call.args, call.kwargs)
     except InputError as error:
@@ -121,7 +152,7 @@ def observe(module: GraphModule, gate: Gate, observers: Mapping[str, Observer], 
             f"batch {number} does not fit the program exported from the first batch: {error.what}", _LOOP,
             "let the first batch be a typical one, with no size of 1 in a dimension that varies",
         ) from error
-    recorder = _Recorder(module, observers)
+    recorder = _Recorder(module, observers, selection(program.mask, dict(zip(gate.names, values, strict=True)), number))
     try:
         with torch.no_grad():
             recorder.run(*values)
@@ -131,6 +162,14 @@ def observe(module: GraphModule, gate: Gate, observers: Mapping[str, Observer], 
     except Exception as error:
         what = f"the model failed on batch {number}: {first_line(error)}"
         raise CalibrationError(what, _LOOP, "the cause is shown above") from error
+
+
+def selection(argument: MaskArgument | None, values: Mapping[str, Any], number: int) -> Select:
+    """What counts in the activations of one batch."""
+    mask = argument.read(values[argument.name], number) if argument is not None else None
+    if argument is None or mask is None:
+        return lambda node, x: None
+    return lambda node, x: argument.on(mask, x, node)
 
 
 def _explain_non_finite(module: GraphModule, gate: Gate, values: list[Any], found: Node, number: int) -> CalibrationError:

@@ -2,148 +2,189 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from . import ops
+from ..diagnostics.errors import CalibrationError
+from . import edit, ops
 from .constants import Constants
 from .observers import Range, affine
-from .placement import Operands, operands
-from .record import QuantSite, SiteResult
-from .scheme import Scheme, WeightScheme
+from .operands import Operands, operands
+from .placement import dynamic
+from .record import ActivationRange, QuantSite, SiteResult
+from .scheme import ActivationScheme, WeightScheme
+from .weights import QuantizedWeight, quantize_weight
 
 aten = torch.ops.aten
 
-
-@dataclass(frozen=True)
-class QuantizedWeight:
-    """values: int8 [N, K] in [-127, 127]; scales: float32 [N], positive; sqnr: signal to quantization noise in decibels."""
-
-    values: torch.Tensor
-    scales: torch.Tensor
-    sqnr: float
+Weigher = Callable[[QuantSite, torch.Tensor, WeightScheme], QuantizedWeight]
+"""From a site, its weight [N, K] and a scheme to the integers; `plain_weight` unless a method has something better."""
+Ranges = Mapping[tuple[str, ActivationScheme], Range]
+"""What calibration found for an activation, by the name of its node, under a scheme."""
 
 
-def quantize_weight(weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
-    """weight: float [N, K], finite. A channel that is zero throughout gets scale 1."""
-    real = weight.detach().to(torch.float32)
-    peak = real.abs().amax(1)
-    if scheme.granularity == "tensor":
-        peak = peak.amax().expand(real.shape[0])
-    # Below 2^-126 the reciprocal would overflow; such weights round to zero, an error of less than 2^-126.
-    scales = torch.where(peak > 0, (peak / 127).clamp_min(2.0**-126), torch.ones_like(peak)).contiguous()
-    values = torch.clamp(torch.round(real / scales[:, None]), -127, 127).to(torch.int8)
-    noise = (real.double() - values.double() * scales.double()[:, None]).square().sum().item()
-    signal = real.double().square().sum().item()
-    sqnr = math.inf if noise == 0 else 10 * math.log10(signal / noise) if signal > 0 else -math.inf
-    return QuantizedWeight(values, scales, sqnr)
+def plain_weight(site: QuantSite, weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
+    """Round to nearest."""
+    return quantize_weight(weight, scheme)
+
+
+def _finite(weight: torch.Tensor, site: QuantSite) -> torch.Tensor:
+    """The weight itself. Raises CalibrationError when it holds NaN or infinity, which no integer stands for."""
+    if not bool(weight.isfinite().all()):
+        what = f"the weight of {site.name}, {site.weight}, holds NaN or infinity"
+        raise CalibrationError(what, site.source or "the model", "repair the weight, or exclude the operation")
+    return weight
 
 
 class Inserter:
-    """One rewrite of one graph, in place. Each activation gets one quantize/dequantize pair, each weight one set of buffers."""
+    """One rewrite of one graph, in place. An activation gets one quantize/dequantize pair per scheme, a weight one set of buffers."""
 
-    def __init__(self, graph: Graph, attributes: dict[str, Any], constants: Constants, scheme: Scheme) -> None:
+    def __init__(
+        self, graph: Graph, attributes: dict[str, Any], constants: Constants, ranges: Ranges, weigh: Weigher = plain_weight
+    ) -> None:
         self.graph = graph
         self.attributes = attributes
         self.constants = constants
-        self.scheme = scheme
+        self.ranges = ranges
+        self.weigh = weigh
+        self.made: dict[str, Node] = {}
+        """The results of the sites, by their names."""
         self.nodes = {node.name: node for node in graph.nodes}
-        self._activations: dict[Node, Node] = {}
-        self._weights: dict[tuple[Node | str, bool], tuple[Node, float]] = {}
+        self._activations: dict[tuple[Node, ActivationScheme], tuple[Node, ActivationRange | None]] = {}
+        self._weights: dict[tuple[Node | str, bool, WeightScheme], tuple[Node, float]] = {}
 
-    def run(self, ranges: Mapping[QuantSite, Range]) -> tuple[SiteResult, ...]:
-        """Quantizes every site of `ranges`, in program order. Afterwards attributes hold exactly what the graph reads."""
+    def run(self, sites: tuple[QuantSite, ...]) -> tuple[SiteResult, ...]:
+        """Quantizes every site, in program order. Afterwards attributes hold exactly what the graph reads."""
         # The module that ran the calibration lacks the new buffers; the graph gets another owner after this.
         self.graph.owning_module = None
-        results = tuple(self._site(site, limits) for site, limits in ranges.items())
+        results = tuple(self._site(site) for site in sites)
         self.graph.eliminate_dead_code()
-        read = {node.target for node in self.graph.nodes if node.op == "get_attr"}
-        for name in [n for n in self.attributes if n not in read]:
-            del self.attributes[name]
+        edit.drop_unread(self.graph, self.attributes)
         return results
 
-    def _site(self, site: QuantSite, limits: Range) -> SiteResult:
+    def _site(self, site: QuantSite) -> SiteResult:
         node = self.nodes[site.node]
         found = operands(node, self.constants)
         assert isinstance(found, Operands)
-        scale, zero_point = affine(limits, self.scheme.activation)
         with self.graph.inserting_before(node):
-            x = self._activation(found.activation, node, scale, zero_point)
-            w, sqnr = self._weight(found, site, node)
-            result = self._linear(node, x, w, found.bias)
-        node.replace_all_uses_with(result)
-        self.graph.erase_node(node)
-        return SiteResult(site, limits.low, limits.high, scale, zero_point, sqnr)
+            if not site.scheme.quantized:
+                result = self._narrow(node, found)
+                noise = None
+                ranges: tuple[ActivationRange, ...] = ()
+            else:
+                activations, ranges = self._activations_of(site, found, node)
+                weight, noise = self._weight(found, site, node) if found.weight is not None else (None, None)
+                result = self._linear(node, found, activations[0], weight) if found.operation == "linear" else node
+                if result is node:
+                    self._substitute(node, found, activations, weight)
+        if result is not node:
+            node.replace_all_uses_with(result)
+            self.graph.erase_node(node)
+        self.made[site.name] = result
+        return SiteResult(site, ranges, noise)
 
-    def _activation(self, activation: Node, like: Node, scale: float, zero_point: int) -> Node:
-        if activation not in self._activations:
-            chosen = self.scheme.activation
-            parameters = (scale, zero_point, chosen.qmin, chosen.qmax, chosen.dtype)
-            q = self._call(ops.quantize_per_tensor, (activation, *parameters), like)
-            self._activations[activation] = self._call(ops.dequantize_per_tensor, (q, *parameters), like)
-        return self._activations[activation]
+    def _activations_of(self, site: QuantSite, found: Operands, like: Node) -> tuple[list[Node], tuple[ActivationRange, ...]]:
+        chosen = site.scheme.activation
+        if chosen is None:
+            return list(found.activations), ()
+        # Operations rewritten before have other names now; calibration knows the first.
+        named = zip(found.activations, site.activations, strict=True)
+        made = [self._activation(a, name, like, chosen) for a, name in named]
+        return [node for node, _ in made], tuple(limits for _, limits in made if limits is not None)
+
+    def _activation(self, activation: Node, name: str, like: Node, chosen: ActivationScheme) -> tuple[Node, ActivationRange | None]:
+        key = activation, chosen
+        if key not in self._activations:
+            made = self._dynamic(activation, like, chosen) if dynamic(chosen) else self._static(activation, name, like, chosen)
+            self._activations[key] = made
+        return self._activations[key]
+
+    def _static(self, activation: Node, name: str, like: Node, chosen: ActivationScheme) -> tuple[Node, ActivationRange]:
+        limits = self.ranges[name, chosen]
+        scale, zero_point = affine(limits, chosen)
+        parameters = (scale, zero_point, chosen.qmin, chosen.qmax, chosen.dtype)
+        q = self._call(ops.quantize_per_tensor, (self._float(activation, like), *parameters), like)
+        return self._call(ops.dequantize_per_tensor, (q, *parameters), like), ActivationRange(limits.low, limits.high, scale, zero_point)
+
+    def _dynamic(self, activation: Node, like: Node, chosen: ActivationScheme) -> tuple[Node, None]:
+        real = self._float(activation, like)
+        choose, low = (ops.choose_per_row, -127) if chosen.signed else (ops.choose_per_row_affine, -128)
+        both = self._call(choose, (real, torch.int8), like)
+        parameters = (*(self._call(operator.getitem, (both, i), like) for i in (0, 1)), low, 127, torch.int8)
+        q = self._call(ops.quantize_per_row, (real, *parameters), like)
+        return self._call(ops.dequantize_per_row, (q, *parameters, torch.float32), like), None
+
+    def _float(self, node: Node, like: Node) -> Node:
+        return node if node.meta["val"].dtype == torch.float32 else self._call(aten.to.dtype, (node, torch.float32), like)
 
     def _weight(self, found: Operands, site: QuantSite, like: Node) -> tuple[Node, float]:
-        """The dequantized weight [N, K]; products with the same weight share it."""
-        key: tuple[Node | str, bool] = (str(found.weight.target) if found.weight.op == "get_attr" else found.weight, found.transposed)
+        """The dequantized weight, [N, K] of a linear, in its own shape otherwise; operations with the same weight share it."""
+        weight, scheme = found.weight, site.scheme.weight
+        assert weight is not None and scheme is not None
+        key = str(weight.target) if weight.op == "get_attr" else weight, found.transposed, scheme
         if key not in self._weights:
-            value = self.constants.value(found.weight)
-            matrix = value.reshape(value.shape[-2:])
-            quantized = quantize_weight(matrix.t() if found.transposed else matrix, self.scheme.weight)
-            base = found.weight.target if found.weight.op == "get_attr" else f"{site.name.split('#')[0]}.{found.weight.name}"
-            name = self._free_name(str(base))
-            parts = {
-                f"{name}_int8": quantized.values,
-                f"{name}_scale": quantized.scales,
-                f"{name}_zero_point": torch.zeros(len(quantized.scales), dtype=torch.int64),
-            }
-            self.attributes.update(parts)
-            reads = [self._read(part, tensor, like) for part, tensor in parts.items()]
-            dequantized = self._call(ops.dequantize_per_channel, (*reads, 0, -127, 127, torch.int8), like)
-            self._weights[key] = dequantized, quantized.sqnr
+            value = _finite(self.constants.value(weight), site)
+            matrix = value.reshape(value.shape[-2:]) if found.operation == "linear" else value.flatten(1)
+            quantized = self.weigh(site, matrix.t() if found.transposed else matrix, scheme)
+            if found.operation == "convolution":
+                quantized = replace(quantized, values=quantized.values.reshape(value.shape))
+            base = weight.target if weight.op == "get_attr" else f"{site.name.split('#')[0]}.{weight.name}"
+            self._weights[key] = self._read_weight(self._free_name(str(base)), quantized, scheme, like), quantized.sqnr
         return self._weights[key]
 
-    def _free_name(self, base: str) -> str:
-        """A name under which three buffers fit: it must not be, or lie below, an attribute that is a tensor."""
-        parts = base.split(".")
-        for i in range(1, len(parts)):
-            if ".".join(parts[:i]) in self.attributes:
-                base = base.replace(".", "_")
-                break
-        name, count = base, 1
-        while f"{name}_int8" in self.attributes:
-            count += 1
-            name = f"{base}_{count}"
-        return name
+    def _read_weight(self, name: str, quantized: QuantizedWeight, scheme: WeightScheme, like: Node) -> Node:
+        zeros = torch.zeros(quantized.scales.shape, dtype=torch.int64)
+        parts = {f"{name}_int{scheme.bits}": quantized.values, f"{name}_scale": quantized.scales, f"{name}_zero_point": zeros}
+        self.attributes.update(parts)
+        reads = [self._read(part, tensor, like) for part, tensor in parts.items()]
+        if quantized.scales.dim() == 1:
+            return self._call(ops.dequantize_per_channel, (*reads, 0, -scheme.qmax, scheme.qmax, torch.int8), like)
+        group = quantized.values.shape[1] // quantized.scales.shape[1]
+        return self._call(ops.dequantize_per_group, (*reads, -scheme.qmax, scheme.qmax, torch.int8, group, torch.float32), like)
 
-    def _linear(self, node: Node, x: Node, w: Node, bias: Node | None) -> Node:
+    def _free_name(self, base: str) -> str:
+        """A name under which a quantizer's buffers fit."""
+        return edit.free_name(self.attributes, base, "_scale")
+
+    def _linear(self, node: Node, found: Operands, x: Node, w: Node | None) -> Node:
         """float32 linear; a bias that is not [N] is added after it, and narrower types are cast to and from float32."""
+        bias = found.bias
         narrow = node.meta["val"].dtype != torch.float32
         if bias is not None and narrow:
             bias = self._call(aten.to.dtype, (bias, torch.float32), bias)
         vector = bias is not None and bias.meta["val"].dim() == 1 and str(bias.meta["val"].shape[0]) == str(node.meta["val"].shape[-1])
-        result = self._call(aten.linear.default, (x, w, bias) if vector else (x, w), node)
+        result = self._call(aten.linear.default, (self._float(x, node), w, bias) if vector else (self._float(x, node), w), node)
         if bias is not None and not vector:
             result = self._call(aten.add.Tensor, (result, bias), node)
         return self._call(aten.to.dtype, (result, node.meta["val"].dtype), node) if narrow else result
 
-    def _read(self, name: str, tensor: torch.Tensor, like: Node) -> Node:
-        # `create_node`: `get_attr` would look for the attribute in the owning module, which gets it later.
-        node = self.graph.create_node("get_attr", name)
-        node.meta["val"] = like.meta["val"].fake_mode.from_tensor(tensor, static_shapes=True)
-        return node
+    def _substitute(self, node: Node, found: Operands, activations: list[Node], weight: Node | None) -> None:
+        """The same operation on the quantized operands, in its own type."""
+        before = [*found.activations, *([found.weight] if found.weight is not None else [])]
+        after = [*activations, *([weight] if weight is not None else [])]
+        pairs = {old: self._as(new, old, node) for old, new in zip(before, after, strict=True)}
+        node.args = tuple(pairs.get(a, a) if isinstance(a, Node) else a for a in node.args)
 
-    def _call(self, target: Any, args: tuple[Any, ...], like: Node) -> Node:
-        """A call placed where `like` comes from, with the type of its result worked out."""
-        node = self.graph.call_function(target, args)
-        for key in ("nn_module_stack", "stack_trace"):
-            if key in like.meta:
-                node.meta[key] = like.meta[key]
-        with like.meta["val"].fake_mode:
-            node.meta["val"] = target(*(a.meta["val"] if isinstance(a, Node) else a for a in args))
-        return node
+    def _narrow(self, node: Node, found: Operands) -> Node:
+        """The same operation with its tensors in bf16, and its result in the type it had."""
+        floats = [n for n in node.all_input_nodes if n.meta["val"].dtype == torch.float32]
+        pairs = {n: self._call(aten.to.dtype, (n, torch.bfloat16), node) for n in floats}
+        args = tuple(pairs.get(a, a) if isinstance(a, Node) else a for a in node.args)
+        made = self._call(node.target, args, node, node.kwargs)
+        return self._as(made, node, node)
+
+    def _as(self, node: Node, old: Node, like: Node) -> Node:
+        """`node` in the type of `old`."""
+        dtype = old.meta["val"].dtype
+        return node if node.meta["val"].dtype == dtype else self._call(aten.to.dtype, (node, dtype), like)
+
+    def _read(self, name: str, tensor: torch.Tensor, like: Node) -> Node:
+        return edit.read(self.graph, name, tensor, like)
+
+    def _call(self, target: Any, args: tuple[Any, ...], like: Node, kwargs: Mapping[str, Any] | None = None) -> Node:
+        return edit.call(self.graph, target, args, like, kwargs)

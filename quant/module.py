@@ -7,8 +7,10 @@ every argument that is not a tensor. The gate accepts calls as the model's own `
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -172,6 +174,27 @@ class QuantizedModule(GraphModule):
         assert isinstance(record, QuantRecord)
         return record
 
+    @record.setter
+    def record(self, record: QuantRecord) -> None:
+        self.meta[_RECORD] = record
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the module to one file that `sashiko.load` reads without the model or its data.
+
+        Raises Unsupported for an argument, result or operation that has no form in a file.
+        """
+        from .save import save
+
+        save(self, path)
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+        """What was quantized with which numbers and what was not, as plain text. path: also write it there as one HTML page."""
+        from .reporting import page, report
+
+        if path is not None:
+            Path(path).write_text(page(self.record), encoding="utf-8")
+        return report(self)
+
     def recompile(self) -> PythonCode:
         """Regenerates `forward` and puts the gate in front of it."""
         code = super().recompile()
@@ -191,7 +214,7 @@ class QuantizedModule(GraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         from .pickling import restore, state
 
-        return restore, (state(self),)
+        return restore, state(self)
 
 
 def _gated(planned: Callable[..., Any], gate: Gate) -> Callable[..., Any]:

@@ -1,17 +1,20 @@
 """Observers: what is remembered of an activation while calibration data streams by, and the range that follows from it.
 
-Memory does not grow with the data. The histogram's extent is a power of two and doubles by merging neighbouring bins, which is
-exact: the final histogram depends on the values seen, not on their order or their grouping into batches.
+Memory does not grow with the data. Sums are integers and the histogram's extent is a power of two that doubles by merging neighbouring
+bins, which is exact: what an observer knows depends on the batches seen, not on their order or on which of several merged observers saw
+them; a histogram does not depend on the grouping into batches either.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
+from .entropy import least_divergence
 from .scheme import ActivationScheme
 
 
@@ -27,10 +30,22 @@ class NonFinite(ValueError):
     """An activation holds NaN or infinity; the caller knows where and says so."""
 
 
-class Observer(Protocol):
+class Watcher(Protocol):
     """Sees activations one by one. `mask`: bool, True where a value counts, broadcastable to the activation from the left."""
 
     def observe(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None: ...
+
+
+class Shared(Watcher, Protocol):
+    """`merge` makes up for a stream that was split: afterwards this one knows what it would if it had seen all that `other` has seen
+    too, where `other` is of its own kind. It travels between processes pickled.
+    """
+
+    def merge(self, other: Any) -> None: ...
+
+
+class Observer(Shared, Protocol):
+    """Watches an activation to find its range."""
 
     def range(self) -> Range | None:
         """The range to represent, or None when nothing was seen."""
@@ -40,6 +55,18 @@ def selected(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """The values that count, as a flat float32 tensor. mask: shape x.shape[:mask.dim()], such as [batch, position]."""
     x = x.detach().to(torch.float32)
     return x.reshape(-1) if mask is None else x[mask.to(torch.bool).expand(x.shape[: mask.dim()])].reshape(-1)
+
+
+def rows(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The rows of the last axis that count, float32 [R, K]; single values that do not count are 0. Raises NonFinite."""
+    real = x.detach().to(torch.float32)
+    if mask is not None and mask.dim() == real.dim():
+        real = torch.where(mask.to(torch.bool), real, 0.0)
+    elif mask is not None:
+        real = real[mask.to(torch.bool).expand(real.shape[: mask.dim()])]
+    if not bool(real.isfinite().all()):
+        raise NonFinite
+    return real.reshape(-1, x.shape[-1])
 
 
 def extremes(x: torch.Tensor) -> tuple[float, float]:
@@ -63,8 +90,36 @@ class MinMaxObserver:
             low, high = extremes(values)
             self.low, self.high = min(self.low, low), max(self.high, high)
 
+    def merge(self, other: MinMaxObserver) -> None:
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+
     def range(self) -> Range | None:
         return Range(min(self.low, 0.0), max(self.high, 0.0)) if self.low <= self.high else None
+
+
+class AverageObserver:
+    """The mean over the batches of their least values, to that of their greatest. Every float32 is a multiple of 2^-149, so sums of such
+    multiples are exact integers.
+    """
+
+    def __init__(self) -> None:
+        self.low = self.high = 0
+        self.batches = 0
+
+    def observe(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        values = selected(x, mask)
+        if values.numel():
+            low, high = (int(math.ldexp(v, 149)) for v in extremes(values))
+            self.low, self.high, self.batches = self.low + low, self.high + high, self.batches + 1
+
+    def merge(self, other: AverageObserver) -> None:
+        self.low, self.high, self.batches = self.low + other.low, self.high + other.high, self.batches + other.batches
+
+    def range(self) -> Range | None:
+        if not self.batches:
+            return None
+        low, high = (total / (self.batches << 149) for total in (self.low, self.high))
+        return Range(min(low, 0.0), max(high, 0.0))
 
 
 class HistogramObserver:
@@ -82,20 +137,26 @@ class HistogramObserver:
             return
         low, high = extremes(values)
         self.seen.observe(values)
-        self._grow(max(-low, high))
+        self._grow(_extent(max(-low, high)))
         bins = self.scheme.bins
         # Scaling by a power of two is exact, so a value falls in the bin whose halves it would fall in at twice the resolution.
         index = torch.floor(values.to(torch.float64) * (bins / self.extent)).to(torch.int64) + bins
         self.counts += torch.bincount(index, minlength=2 * bins).to(self.counts.device)
 
-    def _grow(self, magnitude: float) -> None:
-        """Makes the extent greater than `magnitude`. Until a magnitude above zero is seen, the extent is the least there is."""
-        least = 2.0**-126
-        needed = max(2.0 ** math.frexp(magnitude)[1], least) if magnitude else least
+    def merge(self, other: HistogramObserver) -> None:
+        if other.extent:
+            other = copy.deepcopy(other)
+            self._grow(other.extent)
+            other._grow(self.extent)
+            self.counts += other.counts
+            self.seen.merge(other.seen)
+
+    def _grow(self, extent: float) -> None:
+        """Makes the extent `extent` at least."""
         if self.extent == 0.0:
-            self.extent = needed
+            self.extent = extent
         bins = self.scheme.bins
-        while self.extent < needed:
+        while self.extent < extent:
             inner = self.counts.view(-1, 2).sum(1)
             self.counts.zero_()
             self.counts[bins // 2 : bins + bins // 2] = inner
@@ -112,7 +173,7 @@ class HistogramObserver:
             return None
         if self.scheme.observer == "percentile":
             return self._percentile(seen)
-        return self._least_error(seen)
+        return self._entropy(seen) if self.scheme.observer == "entropy" else self._least_error(seen)
 
     def _percentile(self, seen: Range) -> Range:
         """Cuts the tails that hold the remaining share; a symmetric range has one tail, that of the magnitudes."""
@@ -124,6 +185,16 @@ class HistogramObserver:
         upper = (_quantile(self.counts, (1.0 + share) / 2.0) + 1 - self.scheme.bins) * step
         lower = (self.scheme.bins - _quantile(self.counts.flip(0), (1.0 + share) / 2.0) - 1) * step
         return Range(min(max(lower, seen.low), 0.0), max(min(upper, seen.high), 0.0))
+
+    def _entropy(self, seen: Range) -> Range:
+        """The range with the least divergence, of the magnitudes where it is symmetric; all of it where there is nothing to choose."""
+        bins, step = self.scheme.bins, self.extent / self.scheme.bins
+        if self.scheme.signed:
+            _, end = least_divergence(self.magnitudes(), 0, self.scheme.qmax + 1)
+            limit = min(end * step, max(-seen.low, seen.high))
+            return Range(-limit, limit)
+        begin, end = least_divergence(self.counts, bins, self.scheme.qmax + 1)
+        return Range(max((begin - bins) * step, seen.low), min((end - bins) * step, seen.high))
 
     def _least_error(self, seen: Range) -> Range:
         """The shrunken range with the least squared error over the histogram, of 100 candidates down to a fifth of the extremes."""
@@ -141,6 +212,11 @@ class HistogramObserver:
             if error < least:
                 best, least = candidate, error
         return best
+
+
+def _extent(magnitude: float) -> float:
+    """The least power of two above `magnitude`, and no less than the least normal number, which is that of zero too."""
+    return max(math.ldexp(1.0, math.frexp(magnitude)[1]), 2.0**-126) if magnitude else 2.0**-126
 
 
 def _quantile(counts: torch.Tensor, share: float) -> int:
@@ -168,4 +244,6 @@ def affine(limits: Range, scheme: ActivationScheme) -> tuple[float, int]:
 
 def make_observer(scheme: ActivationScheme) -> Observer:
     """A fresh observer of the kind that the scheme names."""
-    return MinMaxObserver() if scheme.observer == "minmax" else HistogramObserver(scheme)
+    if scheme.observer == "minmax":
+        return MinMaxObserver()
+    return AverageObserver() if scheme.observer == "average" else HistogramObserver(scheme)

@@ -6,6 +6,8 @@ that they exist: a torch that no longer ships them gets the same two operators, 
     quantize_per_tensor(x, scale, zero_point, qmin, qmax, dtype)      clamp(round(x * (1 / scale)) + zero_point, qmin, qmax)
     dequantize_per_tensor(q, scale, zero_point, qmin, qmax, dtype)    (q - zero_point) * scale, float32
     dequantize_per_channel(w, scales, zero_points, axis, qmin, qmax, dtype)    (w - zero_points[c]) * scales[c], float32
+    dequantize_per_channel_group(w, scales, zero_points, qmin, qmax, dtype, group, out)    the same, a scale for each group of a row
+    choose_qparams_per_token(x, dtype)    (max|x| / 127, 0) of each row; quantize_per_token, dequantize_per_token: with these
 """
 
 from __future__ import annotations
@@ -21,6 +23,13 @@ _SCHEMAS = (
     "ScalarType? out_dtype=None) -> Tensor",
     "dequantize_per_channel(Tensor input, Tensor scales, Tensor? zero_points, int axis, int quant_min, int quant_max, "
     "ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor",
+    "dequantize_per_channel_group(Tensor input, Tensor scales, Tensor? zero_points, int quant_min, int quant_max, ScalarType dtype, "
+    "int group_size, ScalarType output_dtype) -> Tensor",
+    "choose_qparams_per_token(Tensor input, ScalarType dtype) -> (Tensor, Tensor)",
+    "choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)",
+    "quantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max, ScalarType dtype) -> Tensor",
+    "dequantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max, ScalarType dtype, "
+    "ScalarType output_dtype) -> Tensor",
 )
 
 
@@ -53,6 +62,50 @@ def dequantize_channels_reference(
     return (real * scales.view(shape)).to(out_dtype or torch.float32)
 
 
+def dequantize_groups_reference(
+    q: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    qmin: int,
+    qmax: int,
+    dtype: torch.dtype,
+    group: int,
+    out_dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """q: [N, K]; scales: [N, K / group], one for each group of neighbours in a row."""
+    grouped = q.reshape(-1, group) if zero_points is None else q.reshape(-1, group) - zero_points.reshape(-1, 1)
+    return (grouped * scales.reshape(-1, 1)).reshape(q.shape).to(out_dtype)
+
+
+def choose_rows_reference(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales max|x| / 127 and zero points 0 for each row of the last axis, [..., 1]. A row below 1e-5 throughout counts as that."""
+    scales = x.abs().amax(-1, keepdim=True).clamp(min=1e-5).div(127)
+    return scales, torch.zeros_like(scales)
+
+
+def choose_affine_rows_reference(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zero points with which each row fills [-128, 127]; both [..., 1], float64 and int64."""
+    low, high = x.amin(-1, keepdim=True).clamp(max=0.0), x.amax(-1, keepdim=True).clamp(min=0.0)
+    scales = ((high - low) / 255.0).clamp(min=torch.finfo(torch.float32).eps)
+    below, above = low / scales, high / scales
+    zeros = torch.where(below + above - 1.0 > 0, -128 - below, 127 - above).clamp(-128, 127).round()
+    return scales.to(torch.float64), zeros.to(torch.int64)
+
+
+def quantize_rows_reference(
+    x: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, qmin: int, qmax: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """As `quantize_reference`, with a scale and zero point [..., 1] for each row."""
+    return (x * (1.0 / scales) + zero_points).round().clamp(qmin, qmax).to(dtype)
+
+
+def dequantize_rows_reference(
+    q: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, qmin: int, qmax: int, dtype: torch.dtype, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """The reals that the integers of each row stand for."""
+    return ((q - zero_points) * scales).to(out_dtype)
+
+
 def _ensure_registered(namespace: str) -> None:
     """Registers the operators in `namespace` unless torch has them.
 
@@ -66,8 +119,11 @@ def _ensure_registered(namespace: str) -> None:
 
 
 def define(namespace: str) -> None:
-    """Defines the three operators in `namespace`. Raises RuntimeError when it has operators of these names already."""
-    bodies: tuple[Callable[..., object], ...] = (quantize_reference, dequantize_reference, dequantize_channels_reference)
+    """Defines the operators in `namespace`. Raises RuntimeError when it has operators of these names already."""
+    bodies: tuple[Callable[..., object], ...] = (
+        quantize_reference, dequantize_reference, dequantize_channels_reference, dequantize_groups_reference, choose_rows_reference,
+        choose_affine_rows_reference, quantize_rows_reference, dequantize_rows_reference,
+    )
     for schema, body in zip(_SCHEMAS, bodies, strict=True):
         name = f"{namespace}::{schema.split('(')[0]}"
         torch.library.define(name, schema[schema.index("(") :])
@@ -79,3 +135,8 @@ _OPS = torch.ops.quantized_decomposed
 quantize_per_tensor: torch._ops.OpOverload = _OPS.quantize_per_tensor.default
 dequantize_per_tensor: torch._ops.OpOverload = _OPS.dequantize_per_tensor.default
 dequantize_per_channel: torch._ops.OpOverload = _OPS.dequantize_per_channel.default
+dequantize_per_group: torch._ops.OpOverload = _OPS.dequantize_per_channel_group.default
+choose_per_row: torch._ops.OpOverload = _OPS.choose_qparams_per_token.default
+choose_per_row_affine: torch._ops.OpOverload = _OPS.choose_qparams_per_token_asymmetric.default
+quantize_per_row: torch._ops.OpOverload = _OPS.quantize_per_token.default
+dequantize_per_row: torch._ops.OpOverload = _OPS.dequantize_per_token.default

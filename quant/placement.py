@@ -1,148 +1,111 @@
-"""Where to quantize: every contraction with a constant right factor, found through views and expressions of parameters."""
+"""Where to quantize: every operation that a scheme names, with the scheme that the overrides give it."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 
-import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from ..diagnostics.errors import InputError
 from .constants import Constants
+from .operands import Operands, operands, packet
 from .record import LeftOut, Placement, QuantSite
+from .scheme import FP32, ActivationScheme, OpScheme, Override, Scheme, Where
 
-aten = torch.ops.aten
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_PRODUCTS = {
-    aten.linear.default: (0, 1),
-    aten.addmm.default: (1, 2),
-    aten.mm.default: (0, 1),
-    aten.matmul.default: (0, 1),
-    aten.bmm.default: (0, 1),
-}  # operator -> positions of the left and the right factor
-_NOT_QUANTIZED = {
-    "convolution": "convolutions stay in floating point",
-    "conv1d": "convolutions stay in floating point",
-    "conv2d": "convolutions stay in floating point",
-    "conv3d": "convolutions stay in floating point",
-    "conv_transpose1d": "convolutions stay in floating point",
-    "conv_transpose2d": "convolutions stay in floating point",
-    "conv_transpose3d": "convolutions stay in floating point",
-    "scaled_dot_product_attention": "attention multiplies activations with activations",
-    "einsum": "einsum is not taken apart; write it as matmul or linear",
-    "bilinear": "bilinear multiplies activations with activations",
-    "baddbmm": "a product with a batch of matrices stays in floating point",
-    "lstm": "recurrent layers hold their products inside",
-    "gru": "recurrent layers hold their products inside",
-    "rnn_tanh": "recurrent layers hold their products inside",
-    "rnn_relu": "recurrent layers hold their products inside",
-    "_native_multi_head_attention": "torch's fused layer holds its products inside",
-    "_transformer_encoder_layer_fwd": "torch's fused layer holds its products inside",
+_UNNAMED = {
+    "convolution": "the scheme leaves convolutions in floating point",
+    "matmul": "both factors are activations, which the scheme leaves in floating point",
+    "attention": "attention multiplies activations with activations, which the scheme leaves in floating point",
 }
+_LEAST_GROUP = 8
 
 
-@dataclass(frozen=True)
-class Operands:
-    """A contraction as activation[..., K] @ weight + bias. The weight is [N, K] as in linear, or [K, N] (`transposed`)."""
+def place(graph: Graph, constants: Constants, scheme: Scheme, exclude: Iterable[Where] = ()) -> Placement:
+    """Finds every operation. exclude: overrides to fp32, stronger than those of the scheme.
 
-    activation: Node
-    weight: Node
-    transposed: bool
-    bias: Node | None
-
-
-def operands(node: Node, constants: Constants) -> Operands | str:
-    """The operands of a product, or why it is not quantized."""
-    left, right = (node.args[i] for i in _PRODUCTS[node.target])  # type: ignore[index]
-    if not isinstance(left, Node) or not isinstance(right, Node):
-        return "an operand is not a tensor"
-    linear = node.target == aten.linear.default
-    weight = right if linear else _peeled(right)
-    if not constants.is_constant(weight):
-        return "the weight is on the left" if constants.is_constant(_peeled(left)) else "both factors are activations"
-    if constants.is_constant(left):
-        return "the whole product is constant"
-    for factor in (left, right):
-        if factor.meta["val"].dtype not in _FLOATS:
-            return f"its operands are {factor.meta['val'].dtype}"
-    shape = constants.value(weight).shape
-    while len(shape) > 2 and shape[0] == 1:
-        shape = shape[1:]
-    if len(shape) != 2:
-        return "the weight is a vector" if len(shape) < 2 else f"the weight is a batch of {shape[0]} matrices"
-    if not all(shape):
-        return "the weight is empty"
-    if not linear and [str(d) for d in left.meta["val"].shape[:-1]] != [str(d) for d in node.meta["val"].shape[:-1]]:
-        return "the weight's leading dimensions stretch the activation"
-    if node.target == aten.addmm.default and {1} != {node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)}:
-        return "addmm with alpha or beta"
-    bias = node.args[0] if node.target == aten.addmm.default else node.args[2] if linear and len(node.args) > 2 else None
-    return Operands(left, weight, not linear, bias if isinstance(bias, Node) else None)
-
-
-def _peeled(node: Node) -> Node:
-    """What a chain of expands and leading unsqueezes repeats, so that a stretched matrix is seen as the matrix."""
-    while node.op == "call_function" and isinstance(node.args[0] if node.args else None, Node):
-        inner = node.args[0]
-        assert isinstance(inner, Node)
-        leading = node.target == aten.unsqueeze.default and node.args[1] == 0
-        stretched = node.target == aten.expand.default and inner.meta["val"].dim() >= 2 and _matrix(node) == _matrix(inner)
-        if not leading and not stretched:
-            break
-        node = inner
-    return node
-
-
-def _matrix(node: Node) -> list[str]:
-    return [str(d) for d in node.meta["val"].shape[-2:]]
-
-
-def place(graph: Graph, constants: Constants, exclude: Iterable[str | re.Pattern[str]] = ()) -> Placement:
-    """Finds every contraction. exclude: a name, a module that contains it, or a compiled pattern to search in names.
-
-    Raises InputError for an exclude that matches nothing.
+    Raises InputError for an override or an exclude that matches nothing.
     """
-    rules = tuple(exclude)
+    excluded = tuple(Override(where, FP32) for where in exclude)
+    overrides = (*scheme.overrides, *excluded)
     names: dict[str, int] = {}
     used: set[int] = set()
     sites: list[QuantSite] = []
     left: list[LeftOut] = []
     for node in graph.nodes:
-        packet = _packet(node)
-        product = node.target in _PRODUCTS
-        if not product and packet not in _NOT_QUANTIZED:
+        found = operands(node, constants)
+        if found is None or (packet(node) == "embedding" and "embedding" not in scheme.operations):
             continue
-        found = operands(node, constants) if product else _NOT_QUANTIZED[packet]
         name = _unique(_name(node, constants), names)
-        hits = {i for i, rule in enumerate(rules) if _matches(rule, name)}
-        used |= hits
-        if isinstance(found, Operands) and hits:
-            found = "excluded by the caller"
+        hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, node)]
+        used.update(hits)
+        reason = found if isinstance(found, str) else ""
         if isinstance(found, Operands):
-            n, k = constants.value(found.weight).shape[-2:]
-            sources = constants.sources(found.weight)
-            weight = sources[0] if len(sources) == 1 else f"expression of {', '.join(sources)}"
-            features = (n, k) if found.transposed else (k, n)
-            sites.append(QuantSite(name, packet, node.name, found.activation.name, weight, features, source_of(node)))
-        else:
-            left.append(LeftOut(name, packet, found, source_of(node)))
-    for i, rule in enumerate(rules):
-        if i not in used:
-            close = difflib.get_close_matches(str(rule), names, 3, 0.3)
-            hint = f"did you mean {', '.join(close)}?" if close else "report(quantize(model, batches)) lists the names"
-            raise InputError(f"exclude={rule!r} matches no contraction of the model", "quantize(exclude=...)", hint)
+            chosen = overrides[hits[-1]].scheme if hits else scheme.default
+            site = _site(node, name, found, fitting(chosen, found.operation), constants)
+            reason = _refusal(site, scheme, by_caller=bool(hits) and overrides[hits[-1]] in excluded)
+            if not reason:
+                sites.append(site)
+        if reason:
+            left.append(LeftOut(name, packet(node), reason, source_of(node)))
+    _check_used(overrides, used, names)
     return Placement(tuple(sites), tuple(left))
 
 
-def _packet(node: Node) -> str:
-    """`linear` of aten.linear.default; empty for what is no ATen operator."""
-    if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
-        return ""
-    return node.target._schema.name.split("::")[1]
+def fitting(chosen: OpScheme, operation: str) -> OpScheme:
+    """What a scheme means for a kind of operation: rows and weights alone are for linears; a table's activations are its indices."""
+    if chosen.activation is None or chosen.weight is None or operation == "linear":
+        return chosen
+    if operation == "embedding":
+        return replace(chosen, activation=None)
+    return replace(chosen, activation=replace(chosen.activation, granularity="tensor"))
+
+
+def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: Constants) -> QuantSite:
+    weight, features = "", (0, 0)
+    if found.weight is not None:
+        shape = constants.value(found.weight).shape
+        rows, columns = (shape[-2], shape[-1]) if found.operation == "linear" else (shape[0], math.prod(shape[1:]))
+        features = (rows, columns) if found.transposed or found.operation == "embedding" else (columns, rows)
+        sources = constants.sources(found.weight)
+        weight = sources[0] if len(sources) == 1 else f"expression of {', '.join(sources)}"
+    activations = tuple(a.name for a in found.activations)
+    if scheme.weight is not None and scheme.weight.granularity == "group":
+        scheme = replace(scheme, weight=replace(scheme.weight, group=max(math.gcd(features[0], scheme.weight.group), _LEAST_GROUP)))
+    return QuantSite(name, found.operation, packet(node), scheme, node.name, activations, weight, features, source_of(node))
+
+
+def _refusal(site: QuantSite, scheme: Scheme, by_caller: bool) -> str:
+    """Why a site is left in fp32, or an empty string."""
+    if by_caller:
+        return "excluded by the caller"
+    if site.operation not in scheme.operations:
+        return _UNNAMED.get(site.operation, "the scheme leaves it in floating point")
+    if site.scheme == FP32:
+        return "the scheme keeps it in fp32"
+    if site.scheme.activation is None and site.scheme.quantized and site.operation not in ("linear", "embedding"):
+        return f"weights alone are quantized in linears and tables, not in a {site.operation}"
+    weight = site.scheme.weight
+    if weight is not None and weight.granularity == "group" and (site.operation != "linear" or site.features[0] % weight.group):
+        return f"groups of {weight.group} do not divide its {site.features[0]} inputs"
+    return ""
+
+
+def dynamic(activation: ActivationScheme | None) -> bool:
+    """Whether the scale is computed in each call, so that calibration has nothing to find out."""
+    return activation is not None and activation.granularity == "row"
+
+
+def _check_used(overrides: tuple[Override, ...], used: set[int], names: Iterable[str]) -> None:
+    for i, override in enumerate(overrides):
+        if i not in used:
+            where = override.where if isinstance(override.where, str) else getattr(override.where, "pattern", None) or repr(override.where)
+            close = difflib.get_close_matches(str(where), names, 3, 0.3)
+            hint = f"did you mean {', '.join(close)}?" if close else "report(quantize(model, batches)) lists the names"
+            raise InputError(f"{where!r} matches no operation of the model", "quantize(exclude=...) or Override(...)", hint)
 
 
 def _name(node: Node, constants: Constants) -> str:
@@ -160,17 +123,29 @@ def _unique(name: str, names: dict[str, int]) -> str:
     return name if names[name] == 1 else f"{name}#{names[name]}"
 
 
-def _matches(rule: str | re.Pattern[str], name: str) -> bool:
-    if isinstance(rule, str):
+def _matches(where: Where, name: str, node: Node) -> bool:
+    if isinstance(where, str):
         bare = name.split("#", maxsplit=1)[0]
-        return rule in (name, bare) or bare.startswith(f"{rule}.")
-    return rule.search(name) is not None
+        return where in (name, bare) or bare.startswith(f"{where}.")
+    if isinstance(where, re.Pattern):
+        return where.search(name) is not None
+    return any(_class_name(kind) == f"{where.__module__}.{where.__qualname__}" for _, kind in _modules(node))
+
+
+def _class_name(kind: object) -> str:
+    """Exported graphs name the class; traced ones hold it."""
+    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+
+
+def _modules(node: Node) -> list[tuple[str, object]]:
+    """Qualified name and class of the modules whose `forward` the node comes from, the outermost first."""
+    return list((node.meta.get("nn_module_stack") or {}).values())
 
 
 def module_path(node: Node) -> str:
     """Qualified name of the module whose `forward` the node comes from; empty for the model itself or when unknown."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return str(list(stack.values())[-1][0]) if stack else ""
+    stack = _modules(node)
+    return str(stack[-1][0]) if stack else ""
 
 
 def source_of(node: Node) -> str:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, Unsupported
 from ..graph.exporting import quiet, translated
+from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf
 
 
@@ -32,18 +33,26 @@ class Call:
         args, kwargs = pytree.tree_map_only(torch.Tensor, change, (self.args, dict(self.kwargs)))
         return Call(args, kwargs)
 
+    def own(self) -> Call:
+        """The same call with tensors of its own: whoever made it may use its memory again."""
+        return self.map(lambda t: t.detach().clone())
+
     def tensors(self) -> list[torch.Tensor]:
         return [leaf for leaf in pytree.tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
 
 
 @dataclass(frozen=True)
 class Program:
-    """An exported model with tensors of its own. `attributes`: every get_attr target; parameters do not require gradients."""
+    """An exported model with tensors of its own.
+
+    attributes: every get_attr target; parameters do not require gradients. mask: the argument that says which positions count, or None.
+    """
 
     graph: Graph
     attributes: Mapping[str, torch.Tensor]
     gate: Gate
     notes: tuple[str, ...]
+    mask: MaskArgument | None = None
 
 
 def bind(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -109,8 +118,13 @@ def _attempts(call: Call) -> Iterator[tuple[Call, bool, str]]:
 
 def scratch(program: Program) -> QuantizedModule:
     """The program to run; one that writes to its buffers gets copies of them, so that no state is carried over."""
+    return QuantizedModule.build(scratch_attributes(program), program.graph, program.gate)
+
+
+def scratch_attributes(program: Program) -> Mapping[str, torch.Tensor]:
+    """What a run of the program reads and may write."""
     writes = any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in program.graph.nodes)
-    return QuantizedModule.build(copy.deepcopy(dict(program.attributes)) if writes else program.attributes, program.graph, program.gate)
+    return copy.deepcopy(dict(program.attributes)) if writes else program.attributes
 
 
 def _torch_export(model: nn.Module, call: Call, dynamic: bool) -> ExportedProgram:

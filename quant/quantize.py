@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import Progress
 from torch import nn
 
 from ..diagnostics.errors import CalibrationError
-from .calibrate import call_of, numbered, observe, total
+from .bias import output_means
+from .calibrate import call_of, numbered, total
+from .calibration import Calibration, calibrated
 from .constants import Constants
-from .insert import Inserter
+from .gptq import Compensation
+from .masking import mask_argument
 from .module import QuantizedModule
-from .observers import Observer, Range, make_observer
 from .placement import place
-from .program import Program, export, scratch
-from .record import LeftOut, Placement, QuantRecord, QuantSite
-from .scheme import Scheme, resolve
+from .presets import resolve
+from .program import Call, export
+from .scheme import Scheme, Where
+from .sensitivity import without_outliers
+from .sharding import Shards
+from .smooth import smoothed
 
 
 def quantize(
@@ -27,7 +34,10 @@ def quantize(
     batches: Iterable[Any],
     *,
     preset: str | Scheme = "int8",
-    exclude: str | re.Pattern[str] | Iterable[str | re.Pattern[str]] = (),
+    exclude: Where | Iterable[Where] = (),
+    transform: Callable[[Any], Any] | None = None,
+    mask: str | Literal[False] | None = None,
+    sharded: bool = False,
     max_batches: int | None = None,
     progress: bool | None = None,
 ) -> QuantizedModule:
@@ -36,26 +46,64 @@ def quantize(
     model: in evaluation mode; it is not changed, and the result shares no memory with it.
     batches: any iterable. A batch is a tensor (the only argument), a tuple or list (positional arguments) or a mapping (by name).
     preset: a name of `PRESETS`, or a Scheme.
-    exclude: what to leave in floating point: names as `report` shows them, modules containing them, or compiled patterns.
-    max_batches: stop after so many. progress: show a bar; None shows one on a terminal when the work is long.
+    exclude: what to leave in floating point: names as `report` shows them, modules containing them, compiled patterns, module classes.
+    transform: makes a batch of an item of `batches`, such as one that still holds its labels.
+    mask: the name of an argument [batch, position] that is 1 where a position counts and 0 where it is padding: what activations hold
+        there does not shape their ranges. None: `attention_mask`, where the model takes one; False: everything counts.
+    sharded: every process of torch.distributed passes its own part of the data, and all get the module that the whole data gives. An
+        error of one is an error of all. Without torch.distributed there is one process.
+    max_batches: stop after so many, on each process. progress: show a bar; None shows one on a terminal when the work is long.
 
     Errors: CalibrationError for data or a model that cannot be calibrated, InputError for options, Unsupported for a model that
     torch.export does not accept.
     """
-    scheme = resolve(preset)
-    rules = (exclude,) if isinstance(exclude, (str, re.Pattern)) else tuple(exclude)
-    _check_evaluating(model)
-    stream = numbered(batches, max_batches)
-    first = next(stream, None)
-    if first is None:
-        raise CalibrationError("the calibration data is empty", "calibration data", "a generator that was used before gives nothing again")
-    call = call_of(model, first[1], first[0])
-    program = export(model, call)
-    constants = Constants(program.graph, program.attributes)
-    placement = place(program.graph, constants, rules)
-    rest = _shown(_chain(first, stream), total(batches, max_batches), progress)
-    observers, count = _calibrated(model, program, placement, scheme, rest)
-    return _rewritten(program, placement, observers, constants, scheme, count)
+    found = calibrate(
+        model, batches, resolve(preset), exclude=exclude, transform=transform, mask=mask, sharded=sharded, max_batches=max_batches,
+        progress=progress,
+    )
+    return found.build()
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    scheme: Scheme,
+    *,
+    exclude: Where | Iterable[Where] = (),
+    transform: Callable[[Any], Any] | None = None,
+    mask: str | Literal[False] | None = None,
+    sharded: bool = False,
+    max_batches: int | None = None,
+    progress: bool | None = None,
+) -> Calibration:
+    """Exports a model, runs the calibration data through it and keeps what was learnt; arguments and errors as in `quantize`."""
+    rules = (exclude,) if isinstance(exclude, (str, re.Pattern, type)) else tuple(exclude)
+    with Shards(sharded) as shards:
+        _check_evaluating(model)
+        stream = ((number, call_of(model, batch, number)) for number, batch in numbered(batches, max_batches, transform))
+        held = [(number, call.own()) for number, call in islice(stream, scheme.sample)]
+        dealt = shards.interleaved(held, scheme.sample)
+        sample = tuple(call for _, call in dealt)
+        program = export(model, _typical(sample))
+        program = replace(program, mask=mask_argument(program.gate, mask))
+        placement = place(program.graph, Constants(program.graph, program.attributes), scheme, rules)
+        if scheme.smooth is not None:
+            program, placement = smoothed(program, placement, scheme.smooth, dealt)
+        shown = _shown(chain(held, stream), total(batches, max_batches), progress if shards.rank == 0 else False)
+        observers, grams, count = calibrated(program, placement, shown)
+        weigh = Compensation(program, placement, shards.merged(grams))
+        count = sum(shards.gather(count))
+        found = Calibration(program, placement, scheme, shards.merged(observers), sample, count, weigh)
+    found = without_outliers(found) if scheme.outliers is not None else found
+    return replace(found, means=output_means(program, found.placement, sample)) if scheme.correct_bias else found
+
+
+def _typical(sample: tuple[Call, ...]) -> Call:
+    """The first call, from which all processes export the same program."""
+    if not sample:
+        what = "the calibration data is empty"
+        raise CalibrationError(what, "calibration data", "a generator that was used before gives nothing again")
+    return sample[0]
 
 
 def _check_evaluating(model: nn.Module) -> None:
@@ -67,13 +115,8 @@ def _check_evaluating(model: nn.Module) -> None:
         )
 
 
-def _chain(first: tuple[int, Any], rest: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    yield first
-    yield from rest
-
-
-def _shown(batches: Iterator[tuple[int, Any]], count: int | None, progress: bool | None) -> Iterator[tuple[int, Any]]:
-    """The same batches behind a progress bar. By default there is one on a terminal, from four batches on."""
+def _shown(batches: Iterator[tuple[int, Call]], count: int | None, progress: bool | None) -> Iterator[tuple[int, Call]]:
+    """The same calls behind a progress bar. By default there is one on a terminal, from four batches on."""
     console = Console(stderr=True)
     wanted = console.is_terminal and (count is None or count >= 4) if progress is None else progress
     if not wanted:
@@ -84,35 +127,3 @@ def _shown(batches: Iterator[tuple[int, Any]], count: int | None, progress: bool
         for item in batches:
             yield item
             bar.advance(task)
-
-
-def _calibrated(
-    model: nn.Module, program: Program, placement: Placement, scheme: Scheme, batches: Iterator[tuple[int, Any]]
-) -> tuple[dict[str, Observer], int]:
-    """One observer for each activation to quantize, by node name, after all the data; and the number of batches."""
-    observers = {site.activation: make_observer(scheme.activation) for site in placement.sites}
-    module = scratch(program)
-    count = 0
-    for number, batch in batches:
-        observe(module, program.gate, observers, call_of(model, batch, number), number)
-        count = number
-    return observers, count
-
-
-def _rewritten(
-    program: Program, placement: Placement, observers: dict[str, Observer], constants: Constants, scheme: Scheme, count: int
-) -> QuantizedModule:
-    ranges: dict[QuantSite, Range] = {}
-    left = list(placement.left_out)
-    for site in placement.sites:
-        limits = observers[site.activation].range()
-        if limits is None:
-            left.append(LeftOut(site.name, site.op, "calibration gave it no values", site.source))
-        else:
-            ranges[site] = limits
-    graph, attributes = program.graph, dict(program.attributes)
-    sites = Inserter(graph, attributes, constants, scheme).run(ranges)
-    notes = program.notes if sites else (*program.notes, "nothing was quantized")
-    return QuantizedModule.build(attributes, graph, program.gate, QuantRecord(scheme, sites, tuple(left), count, notes))
-
-

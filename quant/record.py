@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from .scheme import Scheme
+from .scheme import Operation, OpScheme, Scheme
 
 
 @dataclass(frozen=True)
 class QuantSite:
-    """One contraction to quantize.
+    """One operation to quantize.
 
     name: the module or parameter it belongs to, unique in the model, such as `encoder.layer.0.attention.self.query`.
-    op: the ATen operator it was. node, activation: names in the exported graph, of the contraction and of its left factor.
-    weight: qualified name of the parameter, or `expression of a, b` when it is computed from several.
-    features: (K, N), inputs and outputs of the contraction. source: file:line in user code, empty when unknown.
+    operation: which kind it is; op: the ATen operator it was. scheme: what happens to it.
+    node: its name in the exported graph. activations: names of the operands that are not constant: the left factor of a linear and the
+        input of a convolution, both factors of a matmul, query, key and value; none for an embedding.
+    weight: qualified name of the parameter, or `expression of a, b` when it is computed from several; empty without a weight.
+    features: (K, N), inputs and outputs of a linear or convolution, rows and columns of a table, (0, 0) without a weight.
+    source: file:line in user code, empty when unknown.
     """
 
     name: str
+    operation: Operation
     op: str
+    scheme: OpScheme
     node: str
-    activation: str
+    activations: tuple[str, ...]
     weight: str
     features: tuple[int, int]
     source: str
@@ -28,7 +34,7 @@ class QuantSite:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """One contraction that stays in floating point, and why."""
+    """One operation that stays as it was, and why."""
 
     name: str
     op: str
@@ -38,30 +44,66 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Placement:
-    """Every contraction of the program, in program order: quantized or left out with a reason."""
+    """Every operation of the program that could be quantized, in program order: a site, or left out with a reason."""
 
     sites: tuple[QuantSite, ...]
     left_out: tuple[LeftOut, ...]
 
 
 @dataclass(frozen=True)
-class SiteResult:
-    """The numbers chosen for a site. `low`..`high`: the range calibration chose; weight_sqnr: decibels."""
+class Histogram:
+    """How often values of an activation were seen: counts of equal bins over [low, high)."""
 
-    site: QuantSite
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ActivationRange:
+    """The numbers chosen for one activation. low..high: the range calibration chose, in reals. histogram: None without one."""
+
     low: float
     high: float
     scale: float
     zero_point: int
-    weight_sqnr: float
+    histogram: Histogram | None = None
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """The numbers chosen for a site.
+
+    ranges: one for each activation that is quantized with a fixed scale. weight_sqnr: decibels, None without an integer weight.
+    result_db: signal-to-noise ratio of its own result, given exact inputs; error_db: of the model's results with this site alone
+        quantized; both in decibels, None where it was not measured.
+    seconds: measured time of the operation in each precision that was timed, by the label of its scheme.
+    """
+
+    site: QuantSite
+    ranges: tuple[ActivationRange, ...]
+    weight_sqnr: float | None
+    result_db: float | None = None
+    error_db: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What the user measured the model by. floating: of the model itself; quantized: of the result."""
+
+    name: str
+    floating: float
+    quantized: float
 
 
 @dataclass(frozen=True)
 class QuantRecord:
-    """The whole result. `batches`: how many were seen. `notes`: what the user should know, one sentence each."""
+    """The whole result. `batches`: how many were seen. `notes`: what the user should know, one sentence each. `metric`: where measured."""
 
     scheme: Scheme
     sites: tuple[SiteResult, ...]
     left_out: tuple[LeftOut, ...]
     batches: int
     notes: tuple[str, ...]
+    metric: Metric | None = None

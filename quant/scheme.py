@@ -1,35 +1,43 @@
-"""How a model is quantized, as data. A preset is a name for a `Scheme`."""
+"""How a model is quantized, as data: a `Scheme` says what happens to each operation; a preset is a name for a scheme."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
+from torch import nn
 
 from ..diagnostics.errors import InputError
 
-ObserverName = Literal["minmax", "percentile", "mse"]
-OBSERVERS: tuple[ObserverName, ...] = ("minmax", "percentile", "mse")
+ObserverName = Literal["minmax", "average", "percentile", "mse", "entropy"]
+Floating = Literal["fp32", "bf16"]
+Operation = Literal["linear", "convolution", "matmul", "attention", "embedding"]
+Where = str | re.Pattern[str] | type[nn.Module]
+
+OBSERVERS: tuple[ObserverName, ...] = ("minmax", "average", "percentile", "mse", "entropy")
+OPERATIONS: tuple[Operation, ...] = ("linear", "convolution", "matmul", "attention", "embedding")
 
 
 @dataclass(frozen=True)
 class ActivationScheme:
-    """Activations: one scale per tensor, fixed by calibration.
+    """Activations in 8 bits.
 
-    observer: how the range is chosen from the data: `minmax` all of it, `percentile` that share of it, `mse` the range with the
-        least squared error of rounding and saturation together.
+    granularity: `tensor`: one scale, fixed by calibration (static). `row`: one scale for each row of the last axis (a token), computed
+        from the row in each call (dynamic); only linears take it, other operations of the scheme have one scale per tensor.
+    observer: how a static range is chosen from the data: `minmax` all of it, `average` the mean over the batches of their extremes (a
+        moving average), `percentile` that share of it, `mse` the range with the least squared error of rounding and saturation
+        together, `entropy` the range whose quantized histogram is nearest to the full one (Kullback-Leibler).
     percentile: in (50, 100], read by the percentile observer only.
-    signed: True: int8 in [-127, 127], zero point 0. False: uint8 in [0, 255] with a zero point, for one-sided data.
-    granularity: `tensor`.
-    bins: resolution of the histogram on each side of zero, a power of two, read by percentile and mse.
+    signed: True: int8 in [-127, 127], zero point 0. False: 8 bits with a zero point, for one-sided data.
+    bins: resolution of the histogram on each side of zero, a power of two, read by percentile, mse and entropy.
     """
 
     observer: ObserverName = "minmax"
     percentile: float = 99.99
     signed: bool = True
-    granularity: Literal["tensor"] = "tensor"
+    granularity: Literal["tensor", "row"] = "tensor"
     bins: int = 4096
 
     def __post_init__(self) -> None:
@@ -37,8 +45,8 @@ class ActivationScheme:
             raise InputError(f"there is no observer {self.observer!r}", "ActivationScheme", f"choose one of {', '.join(OBSERVERS)}")
         if not 50.0 < self.percentile <= 100.0:
             raise InputError(f"percentile={self.percentile} is not in (50, 100]", "ActivationScheme", "99.9 to 99.999 is usual")
-        if self.granularity != "tensor":
-            raise InputError(f"granularity={self.granularity!r} is not known for activations", "ActivationScheme", "use 'tensor'")
+        if self.granularity not in ("tensor", "row"):
+            raise InputError(f"granularity={self.granularity!r} is not known for activations", "ActivationScheme", "use 'tensor' or 'row'")
         if self.bins < 64 or self.bins & (self.bins - 1):
             raise InputError(f"bins={self.bins} is not a power of two of at least 64", "ActivationScheme")
 
@@ -57,39 +65,127 @@ class ActivationScheme:
 
 @dataclass(frozen=True)
 class WeightScheme:
-    """Weights: symmetric int8 in [-127, 127], one scale per output channel or one for the whole tensor."""
+    """Symmetric integer weights.
 
-    granularity: Literal["channel", "tensor"] = "channel"
+    bits: 8, in [-127, 127], or 4, in [-7, 7]; 4 bits need granularity `group` and no quantized activation.
+    granularity: one scale per output `channel`, one for the whole `tensor`, or one for each `group` of `group` neighbours along K.
+    clip: `none`: the greatest magnitude is the end of the range. `mse`: each range is shrunk to the least squared error.
+    compensate: GPTQ: the rounding error of each input's weights is made up for by the weights of later inputs, over the calibration data.
+    """
+
+    bits: Literal[8, 4] = 8
+    granularity: Literal["channel", "tensor", "group"] = "channel"
+    group: int = 64
+    clip: Literal["none", "mse"] = "none"
+    compensate: bool = False
 
     def __post_init__(self) -> None:
-        if self.granularity not in ("channel", "tensor"):
-            raise InputError(f"granularity={self.granularity!r} is not known for weights", "WeightScheme", "use 'channel' or 'tensor'")
+        if self.bits not in (8, 4):
+            raise InputError(f"bits={self.bits} is not known for weights", "WeightScheme", "use 8 or 4")
+        if self.granularity not in ("channel", "tensor", "group"):
+            what = f"granularity={self.granularity!r} is not known for weights"
+            raise InputError(what, "WeightScheme", "use 'channel', 'tensor' or 'group'")
+        if (self.bits == 4) != (self.granularity == "group"):
+            what = f"{self.bits}-bit weights per {self.granularity}"
+            raise InputError(what, "WeightScheme", "groups are for 4 bits, and 4 bits need groups")
+        if self.group < 8 or self.group & (self.group - 1):
+            raise InputError(f"group={self.group} is not a power of two of at least 8", "WeightScheme")
+        if self.clip not in ("none", "mse"):
+            raise InputError(f"clip={self.clip!r} is not known", "WeightScheme", "use 'none' or 'mse'")
+
+    @property
+    def qmax(self) -> int:
+        """Integers are in [-qmax, qmax]."""
+        return 127 if self.bits == 8 else 7
+
+
+@dataclass(frozen=True)
+class OpScheme:
+    """One operation: in floating point of the width `floating` without `weight`, with integer weights alone without `activation`."""
+
+    activation: ActivationScheme | None = field(default_factory=ActivationScheme)
+    weight: WeightScheme | None = field(default_factory=WeightScheme)
+    floating: Floating = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.floating not in ("fp32", "bf16"):
+            raise InputError(f"floating={self.floating!r} is not known", "OpScheme", "use 'fp32' or 'bf16'")
+        if self.activation is not None and self.weight is not None and self.weight.bits != 8:
+            raise InputError("4-bit weights with quantized activations have no kernel", "OpScheme", "use activation=None, or 8 bits")
+        if self.activation is not None and self.weight is None:
+            raise InputError("quantized activations with weights in floating point have no kernel", "OpScheme", "give both or neither")
+
+    @property
+    def quantized(self) -> bool:
+        return self.weight is not None
+
+    @property
+    def label(self) -> str:
+        """Short name for tables: `int8`, `int8 per row`, `int8 weight`, `int4 weight`, `fp32`, `bf16`."""
+        if self.weight is None:
+            return self.floating
+        if self.activation is None:
+            return f"int{self.weight.bits} weight"
+        return "int8 per row" if self.activation.granularity == "row" else "int8"
+
+
+FP32 = OpScheme(None, None)
+BF16 = OpScheme(None, None, "bf16")
+
+
+@dataclass(frozen=True)
+class Override:
+    """Another scheme for some operations.
+
+    where: a name as `report` shows it or a module containing it; a compiled pattern to search in names; or a class of modules.
+    """
+
+    where: Where
+    scheme: OpScheme
+
+
+@dataclass(frozen=True)
+class SmoothQuant:
+    """Difficulty moved from activations to weights: x W = (x / s)(s W), s_k = max|x_k|^alpha / max|W_k|^(1 - alpha) for input k.
+
+    alpha: a fixed strength in [0, 1], or None: for each activation the one of `alphas` with the least error of the products.
+    Source: Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", 2022.
+    """
+
+    alpha: float | None = None
+    alphas: tuple[float, ...] = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+
+    def __post_init__(self) -> None:
+        if any(not 0.0 <= a <= 1.0 for a in (*self.alphas, self.alpha or 0.0)) or not self.alphas:
+            raise InputError("alpha is not in [0, 1]", "SmoothQuant", "0.5 is usual")
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """Everything `quantize` needs to know besides the model and the data."""
+    """Everything `quantize` needs to know besides the model and the data.
 
-    activation: ActivationScheme = field(default_factory=ActivationScheme)
-    weight: WeightScheme = field(default_factory=WeightScheme)
+    default: of every operation of the kinds in `operations`. overrides: the last one that matches an operation decides.
+    smooth: SmoothQuant, or None. correct_bias: the mean error of each output, over the calibration data, is taken off its bias
+    (Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019).
+    outliers: an operation stays in floating point when the signal-to-noise ratio of its result, in decibels, is below this; None: never.
+    sample: the methods that look at data more than once (smooth, correct_bias, outliers) see that many batches, the first ones.
+    """
 
+    default: OpScheme = field(default_factory=OpScheme)
+    overrides: tuple[Override, ...] = ()
+    operations: tuple[Operation, ...] = ("linear",)
+    smooth: SmoothQuant | None = None
+    correct_bias: bool = False
+    outliers: float | None = None
+    sample: int = 16
 
-# The default is what keeps a sentence encoder's embeddings nearest to those of float32 (benchmarks/encoder.py). Mean cosine: 0.994 with
-# mse on uint8; on int8 0.988 with mse, 0.984 with percentile 99.999 and minmax, 0.968 with percentile 99.99. The products of both are as
-# fast; a zero point costs one subtraction per result.
-PRESETS: Mapping[str, Scheme] = {
-    "int8": Scheme(ActivationScheme("mse", signed=False)),
-    "int8-symmetric": Scheme(ActivationScheme("mse")),
-    "int8-minmax": Scheme(ActivationScheme("minmax")),
-    "int8-percentile": Scheme(ActivationScheme("percentile", 99.999)),
-}
+    def __post_init__(self) -> None:
+        for name in self.operations:
+            if name not in OPERATIONS:
+                raise InputError(f"there is no operation {name!r}", "Scheme(operations=...)", f"choose among {', '.join(OPERATIONS)}")
+        if self.sample < 1:
+            raise InputError(f"sample={self.sample} is not a number of batches", "Scheme", "16 is usual")
 
-
-def resolve(preset: str | Scheme) -> Scheme:
-    """The scheme of a preset's name; a scheme is itself. Raises InputError for an unknown name."""
-    if isinstance(preset, Scheme):
-        return preset
-    scheme = PRESETS.get(preset)
-    if scheme is None:
-        raise InputError(f"there is no preset {preset!r}", "quantize(preset=...)", f"choose one of {', '.join(PRESETS)}, or pass a Scheme")
-    return scheme
+    def overriding(self, *overrides: Override) -> Scheme:
+        """This scheme with more overrides, stronger than those it has."""
+        return replace(self, overrides=(*self.overrides, *overrides))

@@ -24,7 +24,7 @@ from .pattern import (
     Rest,
     Variable,
 )
-from .query import NUMBER_OPS, number, rounded
+from .query import number, rounded
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,6 @@ class Matcher:
 
     def matches(self, pattern: Pattern, value: Value) -> Iterator[Bindings]:
         """All ways to match, the preferred one first."""
-        if self.miss is None and not possible(pattern, value):
-            return iter(())
         return self._node(pattern, value, Bindings())
 
     def _fail(self, state: Bindings, value: Value, expected: str, found: str, named: bool = False) -> None:
@@ -183,24 +181,6 @@ class Matcher:
         else:
             for found in self._node(node, inputs[0], state):
                 yield from self._args(nodes[1:], value, inputs[1:], found)
-
-
-def possible(node: Argument, value: Value) -> bool:
-    """False when the names of the operations alone rule a match out: cheap, and true of most attempts."""
-    if isinstance(node, Operation):
-        if value.op not in node.ops:
-            return False
-        inputs = value.inputs
-        if value.op in COMMUTATIVE:
-            first, second = node.args
-            (a, c) = inputs
-            return (possible(first, a) and possible(second, c)) or (possible(first, c) and possible(second, a))
-        return all(possible(arg, operand) for arg, operand in zip(node.args, inputs) if not isinstance(arg, Rest))
-    if isinstance(node, (Bound, Optional)):
-        return possible(node.pattern, value)
-    if isinstance(node, Either):
-        return any(possible(option, value) for option in node.options)
-    return not isinstance(node, (NumberLiteral, NumberVariable)) or value.op in NUMBER_OPS
 
 
 def same_value(a: Value, b: Value) -> bool:

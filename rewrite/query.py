@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import torch
 
 from ..graph import attrs as A
 from ..graph.ir import Value
-from ..graph.types import DType
+from ..graph.types import DType, f32
 from .pattern import Number
 
 # Larger constants are not searched for being one repeated number.
@@ -25,6 +26,8 @@ def rounded(value: Number, dtype: DType) -> Number:
         return bool(value)
     if not dtype.is_float:
         return int(value)
+    if dtype == f32:
+        return ctypes.c_float(value).value  # the usual type, and fifty times as fast as a tensor
     return float(torch.tensor(float(value), dtype=torch.float64).to(dtype.torch).item())
 
 

@@ -8,14 +8,11 @@ from typing import get_args
 import torch
 
 from ..diagnostics.errors import ArtifactError
-from ..graph.types import BY_NAME
-from .encode import (
+from ..graph.encode import (
     Json,
     dim_from,
     dim_json,
     ints,
-    kernel_from,
-    kernel_json,
     order_from,
     target_from,
     target_json,
@@ -24,6 +21,8 @@ from .encode import (
     type_from,
     type_json,
 )
+from ..graph.types import BY_NAME
+from .encode import kernel_from, kernel_json
 from .plan import (
     AtenStep,
     Buffer,

@@ -122,18 +122,17 @@ def form(root: Value, stored: set[Value]) -> Group:
     failure: NeedsBuffer | None = None
     for domain in domains(root, stored):
         try:
-            lowering = lower_group([root], domain, stored)
+            return group_of([root], domain, stored)
         except NeedsBuffer as error:
             failure = failure or error
-            continue
-        return _group([root], domain, lowering)
     assert failure is not None
     raise failure
 
 
-def _group(roots: list[Value], domain: Domain, lowering: Lowering, anchor: Value | None = None) -> Group:
-    needs = {v for v in lowering.operands if v not in roots}
-    return Group(roots, domain, anchor, needs, lowering.inlined)
+def group_of(roots: list[Value], domain: Domain, stored: set[Value]) -> Group:
+    """The kernel that computes `roots` over a domain. Raises NeedsBuffer."""
+    lowering = lower_group(roots, domain, stored)
+    return Group(roots, domain, None, {v for v in lowering.operands if v not in roots}, lowering.inlined)
 
 
 def is_expensive(value: Value, stored: set[Value]) -> bool:
@@ -163,10 +162,9 @@ def joined(a: Group, b: Group, stored: set[Value]) -> Group | None:
     """Two related kernels as one, or None when one nest cannot compute both."""
     for domain in (a.domain, b.domain) if b.domain.kind == "free" else (b.domain, a.domain):
         try:
-            lowering = lower_group([*a.roots, *b.roots], domain, stored)
+            return group_of([*a.roots, *b.roots], domain, stored)
         except NeedsBuffer:
             continue
-        return _group([*a.roots, *b.roots], domain, lowering)
     return None
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..graph.dims import product
+from ..graph.dims import Dim, product
 from ..graph.ir import Value
 from ..graph.ops import OPS
 from .views import affine, axes, offset, strip
 
-ANCHORS = ("linear", "int_linear", "matmul", "attention", "call")
-WITH_EPILOGUE = ("linear", "int_linear", "matmul")
+WITH_EPILOGUE = ("linear", "group_linear", "int_linear", "matmul", "int_matmul")
+ANCHORS = (*WITH_EPILOGUE, "attention", "call")
 
 
 @dataclass
@@ -94,6 +94,8 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
             anchor = _joint_anchor(value, roots, position, below)
             if anchor is not None:
                 roots.epilogue[value] = anchor
+                for part in _reduced_parts([v for v in value.inputs if source(v) is not anchor], product(anchor.shape), available, roots):
+                    store(part)
             flush(v for v in value.inputs if source(v) is not anchor)
         else:
             flush(value.inputs)
@@ -109,6 +111,42 @@ def _read_by_pointer(anchor: Value) -> tuple[Value, ...]:
     if anchor.op == "attention":
         return anchor.inputs[:3]
     return anchor.inputs
+
+
+def _reduced_parts(operands: list[Value], size: Dim, available: set[Value], roots: Roots) -> list[Value]:
+    """What an epilogue of `size` elements reads that is smaller and comes from a reduction, such as one number for each row.
+
+    The reduction must be stored in any case; storing what is computed from it keeps the arithmetic out of every tile.
+    """
+    found: list[Value] = []
+    stack, seen = list(operands), set[Value]()
+    while stack:
+        value = stack.pop()
+        if value in seen or _has_buffer(value, available, roots):
+            continue
+        seen.add(value)
+        if product(value.shape) == size:
+            stack.extend(value.inputs)
+        elif _from_reduction(value, available, roots):
+            found.append(value)
+    return found
+
+
+def _has_buffer(value: Value, available: set[Value], roots: Roots) -> bool:
+    return value in available or value in roots.stored or value in roots.epilogue
+
+
+def _from_reduction(value: Value, available: set[Value], roots: Roots) -> bool:
+    """Whether a reduction would be evaluated with `value`."""
+    stack, seen = [value], set[Value]()
+    while stack:
+        value = stack.pop()
+        if value.op == "reduce" and not _has_buffer(value, available, roots):
+            return True
+        if value not in seen and not _has_buffer(value, available, roots):
+            seen.add(value)
+            stack.extend(value.inputs)
+    return False
 
 
 def _joint_anchor(value: Value, roots: Roots, position: dict[Value, int], below: dict[Value, int]) -> Value | None:

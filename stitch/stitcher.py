@@ -8,7 +8,7 @@ from ..graph.ir import Value
 from .contraction import item as contraction_item
 from .contraction import lower_epilogue
 from .domain import Domain, finish
-from .group import Group, form, is_expensive, joined, lower_group, related
+from .group import Group, form, group_of, is_expensive, joined, lower_group, related
 from .lower import NeedsBuffer
 from .program import CallItem, ContractionItem, LoopItem, Program
 from .roots import ANCHORS, Roots, find_roots
@@ -31,6 +31,7 @@ def stitch(outputs: Sequence[Value], inputs: Iterable[Value], constants: Iterabl
             roots.stored[value] = None
             stored.add(value)
     ordered = _in_order(_join_all(_in_order(groups), stored))
+    ordered = _without_private_stores(ordered, outputs, stored)
     items = tuple(_item(group, n, stored) for n, group in enumerate(ordered))
     writes = tuple(v for it in items for v in it.writes)
     return Program(items, inputs, constants, tuple(outputs), writes)
@@ -132,6 +133,29 @@ def _partner(groups: list[Group], at: int, stored: set[Value]) -> tuple[Group, G
             if both is not None:
                 return earlier, both
     return None
+
+
+def _without_private_stores(groups: list[Group], outputs: Sequence[Value], stored: set[Value]) -> list[Group]:
+    """Kernels that were joined compute their shared work once, without a buffer for it: only what others read is stored."""
+    read = {*outputs, *(value for group in groups for value in group.needs)}
+    result: list[Group] = []
+    for group in groups:
+        kept = [root for root in group.roots if root in read]
+        if group.anchor is None and kept and len(kept) < len(group.roots):
+            group = _storing(group, kept, stored)
+        result.append(group)
+    return result
+
+
+def _storing(group: Group, kept: list[Value], stored: set[Value]) -> Group:
+    """The kernel with fewer results, where they can be computed without buffers for the others."""
+    private = set(group.roots) - set(kept)
+    try:
+        smaller = group_of(kept, group.domain, stored - private)
+    except NeedsBuffer:
+        return group
+    stored -= private
+    return smaller
 
 
 def _between(first: Group, last: Group, groups: Sequence[Group]) -> bool:

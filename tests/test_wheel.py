@@ -35,7 +35,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel: Path) -> 
     expected = {f"sashiko/{(folder / path.name).as_posix()}" for folder in folders for path in (ROOT / folder).glob("*.py")}
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert {name for name in inside if name.endswith(".py")} == expected
-    assert "sashiko/py.typed" in inside
+    assert {"sashiko/py.typed", "sashiko/cli/bench/sentences.txt"} <= inside
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@
     attention(q, k, v)   = cast f32 (attention(cast q, cast k, cast v))
 
 Each product has a relative error of up to three times the narrow type's rounding unit (both operands and, for attention, the result);
-the sums add nothing. A mask stays as it is: the lowest f32 number would become -inf in bf16. This changes numbers, so it is no rule
-that always applies but a pass that somebody asks for.
+the sums add nothing. Integer weights stay what they are. A mask stays as it is: the lowest f32 number would become -inf in bf16. This
+changes numbers, so it is no rule that always applies but a pass that somebody asks for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...graph.ops import make
 from ...graph.types import DType, bf16, f32
 
 # How many operands, counted from the first, are multiplied.
-_FACTORS = {"linear": 2, "matmul": 2, "attention": 3}
+_FACTORS = {"linear": 2, "group_linear": 1, "matmul": 2, "attention": 3}
 
 
 def lower_precision(graph: Graph, dtype: DType = bf16, select: Callable[[Value], bool] | None = None) -> Graph:
@@ -41,7 +41,7 @@ def lower_precision(graph: Graph, dtype: DType = bf16, select: Callable[[Value],
     def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
         count = _FACTORS.get(old.op, 0)
         unchanged = with_inputs(old, inputs)
-        if count == 0 or any(v.dtype != f32 for v in inputs[:count]) or (select is not None and not select(old)):
+        if count == 0 or any(v.dtype.is_float and v.dtype != f32 for v in inputs[:count]) or (select is not None and not select(old)):
             return unchanged
         result = make(old.op, *map(narrow, inputs[:count]), *inputs[count:], attrs=old.attrs, origin=old.origin, name=old.name)
         return result if result.dtype == old.dtype else make("cast", result, attrs=A.CastAttrs(old.dtype), origin=old.origin)

@@ -12,8 +12,10 @@ from rich.console import Console
 
 from sashiko.cli import doctor, machine
 from sashiko.cli.app import run
+from sashiko.kernels import peaks
 from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_AMX, X86_64_V4
 from sashiko.platforms.host import HostReport, host
+from tests.cli.bench.runs import PEAKS
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,15 @@ def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(capsys.readouterr().out)
     assert data.keys() == {field.name for field in dataclasses.fields(machine.Machine)}
     assert {row["name"] for row in data["features"] if row["present"]} == host().features
+
+
+def test_peaks_are_measured_and_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(peaks, "remeasured", lambda: PEAKS)
+    assert run(["doctor", "--peaks", "--json"]) == 0
+    assert peaks.from_json(json.loads(capsys.readouterr().out)["peaks"]) == PEAKS
+    assert run(["doctor", "--peaks"]) == 0
+    shown = capsys.readouterr().out
+    assert "Products of one core" in shown and "256 MiB" in shown
 
 
 def test_tables_name_everything(found: machine.Machine) -> None:
@@ -70,13 +81,6 @@ def test_folder_size(tmp_path: Path) -> None:
     (tmp_path / "inner" / "b").write_bytes(b"123")
     assert machine.folder_size(tmp_path) == (2, 8)
     assert machine.folder_size(tmp_path / "absent") == (0, 0)
-
-
-def test_model_name(tmp_path: Path) -> None:
-    file = tmp_path / "cpuinfo"
-    file.write_text("model name\t: Some CPU: fast\nmodel name\t: Other\n")
-    assert machine._model_name(file) == "Some CPU: fast"
-    assert machine._model_name(tmp_path / "absent") != ""
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "none"), (512, "512 B"), (48 << 10, "48 KiB"), (3 << 19, "1.5 MiB"), (2 << 30, "2 GiB")])

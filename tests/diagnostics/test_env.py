@@ -40,6 +40,12 @@ def test_values(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env.threads_min_work() == 0
 
 
+def test_overridden_values_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SASHIKO_CACHE", "/before")
+    env.override({"SASHIKO_CACHE": "/after"})
+    assert env.cache_dir() == Path("/after")
+
+
 def test_blank_means_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in env.VARIABLES:
         monkeypatch.setenv(variable.name, "  ")

@@ -170,3 +170,10 @@ def test_read_caches(tmp_path: Path) -> None:
 def test_read_caches_without_sys_is_usable(tmp_path: Path) -> None:
     found = read_caches(tmp_path)
     assert found.l1d > 0 and found.l2 > 0 and found.line > 0 and found.l3 >= TYPICAL.l3
+
+
+def test_cpu_model(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("model name\t: Some CPU: fast\nmodel name\t: Other\n")
+    assert host.cpu_model(file) == "Some CPU: fast"
+    assert host.cpu_model(tmp_path / "absent") != ""

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sashiko.diagnostics.errors import InputError
 from sashiko.quant.observers import HistogramObserver, NonFinite, Range, affine, make_observer
-from sashiko.quant.scheme import OBSERVERS, PRESETS, ActivationScheme, ObserverName, Scheme, WeightScheme, resolve
+from sashiko.quant.presets import PRESETS, resolve
+from sashiko.quant.scheme import OBSERVERS, ActivationScheme, ObserverName, OpScheme, Scheme, SmoothQuant, WeightScheme
 
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
 
@@ -123,8 +124,18 @@ def test_bad_options_are_named() -> None:
         lambda: ActivationScheme("median"),  # type: ignore[arg-type]
         lambda: ActivationScheme(percentile=50.0),
         lambda: ActivationScheme(bins=100),
-        lambda: ActivationScheme(granularity="row"),  # type: ignore[arg-type]
-        lambda: WeightScheme("row"),  # type: ignore[arg-type]
+        lambda: ActivationScheme(granularity="column"),  # type: ignore[arg-type]
+        lambda: WeightScheme(granularity="row"),  # type: ignore[arg-type]
+        lambda: WeightScheme(4),
+        lambda: WeightScheme(8, "group"),
+        lambda: WeightScheme(4, "group", 48),
+        lambda: WeightScheme(3),  # type: ignore[arg-type]
+        lambda: OpScheme(ActivationScheme(), WeightScheme(4, "group")),
+        lambda: OpScheme(ActivationScheme(), None),
+        lambda: OpScheme(None, None, "fp16"),  # type: ignore[arg-type]
+        lambda: Scheme(operations=("softmax",)),  # type: ignore[arg-type]
+        lambda: Scheme(sample=0),
+        lambda: SmoothQuant(1.5),
         lambda: resolve("int3"),
     ):
         with pytest.raises(InputError):

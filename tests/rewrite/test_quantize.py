@@ -10,7 +10,7 @@ from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
 from sashiko.graph.types import QParams, f32, i8, u8
 from sashiko.rewrite import apply, explain
-from sashiko.rewrite.rules import INTEGER, quantize
+from sashiko.rewrite.rules import INTEGER
 
 K, N = 16, 4
 X = b.input_(0, f32, (2, 3, K), name="x")
@@ -70,7 +70,7 @@ def test_arithmetic_in_between_stays() -> None:
 
 
 def reason(rule_name: str, root: Value) -> str:
-    tested = next(r for r in quantize.RULES if r.name == rule_name)
+    tested = next(r for r in INTEGER if r.name == rule_name)
     graph = Graph((X,), (root,))
     assert apply(graph, (tested,)) is graph
     return explain(tested, graph)
@@ -95,9 +95,17 @@ def test_schemes_without_an_integer_kernel() -> None:
 
 def test_views_of_channelwise_tensors_stay() -> None:
     by_channel = b.dequantize(b.quantize(X, i8, QParams((0.02,) * K, axis=2)))
-    assert "is not quantized per tensor" in reason("dequantize_after_view", b.permute(by_channel, (2, 0, 1)))
+    assert "is not quantized per tensor" in reason("dequantize_after_view", b.reshape(by_channel, (6, K)))
     assert "the axis would have to move too" in reason(
         "quantize_before_view", b.quantize(b.permute(X, (2, 0, 1)), i8, QParams((0.02,) * K, axis=0)))
+
+
+def test_a_transposed_weight_takes_its_channels_along() -> None:
+    """x @ w with w[K, N] quantized by column: the permute that makes it a linear moves below the dequantization, axis and all."""
+    scales = tuple(float(s) for s in WEIGHT.abs().amax(1) / 127)
+    w = b.constant(torch.randint(-127, 128, (K, N), dtype=torch.int8), qparams=QParams(scales, axis=1))
+    graph = rewritten(b.matmul(b.dequantize(activation()), b.dequantize(w)))
+    assert ops(graph) == ["quantize", "permute", "qlinear"] and graph.outputs[0].inputs[1].tensor.qparams == QParams(scales, axis=0)
 
 
 def test_slices_are_quantized_after_they_are_taken() -> None:

@@ -18,7 +18,7 @@ from sashiko.graph import dims
 from sashiko.graph.attrs import Slot
 from sashiko.graph.types import TensorType, f32
 from sashiko.platforms.target import Target
-from sashiko.runtime import encode, encode_plan
+from sashiko.runtime import encode_plan
 from sashiko.runtime.executable import Code, Executable
 from sashiko.runtime.plan import AtenStep, ConstantSource, InputInt, InputTensor, OutputDim, OutputTensor, Plan, Section, Step
 from sashiko.runtime.save import load, save
@@ -168,29 +168,6 @@ def test_what_has_no_form_in_a_file(code: Code, tmp_path: Path) -> None:
         with pytest.raises(Unsupported, match="cannot be saved"):
             save(executable, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_operation_that_this_torch_lacks() -> None:
-    for name in ("aten::no_such_operation.default", "nowhere::add.Tensor", "aten::add.NoSuch", "rubbish"):
-        with pytest.raises(ArtifactError):
-            encode.target_from(name)
-
-
-@pytest.mark.parametrize("dim", [0, 7, dims.symbol("s", 1, 9) * 3 + 2, dims.ceildiv(dims.symbol("s") * dims.symbol("t"), 16) * 16])
-def test_expressions(dim: dims.Dim) -> None:
-    again = encode.dim_from(json.loads(json.dumps(encode.dim_json(dim))))
-    assert again == dim
-    assert [(s.lo, s.hi) for s in sorted(dims.symbols(again), key=lambda s: s.name)] == [
-        (s.lo, s.hi) for s in sorted(dims.symbols(dim), key=lambda s: s.name)
-    ]
-
-
-def test_arguments_of_operations() -> None:
-    template = (
-        None, True, 3, -2.5, "text", float("-inf"), [Slot(0), (Slot(1), [])], dims.symbol("s") + 1,
-        torch.bfloat16, torch.device("cpu"), torch.strided, torch.channels_last,
-    )
-    assert encode.template_from(json.loads(json.dumps(encode.template_json(template), allow_nan=False))) == template
 
 
 def test_a_plan_is_the_same_after_a_round_trip(model: Executable) -> None:

@@ -150,7 +150,7 @@ def _contraction(item: ContractionItem, memory: dict[Value, torch.Tensor], env: 
         result = (weights @ v).to(anchor.dtype.torch)
         memory[anchor].copy_((result if anchor.tensor.order is None else result.permute(anchor.tensor.order)).reshape(-1))
         return failed
-    acc = wide[0] @ (wide[1].transpose(-1, -2) if anchor.op != "matmul" else wide[1])
+    acc = wide[0] @ (wide[1].transpose(-1, -2) if anchor.op.endswith("linear") else wide[1])
     acc = acc.to(anchor.dtype.torch)
     flat = acc.reshape(-1, acc.shape[-1], 1)
     return BodyRun(item.epilogue, buffers, (flat.shape[0], flat.shape[1], 1), env, item.params, flat).run()

@@ -152,6 +152,29 @@ def test_qlinear_is_exact_integer_work() -> None:
         assert kinds(p) == ["loop", "int_linear"]
 
 
+def test_what_a_product_reads_of_each_row_is_stored_after_the_arithmetic() -> None:
+    """Normalization, the scale of each row and the integers are one loop; the product reads the scale, not what it is computed from."""
+    x, w = b.input_(0, f32, (B, S, 16)), b.constant(torch.randint(-127, 128, (24, 16), dtype=torch.int8), qparams=QParams((0.01,)))
+    normed = layer_norm(x, 16)
+    scale = b.div(b.maximum(b.reduce(b.abs_(normed), "max", -1, True), 1e-5), 127.0)
+    integers = b.quantize(b.mul(normed, b.reciprocal(scale)), i8, QParams((1.0,)))
+    p = check([b.mul(b.qlinear(integers, w), scale)], [x], [torch.randn(2, 5, 16)], {"B": 2, "S": 5}, atol=0.05)
+    assert kinds(p) == ["loop", "int_linear"]
+    assert {v.op for v in p.items[0].writes} == {"quantize", "div"} and isinstance(p.items[1], ContractionItem)
+    assert not {"div", "maximum", "reduce"} & {v.op for v in p.items[1].fused}
+
+
+def test_integers_of_heads_are_stored_side_by_side() -> None:
+    """A batched integer product, scaled and quantized again, whose heads a linear reads as one row: no copy in between."""
+    x, y = (b.input_(n, f32, shape) for n, shape in enumerate(((B, 3, S, 8), (B, 3, 8, 16))))
+    product = b.int_matmul(b.quantize(x, i8, QParams((0.02,))), b.quantize(y, i8, QParams((0.02,))))
+    heads = b.quantize(b.mul(b.cast(product, f32), 0.0004), i8, QParams((0.05,)))
+    w = b.constant(torch.randint(-127, 128, (10, 48), dtype=torch.int8), qparams=QParams((0.01,)))
+    out = b.qlinear(b.reshape(b.permute(heads, (0, 2, 1, 3)), (B, S, 48)), w)
+    p = check([out], [x, y], [torch.randn(2, 3, 5, 8), torch.randn(2, 3, 8, 16)], {"B": 2, "S": 5}, atol=0.07)
+    assert kinds(p) == ["loop", "loop", "int_matmul", "int_linear"]
+
+
 def test_embedding_sum_and_out_of_range() -> None:
     ids = b.input_(0, i64, (B, S))
     table = b.constant(torch.randn(30, 8))

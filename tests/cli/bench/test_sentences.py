@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "data" / "sentences.txt"
+FILE = Path(__file__).resolve().parents[3] / "cli" / "bench" / "sentences.txt"
 
 
 def test_sentences() -> None:

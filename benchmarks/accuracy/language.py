@@ -1,0 +1,118 @@
+"""A byte-level language model trained on Python's own standard library: small enough to train in a minute or two, and real text."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+from accuracy.jobs import Call, Job, Metrics
+from accuracy.models import LanguageModel, deterministic, set_rate
+
+CACHE = Path(__file__).resolve().parents[1] / ".cache"
+TRAINING = (
+    *("abc", "aifc", "argparse", "ast", "base64", "bdb", "bisect", "calendar", "cmd", "codecs", "configparser", "contextlib", "copy"),
+    *("csv", "dataclasses", "difflib", "dis", "doctest", "enum", "filecmp", "fractions", "ftplib", "functools", "getopt", "gettext"),
+    *("gzip", "heapq", "imaplib", "inspect", "ipaddress", "locale", "lzma", "mailbox", "numbers", "operator", "optparse", "os", "pdb"),
+    *("pickle", "pickletools", "pprint", "profile", "pstats", "pydoc", "queue", "random", "shelve", "shlex", "smtplib", "socket"),
+    *("ssl", "string", "subprocess", "tarfile", "tempfile", "threading", "timeit", "tokenize", "trace", "turtle", "typing", "uuid"),
+)
+HELD_OUT = ("bz2", "cgitb", "fnmatch", "hmac", "netrc", "selectors", "shutil", "statistics", "textwrap", "traceback", "weakref", "zipfile")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a language model is trained. steps: of `batch` windows of `context` bytes."""
+
+    width: int = 128
+    layers: int = 2
+    context: int = 128
+    steps: int = 1400
+    batch: int = 12
+    peak: float = 3e-3
+    seed: int = 0
+
+
+def source_bytes(names: tuple[str, ...], limit: int | None = None) -> torch.Tensor:
+    """The sources of modules of the standard library, int64, `limit` bytes at most; modules that this Python lacks are left out."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    text = b"".join(path.read_bytes() for name in names if (path := folder / f"{name}.py").exists())
+    return torch.frombuffer(bytearray(text[:limit]), dtype=torch.uint8).long()
+
+
+def train_language_model(settings: Settings = Settings(), text: torch.Tensor | None = None) -> LanguageModel:
+    """A trained model in evaluation mode, on `text` or on the sources of `TRAINING`."""
+    text = source_bytes(TRAINING) if text is None else text
+    with deterministic(settings.seed):
+        model = LanguageModel(settings.width, settings.layers, settings.width // 32, settings.context)
+        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05, betas=(0.9, 0.99))
+        reach = torch.arange(settings.context + 1)
+        for step in range(settings.steps):
+            set_rate(optimizer, settings.peak, step / settings.steps)
+            window = text[torch.randint(len(text) - settings.context, (settings.batch, 1)) + reach]
+            loss = F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    return model.eval()
+
+
+def language_model(settings: Settings = Settings()) -> LanguageModel:
+    """As `train_language_model` on the standard library, from the cache when it was trained on these very bytes before."""
+    from safetensors.torch import load_file, save_file
+
+    text = source_bytes(TRAINING)
+    key = hashlib.sha256(text.to(torch.uint8).numpy().tobytes() + repr(sorted(asdict(settings).items())).encode()).hexdigest()[:16]
+    path = CACHE / f"language-{key}.safetensors"
+    if path.exists():
+        model = LanguageModel(settings.width, settings.layers, settings.width // 32, settings.context)
+        model.load_state_dict(load_file(path))
+        return model.eval()
+    model = train_language_model(settings, text)
+    CACHE.mkdir(exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    save_file(model.state_dict(), unfinished)
+    unfinished.replace(path)
+    return model
+
+
+def windows(text: torch.Tensor, context: int) -> torch.Tensor:
+    """[N, context + 1]: windows that overlap by one byte, so that each byte but the first is predicted once; the rest is dropped."""
+    return text.unfold(0, context + 1, context)
+
+
+def calibration(context: int, count: int = 32, batch: int = 8) -> list[torch.Tensor]:
+    """Batches [batch, context] from all over the training text."""
+    found = windows(source_bytes(TRAINING), context)
+    chosen = found[:: len(found) // count][:count, :-1]
+    return [chosen[i : i + batch] for i in range(0, count, batch)]
+
+
+def perplexity(model: Callable[[torch.Tensor], torch.Tensor], held_out: torch.Tensor, batch: int = 16) -> float:
+    """Per byte: e to the mean negative log likelihood over windows [N, context + 1]; N is cut to whole batches."""
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for i in range(len(held_out) // batch):
+            part = held_out[batch * i : batch * (i + 1)]
+            logits = model(part[:, :-1])
+            total += float(F.cross_entropy(logits.flatten(0, 1).double(), part[:, 1:].flatten(), reduction="sum"))
+            count += part[:, 1:].numel()
+    return math.exp(total / count)
+
+
+def jobs(settings: Settings = Settings(), batch: int = 16) -> Iterator[Job]:
+    """Trains on the first run, which takes a minute or two."""
+    model = language_model(settings)
+    held_out = windows(source_bytes(HELD_OUT, 200_000), settings.context)
+
+    def judge(call: Call) -> Metrics:
+        return {"perplexity": perplexity(call, held_out, batch)}
+
+    yield Job("language model", model, calibration(settings.context, batch=batch), (held_out[:batch, :-1].contiguous(),), judge)

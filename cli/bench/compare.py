@@ -1,0 +1,91 @@
+"""Two runs side by side: what of ours got slower by more than the noise.
+
+Speeds are compared as ratios to eager fp32 of the same round, in both runs, so a machine that is slower today does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .record import Row, Run, title, yardstick
+from .timing import Spread
+
+LEAST = 0.03  # a smaller change is never told
+_STEADY = ("torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One row of ours in both runs. before, now: how many times faster than eager fp32; None when there is no time."""
+
+    row: Row
+    before: Spread | None
+    now: Spread | None
+
+    @property
+    def ratio(self) -> float | None:
+        """The speed now over that before; None where one of them is missing."""
+        return self.now.median / self.before.median if self.now and self.before else None
+
+    @property
+    def worse(self) -> bool:
+        """Whether a row that had a time has none, or both the median and the spread say that it is slower."""
+        if self.before is None or self.now is None:
+            return self.before is not None
+        return self.now.high < self.before.low and self.now.median < (1 - LEAST) * self.before.median
+
+    @property
+    def better(self) -> bool:
+        if self.before is None or self.now is None:
+            return self.now is not None
+        return self.now.low > self.before.high and self.now.median > (1 + LEAST) * self.before.median
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """changes: of the rows in both runs. remarks: what makes them less comparable, and what only the old run has."""
+
+    changes: tuple[Change, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def worse(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.worse)
+
+
+def compare(old: Run, new: Run) -> Comparison:
+    """Compares our rows of the same model, shape, number of threads and precision."""
+    before, now = _speeds(old), _speeds(new)
+    rows = {_key(row): row for row in new.rows}
+    shared = [key for key in now if key in before]
+    changes = tuple(Change(rows[key], before[key], now[key]) for key in shared)
+    return Comparison(changes, tuple(_remarks(old, new, [key for key in before if key not in now])))
+
+
+_Key = tuple[str, str, int, str]
+
+
+def _key(row: Row) -> _Key:
+    return (*row.group, row.name)
+
+
+def _speeds(run: Run) -> dict[_Key, Spread | None]:
+    """For each of our rows the speed relative to the yardstick of its group; groups without a yardstick are left out."""
+    found: dict[_Key, Spread | None] = {}
+    for rows in run.groups().values():
+        base = yardstick(rows)
+        if base is not None:
+            found |= {_key(row): row.timing.speed(base) if row.timing else None for row in rows if row.ours}
+    return found
+
+
+def _remarks(old: Run, new: Run, missing: list[_Key]) -> Iterator[str]:
+    if (old.machine.cpu, old.machine.features) != (new.machine.cpu, new.machine.features):
+        yield f"the old run is from another machine: {old.machine.cpu}"
+    was, now = dict(old.versions), dict(new.versions)
+    for name in _STEADY:
+        if was.get(name) != now.get(name):
+            yield f"the yardstick changed: {name} {was.get(name, 'absent')} before, {now.get(name, 'absent')} now"
+    for model, shape, threads, name in missing:
+        yield f"only in the old run: {name} on {title(model, shape, threads)}"

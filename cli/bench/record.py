@@ -1,0 +1,176 @@
+"""A run as data and as JSON: the command, the machine, the versions, and every round of every row."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...diagnostics.errors import ArtifactError
+from .frameworks import OURS, YARDSTICK
+from .timing import Timing
+
+if TYPE_CHECKING:
+    from ...kernels.peaks import Peaks
+
+SCHEMA = 1
+_PACKAGES = ("sashiko", "torch", "transformers", "llvmlite", "openvino", "nncf", "onnxruntime", "onnxscript")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate on one model. ms: of each round, empty when there is a `failure`.
+
+    limit_ms, limited_by: the least a call takes at this machine's peaks, and which of them. quantize_s: calibration; cold_s: compilation to
+    the first result with empty caches; cached_s: again in another process. error: relative, cosine: mean over rows, both against
+    eager fp32. peak_mib: the most memory of the process. None: not measured.
+    """
+
+    model: str
+    shape: str
+    threads: int
+    framework: str
+    precision: str
+    ms: tuple[float, ...] = ()
+    failure: str = ""
+    limit_ms: float | None = None
+    limited_by: str = ""
+    quantize_s: float | None = None
+    cold_s: float | None = None
+    cached_s: float | None = None
+    error: float | None = None
+    cosine: float | None = None
+    peak_mib: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.framework} {self.precision}"
+
+    @property
+    def group(self) -> tuple[str, str, int]:
+        """What the rows that take turns have in common."""
+        return self.model, self.shape, self.threads
+
+    @property
+    def ours(self) -> bool:
+        return self.framework == OURS
+
+    @property
+    def yardstick(self) -> bool:
+        """Whether this is what all others are compared with."""
+        return (self.framework, self.precision) == (YARDSTICK, "fp32")
+
+    @property
+    def timing(self) -> Timing | None:
+        return Timing(self.ms) if self.ms else None
+
+    @property
+    def of_peak(self) -> float | None:
+        """The least time over the measured one."""
+        return self.limit_ms / Timing(self.ms).median if self.ms and self.limit_ms is not None else None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run took place. Sizes in bytes."""
+
+    cpu: str
+    features: tuple[str, ...]
+    cores: int
+    l1d: int
+    l2: int
+    l3: int
+    system: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything about one run. versions: (package, version) of what is installed."""
+
+    command: str
+    machine: Machine
+    versions: tuple[tuple[str, str], ...]
+    peaks: Peaks
+    rows: tuple[Row, ...]
+
+    def groups(self) -> dict[tuple[str, str, int], list[Row]]:
+        """The rows of each model, shape and number of threads."""
+        found: dict[tuple[str, str, int], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.group, []).append(row)
+        return found
+
+
+def title(model: str, shape: str, threads: int) -> str:
+    """A group of rows in words. Of a model of one's own only the file's name."""
+    return f"{Path(model).name} {shape}".strip() + (f", {threads} threads" if threads > 1 else "")
+
+
+def yardstick(rows: Iterable[Row]) -> Timing | None:
+    """The times of eager fp32 among the rows of a group."""
+    return next((row.timing for row in rows if row.yardstick), None)
+
+
+def this_machine() -> Machine:
+    from ...platforms.host import cpu_model, host
+
+    target = host()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return Machine(cpu_model(), tuple(sorted(target.features)), cores, target.l1d, target.l2, target.l3, system)
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """The installed ones of the packages that matter."""
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append((name, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
+def to_json(run: Run) -> str:
+    """The run as a file; numbers to a millionth, which is more than any clock gives."""
+    data = {"schema": SCHEMA, **dataclasses.asdict(run), "versions": dict(run.versions)}
+    return json.dumps(_rounded(data), indent=1) + "\n"
+
+
+def from_json(text: str, where: str = "") -> Run:
+    """Raises ArtifactError when the text is not what `to_json` makes."""
+    from ...kernels import peaks
+
+    try:
+        data = json.loads(text)
+        if data["schema"] != SCHEMA:
+            raise ArtifactError(f"the schema is {data['schema']}, this version reads {SCHEMA}", where, "measure again")
+        machine = Machine(**{**data["machine"], "features": tuple(data["machine"]["features"])})
+        rows = tuple(Row(**{**row, "ms": tuple(row["ms"])}) for row in data["rows"])
+        return Run(data["command"], machine, tuple(data["versions"].items()), peaks.from_json(data["peaks"]), rows)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"this is no saved benchmark: {error!r}", where, "give a file that `sashiko bench --json` wrote") from error
+
+
+def load(path: Path) -> Run:
+    """The run in a file; ArtifactError when there is none."""
+    try:
+        return from_json(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ArtifactError(f"cannot be read: {error.strerror}", str(path)) from error
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6) if abs(value) >= 1e-3 else float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(inner) for inner in value]
+    return value

@@ -1,0 +1,93 @@
+"""A run and a comparison as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .compare import Comparison
+from .record import Row, Run, title, yardstick
+from .timing import Spread, Timing
+
+WIDTH = 150  # of what is printed into a file or a pipe
+
+
+def show(run: Run, console: Console) -> None:
+    """Prints a table for each model, shape and number of threads."""
+    for group, rows in run.groups().items():
+        console.print(table(title(*group), rows))
+        for row in rows:
+            if row.timing is None:
+                console.print(f"{row.name}: {escape(row.failure)}", style="dim", highlight=False)
+    peaks = ", ".join(f"{p.kind} {p.giga:.0f} GOPS ({p.kernel})" for p in run.peaks.products)
+    console.print(f"Peaks of one core: {peaks}. {escape(run.machine.cpu)}.", highlight=False)
+
+
+def table(heading: str, rows: Sequence[Row]) -> Table:
+    """Medians, and in brackets the tenth and the ninetieth percentile of the ratios within the rounds."""
+    eager = yardstick(rows)
+    peer = best_peer(rows)
+    cosine = any(row.cosine is not None for row in rows)
+    view = Table(title=escape(heading), title_justify="left")
+    view.add_column("")
+    for head in ("ms", "x eager fp32", "x best peer", "of peak", "error", *(["cosine"] if cosine else [])):
+        view.add_column(head, justify="right")
+    for head in ("quantize s", "cold s", "cached s", "MiB"):
+        view.add_column(head, justify="right")
+    for row in rows:
+        if row.timing is None:
+            continue
+        view.add_row(
+            f"[bold]{row.name}[/bold]" if row.ours else row.name,
+            number(row.timing.median),
+            ratio(row.timing, eager),
+            ratio(row.timing, peer),
+            "-" if row.of_peak is None else f"{row.of_peak:.0%} {row.limited_by}",
+            "-" if row.error is None else f"{row.error:.1e}",
+            *(["-" if row.cosine is None else f"{row.cosine:.5f}"] if cosine else []),
+            *("-" if s is None else f"{s:.1f}" for s in (row.quantize_s, row.cold_s, row.cached_s)),
+            "-" if row.peak_mib is None else f"{row.peak_mib:.0f}",
+        )
+    return view
+
+
+def best_peer(rows: Sequence[Row]) -> Timing | None:
+    """The fastest row that is not ours, at any precision."""
+    peers = [row.timing for row in rows if row.timing is not None and not row.ours]
+    return min(peers, key=lambda timing: timing.median, default=None)
+
+
+def ratio(timing: Timing, base: Timing | None) -> str:
+    if base is None:
+        return "-"
+    speed = timing.speed(base)
+    return f"{speed.median:.2f} ({speed.low:.2f}-{speed.high:.2f})"
+
+
+def number(ms: float) -> str:
+    """Milliseconds with three digits that count."""
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}" if ms >= 0.1 else f"{ms:.4f}"
+
+
+def show_comparison(comparison: Comparison, console: Console) -> None:
+    """Prints every change, the worse ones marked, and the remarks."""
+    view = Table(title="Against the old run, as speed relative to eager fp32", title_justify="left")
+    for head in ("model", "", "before", "now", "now / before", ""):
+        view.add_column(head, justify="right" if head in ("before", "now", "now / before") else "left")
+    for change in comparison.changes:
+        row = change.row
+        verdict = "[red]slower[/red]" if change.worse else "[green]faster[/green]" if change.better else "within the noise"
+        if change.now is None:
+            verdict = f"[red]fails: {escape(row.failure)}[/red]" if change.worse else f"still fails: {escape(row.failure)}"
+        shown = "-" if change.ratio is None else f"{change.ratio:.2f}"
+        view.add_row(escape(title(*row.group)), row.name, _spread(change.before), _spread(change.now), shown, verdict)
+    console.print(view)
+    for remark in comparison.remarks:
+        console.print(escape(remark), style="yellow", highlight=False)
+
+
+def _spread(spread: Spread | None) -> str:
+    return "-" if spread is None else f"{spread.median:.2f} ({spread.low:.2f}-{spread.high:.2f})"

@@ -1,0 +1,95 @@
+"""`sashiko quantize MODULE:FUNCTION --data MODULE:FUNCTION --out DIR`: from a model and its data to files and a report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..diagnostics.errors import InputError
+from .source import load_function
+
+if TYPE_CHECKING:
+    from ..quant import QuantizedModule, QuantRecord
+
+_MODEL = "MODULE:FUNCTION, where the function takes nothing and returns the model"
+_DATA = "MODULE:FUNCTION, where the function takes nothing and returns an iterable of batches"
+_EVAL = "MODULE:FUNCTION, where the function takes a model and returns a number, higher is better"
+MODULE_FILE = "quantized.sashiko"
+CODE_FILE = "compiled.sashiko"
+SUMMARY_FILE = "summary.json"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `sashiko quantize`."""
+    parser.add_argument("model", metavar="MODULE:FUNCTION", help=f"{_MODEL}; MODULE is an importable name or a .py file")
+    parser.add_argument("--data", metavar="MODULE:FUNCTION", required=True, help=_DATA)
+    written = f"folder for {MODULE_FILE} and {SUMMARY_FILE}, and after a search {CODE_FILE}"
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help=written)
+    parser.add_argument("--preset", default="int8", help="a preset's name; auto searches for the precision of every operation")
+    parser.add_argument("--max-batches", type=int, metavar="N", help="stop calibrating after so many batches")
+    parser.add_argument("--eval", metavar="MODULE:FUNCTION", help=_EVAL)
+    parser.add_argument("--max-drop", type=float, metavar="X", help="search for the fastest mix that loses at most so much of --eval")
+    parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="for the search")
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write the report as a page, too")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the files and prints the report."""
+    from ..quant.presets import AUTO
+
+    model = load_function(options.model, _MODEL)()
+    data = load_function(options.data, _DATA)()
+    measure = load_function(options.eval, _EVAL) if options.eval else None
+    if options.max_drop is not None and measure is None:
+        raise InputError("--max-drop needs something that can drop", hint=f"give --eval {_EVAL}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    searched = options.preset == AUTO or options.max_drop is not None
+    small = _searched(model, data, measure, options) if searched else _plain(model, data, measure, options)
+    small.save(options.out / MODULE_FILE)
+    (options.out / SUMMARY_FILE).write_text(json.dumps(summary(small.record), indent=2) + "\n", encoding="utf-8")
+    print(small.report(options.report), end="")
+    return 0
+
+
+def summary(record: QuantRecord) -> dict[str, Any]:
+    """The record as JSON for other tools; histograms are in the module's own file."""
+    from ..quant.plain import to_plain
+
+    bare = (replace(item, ranges=tuple(replace(limits, histogram=None) for limits in item.ranges)) for item in record.sites)
+    sites = [{"precision": item.site.scheme.label, **to_plain(item)} for item in bare]
+    return {**to_plain(replace(record, sites=())), "sites": sites}
+
+
+def _plain(model: Any, data: Any, measure: Callable[[Any], Any] | None, options: argparse.Namespace) -> QuantizedModule:
+    from ..quant import Metric, calibrate, measured
+    from ..quant.presets import resolve
+
+    small = measured(calibrate(model, data, resolve(options.preset), max_batches=options.max_batches))
+    if measure is not None:
+        small.record = replace(small.record, metric=Metric(_name(options), float(measure(model)), float(measure(small))))
+    return small
+
+
+def _searched(model: Any, data: Any, measure: Callable[[Any], Any] | None, options: argparse.Namespace) -> QuantizedModule:
+    from ..driver.quantized import quantize_and_compile
+
+    fast = quantize_and_compile(
+        model, data, preset=options.preset, eval_fn=measure, max_drop=options.max_drop, budget_s=options.budget,
+        max_batches=options.max_batches,
+    )
+    fast.save(options.out / CODE_FILE)
+    assert fast.quantized is not None and fast.search is not None
+    print(fast.search.text())
+    record = fast.quantized.record
+    if record.metric is not None:
+        fast.quantized.record = replace(record, metric=replace(record.metric, name=_name(options)))
+    return fast.quantized
+
+
+def _name(options: argparse.Namespace) -> str:
+    """What the number is called: the function that gives it."""
+    return str(options.eval).rpartition(":")[2]

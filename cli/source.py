@@ -1,0 +1,56 @@
+"""Functions of the user by name: `MODULE:FUNCTION`, where MODULE is an importable name or a .py file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..diagnostics.errors import InputError
+
+
+def load_function(source: str, form: str) -> Callable[..., Any]:
+    """The function that `MODULE:FUNCTION` names; InputError when there is no such thing. form: what it should be, for the hint."""
+    module_name, separator, function_name = source.rpartition(":")
+    if not separator or not module_name or not function_name:
+        raise InputError(f"{source!r} is not of the form MODULE:FUNCTION", hint=f"give {form}")
+    function: Callable[..., Any] | None = getattr(_load_module(module_name), function_name, None)
+    if not callable(function):
+        raise InputError(f"{module_name} has no function {function_name!r}", hint=f"give {form}")
+    return function
+
+
+def _load_module(name: str) -> ModuleType:
+    """Imports a module by its name or its file."""
+    if name.endswith(".py"):
+        return _load_file(Path(name))
+    here = os.getcwd()
+    # A console script does not have the working folder on its path. It goes last, so that it shadows nothing.
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that the user's own code fails to import is the user's error, and keeps its traceback.
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise
+        hint = "run it from the folder that holds the module, or give the .py file"
+        raise InputError(f"there is no module {name!r}", hint=hint) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"there is no file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{str(path)!r} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    # Under its name while it runs, since dataclasses and pickle look it up there.
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module

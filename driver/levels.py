@@ -1,0 +1,145 @@
+"""The precisions that a search chooses from, for each operation, and the models they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..quant import BF16, FP32, ActivationScheme, Calibration, OpScheme, QuantizedModule
+from ..quant.program import Call
+from ..quant.record import QuantSite
+from ..quant.sensitivity import site_sqnr
+from .measure import kernels
+from .model import CompiledModel
+
+QUANTIZED, ROWS, NARROW, FLOAT = "quantized", "rows", "bf16", "fp32"
+LEVELS = (QUANTIZED, ROWS, NARROW, FLOAT)
+"""From the least accurate to the most: what the scheme says, a scale for each row, bf16, fp32."""
+
+Mix = Mapping[str, str]
+"""The level of every operation, by its name."""
+Compile = Callable[[QuantizedModule, str, frozenset[str]], CompiledModel]
+"""(model, precision of what is in floating point, names that stay in fp32 all the same) -> code."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Operations that take one level together: one, or those that the compiler fuses into one in floating point, as in attention."""
+
+    name: str
+    sites: tuple[QuantSite, ...]
+
+
+@dataclass(eq=False)
+class Lab:
+    """Makes the models of mixes; each is compiled once.
+
+    quantized: names of the operations that the scheme quantizes. plain: the model as it was in a precision, where the calibration's
+    program is another one in floating point, as it is after smoothing.
+    """
+
+    calibration: Calibration
+    compile: Compile
+    quantized: frozenset[str]
+    plain: Callable[[str], CompiledModel] | None = None
+    _compiled: dict[tuple[tuple[str, str], ...], CompiledModel] = field(default_factory=dict)
+
+    @property
+    def sites(self) -> tuple[QuantSite, ...]:
+        return self.calibration.placement.sites
+
+    def scheme(self, site: QuantSite, level: str) -> OpScheme | None:
+        """What a level means for a site; None when it has no such level."""
+        if level == QUANTIZED:
+            return site.scheme if site.name in self.quantized else None
+        if level == ROWS:
+            return _by_rows(site) if site.name in self.quantized else None
+        return BF16 if level == NARROW else FP32
+
+    def label(self, site: QuantSite, level: str) -> str:
+        scheme = self.scheme(site, level)
+        return level if scheme is None else scheme.label
+
+    def units(self, timed: Collection[str]) -> tuple[Unit, ...]:
+        """All operations in program order. timed: those with a time of their own in floating point; a product of activations without
+        one was fused into the next that has one.
+        """
+        found: list[Unit] = []
+        waiting: list[QuantSite] = []
+        for site in self.sites:
+            waiting.append(site)
+            if site.weight or site.name in timed:
+                mine = tuple(waiting) if not site.weight else (site,)
+                found += [Unit(s.name, (s,)) for s in waiting if s not in mine]
+                found.append(Unit(site.name, mine))
+                waiting = []
+        return (*found, *(Unit(site.name, (site,)) for site in waiting))
+
+    def is_own(self, unit: Unit, level: str) -> bool:
+        """Whether the compiler has code for a level of a unit, and does not compute in floating point what it rounds."""
+        ours, floats = kernels(self.compiled(self.all_at(level))), kernels(self.compiled(self.all_at(FLOAT)))
+        return level == FLOAT or any(ours.get(site.name) != floats.get(site.name) for site in unit.sites)
+
+    def level_of(self, unit: Unit, level: str) -> bool:
+        """Whether every operation of a unit has a level."""
+        return all(self.scheme(site, level) is not None for site in unit.sites)
+
+    def all_at(self, level: str) -> Mix:
+        """Everything at a level; what has no such level in fp32."""
+        return {site.name: FLOAT if self.scheme(site, level) is None else level for site in self.sites}
+
+    def noise(self, level: str, sample: tuple[Call, ...]) -> dict[str, float]:
+        """Noise to signal, as powers, of each operation's own result at a level, with the floating-point model around it."""
+        found = site_sqnr(replace(self.calibration, sample=sample), self._choice(self.all_at(level), FLOAT))
+        return {name: 10.0 ** (-decibels / 10.0) for name, decibels in found.items()}
+
+    def simulated(self, mix: Mix) -> QuantizedModule:
+        """The mix in simulation, narrow operations included."""
+        return self._built(mix, NARROW)
+
+    def compiled(self, mix: Mix) -> CompiledModel:
+        """The mix as code. The compiler itself narrows what is to be bf16, after it has fused attention."""
+        key = tuple(sorted(mix.items()))
+        if key not in self._compiled:
+            narrow = NARROW in mix.values()
+            wide = frozenset(name for name, level in mix.items() if level != NARROW) if narrow else frozenset[str]()
+            self._compiled[key] = self.compile(self._built(mix, FLOAT), NARROW if narrow else FLOAT, wide)
+        return self._compiled[key]
+
+    def candidate(self, mix: Mix) -> CompiledModel:
+        """What to give to the user for a mix."""
+        levels = set(mix.values())
+        if self.plain is None or len(levels) != 1 or not levels <= {NARROW, FLOAT}:
+            return self.compiled(mix)
+        (level,) = levels
+        key = (("", level),)
+        if key not in self._compiled:
+            self._compiled[key] = self.plain(level)
+        return self._compiled[key]
+
+    def _built(self, mix: Mix, narrow: str) -> QuantizedModule:
+        return self.calibration.build(self._choice(mix, narrow))
+
+    def _choice(self, mix: Mix, narrow: str) -> dict[str, OpScheme]:
+        """The schemes of a mix. narrow: the level that bf16 stands for."""
+        choice: dict[str, OpScheme] = {}
+        for site in self.sites:
+            level = narrow if mix[site.name] == NARROW else mix[site.name]
+            scheme = self.scheme(site, level)
+            assert scheme is not None, f"{site.name} has no level {level}"
+            choice[site.name] = scheme
+        return choice
+
+
+def _by_rows(site: QuantSite) -> OpScheme | None:
+    """A scale for each row instead of one for the tensor, where that is possible and not what the scheme does anyway."""
+    scheme = site.scheme
+    if scheme.activation is None or scheme.weight is None or scheme.activation.granularity == "row" or site.operation != "linear":
+        return None
+    return OpScheme(ActivationScheme(granularity="row"), scheme.weight)
+
+
+def in_words(mix: Mix, lab: Lab) -> str:
+    """`3 fp32, 12 int8`"""
+    labels = [lab.label(site, mix[site.name]) for site in lab.sites]
+    return ", ".join(f"{labels.count(label)} {label}" for label in sorted(set(labels)))

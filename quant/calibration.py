@@ -1,0 +1,107 @@
+"""What calibration knows of a model: enough to build it in any mix of precisions without seeing the data again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch.fx import Graph
+
+from ..graph.sites import name_node
+from .bias import correct
+from .calibrate import watch
+from .constants import Constants
+from .gptq import GramObserver, compensating
+from .histograms import with_histograms
+from .insert import Inserter, Weigher, plain_weight
+from .module import QuantizedModule
+from .observers import Observer, Range, Watcher, make_observer
+from .placement import dynamic, fitting
+from .program import Call, Program, scratch_attributes
+from .record import LeftOut, Placement, QuantRecord, QuantSite
+from .scheme import FP32, ActivationScheme, OpScheme, Scheme
+
+ObserverKey = tuple[str, ActivationScheme]
+"""The name of an activation's node, and what is to be found out for it."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A model after its calibration data.
+
+    program: the exported model in floating point, smoothed where the scheme says so. placement: every site with its scheme.
+    observers: of the activations with fixed ranges. sample: the first calls, `scheme.sample` at most. batches: how many were seen.
+    weigh: what makes weights integers. means: of each site's result in floating point, by channel, where biases are to be corrected.
+    """
+
+    program: Program
+    placement: Placement
+    scheme: Scheme
+    observers: Mapping[ObserverKey, Observer]
+    sample: tuple[Call, ...]
+    batches: int
+    weigh: Weigher = plain_weight
+    means: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def build(self, choice: Mapping[str, OpScheme] | None = None) -> QuantizedModule:
+        """The quantized model. choice: other schemes for some sites, by name; ranges they need must have been observed."""
+        sites, left = self.chosen(choice or {})
+        program = self.program
+        graph, attributes = copy.deepcopy(program.graph), dict(scratch_attributes(program))
+        _name_operations(graph, self.placement)
+        inserter = Inserter(graph, attributes, Constants(graph, attributes), self.ranges(sites), self.weigh)
+        results = inserter.run(sites)
+        if self.means:
+            correct(replace(program, graph=graph, attributes=attributes), attributes, inserter.made, self.means, self.sample)
+        results = with_histograms(results, self.observers)
+        notes = program.notes if results else (*program.notes, "nothing was quantized")
+        return QuantizedModule.build(attributes, graph, program.gate, QuantRecord(self.scheme, results, left, self.batches, notes))
+
+    def ranges(self, sites: tuple[QuantSite, ...]) -> dict[ObserverKey, Range]:
+        """The fixed ranges that sites need, those that calibration gave values."""
+        keys = {key for site in sites for key in observed(site)}
+        found = {key: self.observers[key].range() for key in keys}
+        return {key: limits for key, limits in found.items() if limits is not None}
+
+    def chosen(self, choice: Mapping[str, OpScheme]) -> tuple[tuple[QuantSite, ...], tuple[LeftOut, ...]]:
+        """The sites with the schemes that `choice` gives them, and everything else."""
+        sites: list[QuantSite] = []
+        left = list(self.placement.left_out)
+        for site in self.placement.sites:
+            chosen = replace(site, scheme=fitting(choice.get(site.name, site.scheme), site.operation))
+            if chosen.scheme == FP32:
+                left.append(LeftOut(site.name, site.op, "fp32 was chosen for it", site.source))
+            elif len(self.ranges((chosen,))) < len(set(observed(chosen))):
+                left.append(LeftOut(site.name, site.op, "calibration gave it no values", site.source))
+            else:
+                sites.append(chosen)
+        return tuple(sites), tuple(left)
+
+
+def _name_operations(graph: Graph, placement: Placement) -> None:
+    """Gives the operations the names of their sites, which compiled code reports its times and kernels by."""
+    nodes = {node.name: node for node in graph.nodes}
+    for site in placement.sites:
+        name_node(nodes[site.node], site.name)
+
+
+def observed(site: QuantSite) -> tuple[ObserverKey, ...]:
+    """What calibration has to find out for a site."""
+    activation = site.scheme.activation
+    if activation is None or dynamic(activation):
+        return ()
+    return tuple((name, activation) for name in site.activations)
+
+
+def calibrated(
+    program: Program, placement: Placement, calls: Iterable[tuple[int, Call]]
+) -> tuple[dict[ObserverKey, Observer], dict[str, GramObserver], int]:
+    """One observer for each activation and scheme, and one for each activation that GPTQ needs; and the number of calls."""
+    observers = {key: make_observer(key[1]) for site in placement.sites for key in observed(site)}
+    grams = {name: GramObserver() for site in placement.sites if compensating(site) for name in site.activations}
+    shown: dict[str, list[Watcher]] = {}
+    for name, observer in [*((name, observer) for (name, _), observer in observers.items()), *grams.items()]:
+        shown.setdefault(name, []).append(observer)
+    return observers, grams, watch(program, shown, calls)

@@ -1,0 +1,59 @@
+"""Nodes and attributes that quantization adds to an exported graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ..graph.sites import copy_name
+
+
+def call(graph: Graph, target: Any, args: tuple[Any, ...], like: Node, kwargs: Mapping[str, Any] | None = None) -> Node:
+    """A call placed where `like` comes from, with the type of its result worked out."""
+    node = graph.call_function(target, args, dict(kwargs or {}))
+    for key in ("nn_module_stack", "stack_trace"):
+        if key in like.meta:
+            node.meta[key] = like.meta[key]
+    copy_name(like, node)
+    with like.meta["val"].fake_mode:
+        node.meta["val"] = target(*(a.meta["val"] if isinstance(a, Node) else a for a in args), **dict(kwargs or {}))
+    return node
+
+
+def read(graph: Graph, name: str, value: torch.Tensor, like: Node) -> Node:
+    """Reads an attribute that has, or will have, that value."""
+    # `create_node`: `get_attr` would look for the attribute in the owning module, which gets it later.
+    node = graph.create_node("get_attr", name)
+    node.meta["val"] = like.meta["val"].fake_mode.from_tensor(value, static_shapes=True)
+    return node
+
+
+def add_attribute(graph: Graph, attributes: dict[str, Any], base: str, value: torch.Tensor, like: Node) -> Node:
+    """Reads a new attribute that is named after `base`."""
+    name = free_name(attributes, base)
+    attributes[name] = value
+    return read(graph, name, value, like)
+
+
+def free_name(attributes: Mapping[str, Any], base: str, suffix: str = "") -> str:
+    """A name that with `suffix` is no attribute: it must not be, or lie below, an attribute that is a tensor."""
+    parts = base.split(".")
+    if any(".".join(parts[:i]) in attributes for i in range(1, len(parts))):
+        base = base.replace(".", "_")
+    name, count = base, 1
+    while f"{name}{suffix}" in attributes:
+        count += 1
+        name = f"{base}_{count}"
+    return name
+
+
+def drop_unread(graph: Graph, attributes: dict[str, Any]) -> None:
+    """Removes the attributes that nothing reads."""
+    for node in [n for n in graph.nodes if n.op == "get_attr" and not n.users]:
+        graph.erase_node(node)
+    targets = {node.target for node in graph.nodes if node.op == "get_attr"}
+    for name in [n for n in attributes if n not in targets]:
+        del attributes[name]

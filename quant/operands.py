@@ -1,0 +1,160 @@
+"""The operands of an operation that could be quantized, found through views and expressions of parameters; or why it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from .constants import Constants
+from .scheme import Operation
+
+aten = torch.ops.aten
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FACTORS = {"linear": (0, 1), "addmm": (1, 2), "mm": (0, 1), "matmul": (0, 1), "bmm": (0, 1)}
+"""Positions of the left and the right factor."""
+_WHOLE = "recurrent layers hold their products inside"
+_FUSED = "torch's fused layer holds its products inside"
+NEVER = {
+    "conv_transpose1d": "transposed convolutions stay in floating point",
+    "conv_transpose2d": "transposed convolutions stay in floating point",
+    "conv_transpose3d": "transposed convolutions stay in floating point",
+    "einsum": "einsum is not taken apart; write it as matmul or linear",
+    "bilinear": "bilinear multiplies activations with activations",
+    "baddbmm": "a product with a batch of matrices stays in floating point",
+    "lstm": _WHOLE,
+    "gru": _WHOLE,
+    "rnn_tanh": _WHOLE,
+    "rnn_relu": _WHOLE,
+    "_native_multi_head_attention": _FUSED,
+    "_transformer_encoder_layer_fwd": _FUSED,
+}
+"""Operators with products inside that no scheme reaches, and why."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """linear: activation[..., K] @ weight + bias, the weight [N, K] as in linear, or [K, N] (`transposed`). convolution: weight [N, ...].
+
+    matmul and attention: their activations alone. embedding: the table alone.
+    """
+
+    operation: Operation
+    activations: tuple[Node, ...]
+    weight: Node | None = None
+    transposed: bool = False
+    bias: Node | None = None
+
+
+def packet(node: Node) -> str:
+    """`linear` of aten.linear.default; empty for what is no ATen operator."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+        return ""
+    return node.target._schema.name.split("::")[1]
+
+
+def operands(node: Node, constants: Constants) -> Operands | str | None:
+    """The operands of an operation, why it cannot be quantized, or None when there is nothing to quantize in it."""
+    name = packet(node)
+    if name in NEVER:
+        return NEVER[name]
+    reader = _READERS.get(name)
+    return reader(node, constants) if reader is not None else None
+
+
+def _product(node: Node, constants: Constants) -> Operands | str:
+    name = packet(node)
+    left, right = (node.args[i] for i in FACTORS[name])
+    if not isinstance(left, Node) or not isinstance(right, Node):
+        return "an operand is not a tensor"
+    linear = name == "linear"
+    weight = right if linear else _peeled(right)
+    why = _not_float(left, right)
+    if not constants.is_constant(weight):
+        if constants.is_constant(_peeled(left)):
+            return "the weight is on the left"
+        plain = name in ("matmul", "bmm", "mm") and min(left.meta["val"].dim(), right.meta["val"].dim()) >= 2
+        return why or (Operands("matmul", (left, right)) if plain else "both factors are activations")
+    if constants.is_constant(left):
+        return "the whole product is constant"
+    if why:
+        return why
+    shape = constants.value(weight).shape
+    while len(shape) > 2 and shape[0] == 1:
+        shape = shape[1:]
+    if len(shape) != 2:
+        return "the weight is a vector" if len(shape) < 2 else f"the weight is a batch of {shape[0]} matrices"
+    if not all(shape):
+        return "the weight is empty"
+    if not linear and [str(d) for d in left.meta["val"].shape[:-1]] != [str(d) for d in node.meta["val"].shape[:-1]]:
+        return "the weight's leading dimensions stretch the activation"
+    if name == "addmm" and {1} != {node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)}:
+        return "addmm with alpha or beta"
+    bias = node.args[0] if name == "addmm" else node.args[2] if linear and len(node.args) > 2 else None
+    return Operands("linear", (left,), weight, not linear, bias if isinstance(bias, Node) else None)
+
+
+def _convolution(node: Node, constants: Constants) -> Operands | str:
+    x, weight = node.args[:2]
+    assert isinstance(x, Node) and isinstance(weight, Node)
+    if packet(node) == "convolution" and node.args[6]:
+        return "transposed convolutions stay in floating point"
+    if not constants.is_constant(weight):
+        return "the weight is an activation"
+    if constants.is_constant(x):
+        return "the whole convolution is constant"
+    if not constants.value(weight).numel():
+        return "the weight is empty"
+    bias = node.args[2] if len(node.args) > 2 else None
+    why = _not_float(x, weight)
+    return why or Operands("convolution", (x,), weight, bias=bias if isinstance(bias, Node) else None)
+
+
+def _attention(node: Node, constants: Constants) -> Operands | str:
+    factors = node.args[:3]
+    nodes = [f for f in factors if isinstance(f, Node)]
+    return _not_float(*nodes) or Operands("attention", tuple(nodes))
+
+
+def _embedding(node: Node, constants: Constants) -> Operands | str:
+    table = node.args[0]
+    assert isinstance(table, Node)
+    if not constants.is_constant(table):
+        return "the table is not constant"
+    value = constants.value(table)
+    return _not_float(table) or (Operands("embedding", (), table) if value.numel() and value.dim() == 2 else "the table is empty")
+
+
+_READERS: dict[str, Callable[[Node, Constants], Operands | str]] = {
+    **dict.fromkeys(FACTORS, _product),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _convolution),
+    "scaled_dot_product_attention": _attention,
+    "embedding": _embedding,
+}
+
+
+def _not_float(*factors: Node) -> str:
+    for factor in factors:
+        if factor.meta["val"].dtype not in _FLOATS:
+            return f"its operands are {factor.meta['val'].dtype}"
+    return ""
+
+
+def _peeled(node: Node) -> Node:
+    """What a chain of expands and leading unsqueezes repeats, so that a stretched matrix is seen as the matrix."""
+    while node.op == "call_function" and isinstance(node.args[0] if node.args else None, Node):
+        inner = node.args[0]
+        assert isinstance(inner, Node)
+        leading = node.target == aten.unsqueeze.default and node.args[1] == 0
+        stretched = node.target == aten.expand.default and inner.meta["val"].dim() >= 2 and _matrix(node) == _matrix(inner)
+        if not leading and not stretched:
+            break
+        node = inner
+    return node
+
+
+def _matrix(node: Node) -> list[str]:
+    return [str(d) for d in node.meta["val"].shape[-2:]]

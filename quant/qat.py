@@ -1,0 +1,235 @@
+"""Quantization-aware training: a model that computes as its quantized form will, with scales that are learned beside the weights.
+
+Learned step sizes (LSQ): the gradient of a scale is that of the quantizer by the straight-through estimator, times 1 / sqrt(count * qmax).
+Source: Esser et al., "Learned Step Size Quantization", ICLR 2020.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from ..diagnostics.errors import InputError
+from .calibration import Calibration, ObserverKey
+from .constants import Constants
+from .insert import Inserter
+from .module import QuantizedModule
+from .observers import Range, affine
+from .operands import Operands
+from .presets import resolve
+from .quantize import calibrate
+from .record import ActivationRange, QuantRecord, QuantSite
+from .scheme import ActivationScheme, Scheme, WeightScheme, Where
+from .weights import QuantizedWeight, dequantized, quantize_weight, rounded, sqnr
+
+aten = torch.ops.aten
+_QAT = "sashiko.qat"
+_LEAST_SCALE = 2.0**-126
+
+
+def prepare_qat(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    preset: str | Scheme = "int8",
+    exclude: Where | Iterable[Where] = (),
+    transform: Callable[[Any], Any] | None = None,
+    mask: str | Literal[False] | None = None,
+    sharded: bool = False,
+    max_batches: int | None = None,
+    progress: bool | None = None,
+) -> QATModule:
+    """A copy of `model` to fine-tune: its parameters train, and so does a scale for each static activation and each weight channel.
+
+    Arguments and errors as in `quantize`; the data gives the scales to begin with. The model is taken as it is in evaluation: dropout is
+    off and batch statistics stay. Any optimizer over `parameters()` will do; a tenth of the rate of the weights suits the scales
+    (`scale_parameters()`). `convert()` gives the quantized model.
+    """
+    scheme = resolve(preset)
+    if scheme.correct_bias:
+        scheme = replace(scheme, correct_bias=False)  # training does it
+    found = calibrate(
+        model, batches, scheme, exclude=exclude, transform=transform, mask=mask, sharded=sharded, max_batches=max_batches, progress=progress
+    )
+    graph = copy.deepcopy(found.program.graph)
+    attributes = {name: _trainable(value) for name, value in found.program.attributes.items()}
+    sites, left = found.chosen({})
+    inserter = _FakeInserter(graph, attributes, Constants(graph, attributes), found.ranges(sites))
+    results = inserter.run(sites)
+    record = QuantRecord(scheme, results, left, found.batches, found.program.notes)
+    module = QATModule.build(attributes, graph, found.program.gate, record)
+    assert isinstance(module, QATModule)
+    module.meta[_QAT] = Plan(found, inserter.activation_scales, inserter.weight_scales)
+    return module
+
+
+def _trainable(value: Any) -> Any:
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(value.detach().clone(), requires_grad=value.is_floating_point())
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a trained module becomes a quantized one. The names of the learned scales, by activation and by site."""
+
+    calibration: Calibration
+    activation_scales: Mapping[ObserverKey, str]
+    weight_scales: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """An observer that has made up its mind."""
+
+    limits: Range
+
+    def observe(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        """Has seen enough."""
+
+    def merge(self, other: _Fixed) -> None:
+        """Has nothing to learn."""
+
+    def range(self) -> Range:
+        return self.limits
+
+
+class QATModule(QuantizedModule):
+    """A model with fake quantizers: floating point that rounds as the quantized model does, and that gradients flow through."""
+
+    @property
+    def plan(self) -> Plan:
+        plan = self.meta[_QAT]
+        assert isinstance(plan, Plan)
+        return plan
+
+    def scale_parameters(self) -> list[nn.Parameter]:
+        """The learned scales, for an optimizer group of their own."""
+        names = {*self.plan.activation_scales.values(), *self.plan.weight_scales.values()}
+        return [p for name, p in self.named_parameters() if name in names]
+
+    def convert(self) -> QuantizedModule:
+        """The quantized model with the weights and scales as they are now. Raises InputError when training made them NaN or infinite."""
+        plan = self.plan
+        held = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
+        for name, value in held.items():
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise InputError(f"{name} is not finite", "convert()", "training has diverged; a lower learning rate may help")
+        program = plan.calibration.program
+        attributes = {name: _frozen(held.get(name, value)) for name, value in program.attributes.items()}
+        observers = dict(plan.calibration.observers)
+        for key, name in plan.activation_scales.items():
+            observers[key] = _Fixed(_range_of(_scale(held[name]).item(), self._zero_point(key), key[1]))
+
+        def learned(site: QuantSite, weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
+            scales = _scale(held[plan.weight_scales[site.name]]).detach().reshape(-1)
+            if scheme.granularity == "group":
+                scales = scales.reshape(weight.shape[0], -1)
+            real = weight.detach().to(torch.float32)
+            values = rounded(real, scales, scheme)
+            return QuantizedWeight(values, scales, sqnr(real, dequantized(values, scales)))
+
+        trained = replace(program, attributes=attributes)
+        return replace(plan.calibration, program=trained, observers=observers, weigh=learned).build()
+
+    def _zero_point(self, key: ObserverKey) -> int:
+        limits = self.plan.calibration.observers[key].range()
+        assert limits is not None
+        return affine(limits, key[1])[1]
+
+
+def _frozen(value: Any) -> Any:
+    return nn.Parameter(value.detach().clone(), requires_grad=False) if isinstance(value, nn.Parameter) else value
+
+
+def _scale(parameter: torch.Tensor) -> torch.Tensor:
+    """A learned scale as it is used: positive."""
+    return parameter.detach().abs().clamp_min(_LEAST_SCALE)
+
+
+def _range_of(scale: float, zero_point: int, scheme: ActivationScheme) -> Range:
+    """The range that `affine` turns back into this scale and zero point."""
+    return Range((scheme.qmin - zero_point) * scale, (scheme.qmax - zero_point) * scale)
+
+
+class _FakeInserter(Inserter):
+    """Puts differentiable quantizers where an `Inserter` puts integers."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.activation_scales: dict[ObserverKey, str] = {}
+        self.weight_scales: dict[str, str] = {}
+        self._names: dict[Node, str] = {}
+
+    def _static(self, activation: Node, name: str, like: Node, chosen: ActivationScheme) -> tuple[Node, ActivationRange]:
+        limits = self.ranges[name, chosen]
+        scale, zero_point = affine(limits, chosen)
+        held = self._free_name(f"{name}_activation")
+        self.activation_scales[name, chosen] = f"{held}_scale"
+        parameter = self._learned(f"{held}_scale", torch.tensor([scale]), like)
+        self.attributes[f"{held}_zero"] = torch.tensor([float(zero_point)])
+        zero = self._read(f"{held}_zero", self.attributes[f"{held}_zero"], like)
+        features = int(activation.meta["val"].shape[-1]) if activation.meta["val"].dim() else 1
+        factor = 1.0 / math.sqrt(features * chosen.qmax)
+        arguments = (self._float(activation, like), parameter, zero, chosen.qmin, chosen.qmax, factor)
+        node = self._fake(aten._fake_quantize_learnable_per_tensor_affine.default, arguments)
+        return node, ActivationRange(limits.low, limits.high, scale, zero_point)
+
+    def _dynamic(self, activation: Node, like: Node, chosen: ActivationScheme) -> tuple[Node, None]:
+        """x + constant(q(x) - x): the straight-through estimator; saturation cannot happen."""
+        real = self._float(activation, like)
+        outside = self._call(aten.detach.default, (real,), like)
+        rounded_rows, _ = super()._dynamic(outside, like, chosen)
+        moved = self._call(aten.sub.Tensor, (rounded_rows, outside), like)
+        return self._call(aten.add.Tensor, (real, moved), like), None
+
+    def _weight(self, found: Operands, site: QuantSite, like: Node) -> tuple[Node, float]:
+        """The parameter through a quantizer, [N, K] of a linear; operations with the same weight share scales."""
+        weight, scheme = found.weight, site.scheme.weight
+        assert weight is not None and scheme is not None
+        key = str(weight.target) if weight.op == "get_attr" else weight, found.transposed, scheme
+        if key not in self._weights:
+            value = self.constants.value(weight)
+            matrix = value.reshape(value.shape[-2:]) if found.operation == "linear" else value.flatten(1)
+            quantized = quantize_weight(matrix.t() if found.transposed else matrix, scheme)
+            name = self._free_name(f"{site.name.split('#')[0]}.{weight.name}")
+            node = self._fake_weight(weight, found, quantized, scheme, f"{name}_scale", like)
+            self._names[node] = f"{name}_scale"
+            self._weights[key] = node, quantized.sqnr
+        self.weight_scales[site.name] = self._names[self._weights[key][0]]
+        return self._weights[key]
+
+    def _fake_weight(self, weight: Node, found: Operands, quantized: QuantizedWeight, scheme: WeightScheme, name: str, like: Node) -> Node:
+        shape = list(weight.meta["val"].shape)
+        if found.operation == "linear":
+            weight = self._call(aten.reshape.default, (weight, shape[-2:]), like) if len(shape) > 2 else weight
+            weight = self._call(aten.t.default, (weight,), like) if found.transposed else weight
+            shape = list(weight.meta["val"].shape)
+        scales = quantized.scales.reshape(-1)
+        rows = self._call(aten.reshape.default, (self._float(weight, like), [len(scales), -1]), like)
+        zeros = f"{name}_zero"
+        self.attributes[zeros] = torch.zeros(len(scales))
+        factor = 1.0 / math.sqrt(quantized.values.numel() / len(scales) * scheme.qmax)
+        parameters = self._learned(name, scales, like), self._read(zeros, self.attributes[zeros], like)
+        arguments = (rows, *parameters, 0, -scheme.qmax, scheme.qmax, factor)
+        fake = self._fake(aten._fake_quantize_learnable_per_channel_affine.default, arguments)
+        return self._call(aten.reshape.default, (fake, shape), like)
+
+    def _fake(self, target: Any, arguments: tuple[Any, ...]) -> Node:
+        """A fake quantizer; torch knows no shape function for it, but its result is like its first argument."""
+        node = self.graph.call_function(target, arguments)
+        node.meta["val"] = arguments[0].meta["val"]
+        return node
+
+    def _learned(self, name: str, value: torch.Tensor, like: Node) -> Node:
+        """|parameter|: an optimizer's step past zero must not turn a scale negative."""
+        self.attributes[name] = nn.Parameter(value.clone())
+        magnitude = self._call(aten.abs.default, (self._read(name, value, like),), like)
+        return self._call(aten.clamp_min.default, (magnitude, _LEAST_SCALE), like)

@@ -1,0 +1,169 @@
+"""Quantized modules as ONNX models in QDQ form: QuantizeLinear/DequantizeLinear pairs around floating-point operations.
+
+torch's exporter translates the graph; the operators that it does not know are written out here in the operators of opset 18.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.fx.graph import _PyTreeCodeGen
+from torch.utils import _pytree as pytree
+
+from ..diagnostics.errors import InputError, Unsupported
+from ..graph.exporting import quiet, translated
+from . import ops
+from .module import FreeDim, QuantizedModule, TensorLeaf
+
+_PACKAGES = ("onnx", "onnxscript")
+_PLACE = "export_onnx"
+_FREE_SIZE = 4
+_FLOAT, _INT8, _INT64, _DOUBLE = 1, 3, 7, 11  # element types of the ONNX standard
+
+
+def export_onnx(
+    quantized: QuantizedModule, path: str | os.PathLike[str], example_inputs: Sequence[Any] | Mapping[str, Any] | None = None
+) -> None:
+    """Writes a quantized module to an ONNX file whose outputs in ONNX Runtime are within one int8 step of the module's own.
+
+    Activations with one scale become QuantizeLinear and DequantizeLinear; those with a scale for each row the arithmetic that finds it;
+    integer weights DequantizeLinear of an int8 initializer, per channel or per group. Sizes that calibration left free stay free.
+    example_inputs: a tuple of positional or a dict of keyword arguments, needed only where sizes depend on each other.
+
+    Raises InputError when the packages are not installed, Unsupported for what has no form in ONNX.
+    """
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"{' and '.join(missing)} cannot be imported", _PLACE, "pip install 'sashiko[onnx]'")
+    for item in quantized.record.sites:
+        if item.site.scheme.floating == "bf16":
+            raise Unsupported(f"{item.site.name} is in bf16, which ONNX Runtime does not run on CPUs", _PLACE, "keep it in fp32")
+    program = _traced(quantized, example_inputs)
+    try:
+        with quiet(), _silent():
+            exported = torch.onnx.export(program, custom_translation_table=_table(), verbose=False)
+    except Exception as error:  # the exporter raises what its parts raise
+        raise Unsupported(f"the model has no form in ONNX: {_cause(error)}", _PLACE) from error
+    assert exported is not None
+    exported.save(os.fspath(path))
+
+
+def _traced(quantized: QuantizedModule, example_inputs: Sequence[Any] | Mapping[str, Any] | None) -> ExportedProgram:
+    if example_inputs is None:
+        args, kwargs = _examples(quantized)
+    elif isinstance(example_inputs, Mapping):
+        args, kwargs = (), {name: example_inputs[name] for name in quantized.gate.names if name in example_inputs}
+    else:
+        args, kwargs = tuple(example_inputs), {}
+    shapes = pytree.tree_map(_freedom, (args, kwargs))
+    try:
+        with torch.no_grad(), quiet():
+            return torch.export.export(quantized, args, kwargs, dynamic_shapes=(*shapes[0], *shapes[1].values()), strict=False)
+    except Exception as error:
+        reason = translated(error)
+        raise Unsupported(reason.what, reason.where or _PLACE, "give example_inputs of a typical call") from error
+
+
+def _examples(quantized: QuantizedModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Zeros that the gate accepts, in the structure of the arguments."""
+    sizes: dict[str, int] = {}
+    leaves = [leaf for _, part in quantized.gate.arguments for leaf in part]
+    codegen = quantized.graph._codegen
+    assert isinstance(codegen, _PyTreeCodeGen)
+    values = [_zeros(leaf, sizes) if isinstance(leaf, TensorLeaf) else leaf.value for leaf in leaves]
+    args, kwargs = pytree.tree_unflatten(values, codegen.pytree_info.in_spec)
+    return tuple(args), kwargs
+
+
+def _zeros(leaf: TensorLeaf, sizes: dict[str, int]) -> torch.Tensor:
+    return torch.zeros([_size(dim, sizes) if isinstance(dim, FreeDim) else dim for dim in leaf.dims], dtype=leaf.dtype)
+
+
+def _size(dim: FreeDim, sizes: dict[str, int]) -> int:
+    """A size within the range; each symbol its own, lest torch takes two for one."""
+    size = max(dim.low, _FREE_SIZE + len(sizes))
+    return sizes.setdefault(dim.symbol, size if dim.high is None else min(size, dim.high))
+
+
+def _freedom(value: Any) -> Any:
+    return {axis: Dim.AUTO for axis, size in enumerate(value.shape) if size > 1} if isinstance(value, torch.Tensor) else None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Hides what the exporter logs about optional packages."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def _table() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """From operators to functions that call those of ONNX; made on use, since onnxscript is optional."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    def real(value: float) -> Any:
+        return op.Constant(value_float=value)
+
+    def ends(x: Any, low: float, high: float) -> Any:
+        return op.Clip(x, op.CastLike(real(low), x), op.CastLike(real(high), x))
+
+    last = {"keepdims": 1}
+
+    def choose_rows(x: Any, dtype: int) -> Any:
+        scales = op.Div(op.Max(op.ReduceMax(op.Abs(x), op.Constant(value_ints=[-1]), **last), real(1e-5)), real(127.0))
+        return scales, op.Sub(scales, scales)
+
+    def choose_affine_rows(x: Any, dtype: int) -> Any:
+        axes = op.Constant(value_ints=[-1])
+        low = op.Min(op.ReduceMin(x, axes, **last), real(0.0))
+        high = op.Max(op.ReduceMax(x, axes, **last), real(0.0))
+        scales = op.Max(op.Div(op.Sub(high, low), real(255.0)), real(torch.finfo(torch.float32).eps))
+        below, above = op.Div(low, scales), op.Div(high, scales)
+        nearer = op.Greater(op.Sub(op.Add(below, above), real(1.0)), real(0.0))
+        zeros = op.Where(nearer, op.Sub(real(-128.0), below), op.Sub(real(127.0), above))
+        return op.Cast(scales, to=_DOUBLE), op.Cast(op.Round(ends(zeros, -128, 127)), to=_INT64)
+
+    def quantize_rows(x: Any, scales: Any, zero_points: Any, low: int, high: int, dtype: int) -> Any:
+        wide = op.CastLike(x, scales)
+        shifted = op.Add(op.Mul(wide, op.Reciprocal(scales)), op.CastLike(zero_points, scales))
+        return op.Cast(ends(op.Round(shifted), low, high), to=dtype)
+
+    def dequantize_rows(q: Any, scales: Any, zero_points: Any, low: int, high: int, dtype: int, out_dtype: int) -> Any:
+        return op.Cast(op.Mul(op.Sub(op.CastLike(q, scales), op.CastLike(zero_points, scales)), scales), to=out_dtype)
+
+    def dequantize_groups(
+        q: Any, scales: Any, zero_points: Any, low: int, high: int, dtype: int, group: int, out_dtype: int = _FLOAT
+    ) -> Any:
+        flat = op.Constant(value_ints=[-1])
+        rows = op.Reshape(q, op.Constant(value_ints=[-1, group]))
+        zeros = op.Cast(op.Reshape(zero_points, flat), to=_INT8)
+        grouped = op.DequantizeLinear(rows, op.Reshape(scales, flat), zeros, axis=0)
+        return op.Cast(op.Reshape(grouped, op.Shape(q)), to=out_dtype)
+
+    return {
+        ops.choose_per_row: choose_rows,
+        ops.choose_per_row_affine: choose_affine_rows,
+        ops.quantize_per_row: quantize_rows,
+        ops.dequantize_per_row: dequantize_rows,
+        ops.dequantize_per_group: dequantize_groups,
+    }

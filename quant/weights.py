@@ -1,0 +1,87 @@
+"""Integer weights: symmetric, one scale for each output channel, for the whole tensor, or for each group of inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from .scheme import WeightScheme
+
+_LEAST_SCALE = 2.0**-126
+_SHRUNKEN = tuple(1.0 - 0.02 * i for i in range(31))
+"""Shares of the full range that `clip="mse"` tries."""
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """values: int8 [N, K] in [-qmax, qmax]; scales: float32 [N], or [N, K / group], positive; sqnr: signal to noise in decibels."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    sqnr: float
+
+
+def quantize_weight(weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
+    """weight: float [N, K], finite. A channel (or group) that is zero throughout gets scale 1."""
+    real = weight.detach().to(torch.float32)
+    scales = weight_scales(real, scheme)
+    values = rounded(real, scales, scheme)
+    return QuantizedWeight(values, scales, sqnr(real, dequantized(values, scales)))
+
+
+def weight_scales(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
+    """Scales [N] or [N, K / group] of float32 weights [N, K]."""
+    grouped = _grouped(real, scheme)
+    full = _scales(grouped.abs().amax(-1), scheme)
+    if scheme.clip == "mse":
+        full = _least_error(grouped, full, scheme)
+    if scheme.granularity == "group":
+        return full.contiguous()
+    return (full.amax().expand(len(full)) if scheme.granularity == "tensor" else full).reshape(-1).contiguous()
+
+
+def rounded(real: torch.Tensor, scales: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
+    """Integers of weights [N, K], to nearest even, saturated."""
+    return torch.clamp(torch.round(real / spread(scales, real.shape[1])), -scheme.qmax, scheme.qmax).to(torch.int8)
+
+
+def dequantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The reals that integers [N, K] stand for, float32."""
+    return values.to(torch.float32) * spread(scales, values.shape[1])
+
+
+def spread(scales: torch.Tensor, k: int) -> torch.Tensor:
+    """Scales [N] or [N, K / group] as [N, 1] or [N, K]."""
+    return scales[:, None] if scales.dim() == 1 else scales.repeat_interleave(k // scales.shape[1], 1)
+
+
+def sqnr(real: torch.Tensor, approximate: torch.Tensor) -> float:
+    """Signal-to-noise ratio in decibels; infinite without noise."""
+    noise = (real.double() - approximate.double()).square().sum().item()
+    signal = real.double().square().sum().item()
+    return math.inf if noise == 0 else 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+def _grouped(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
+    """[N, groups, K / groups]; one group unless the scheme has groups."""
+    size = scheme.group if scheme.granularity == "group" else real.shape[1]
+    return real.reshape(real.shape[0], -1, size)
+
+
+def _scales(peak: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
+    # Below 2^-126 the reciprocal would overflow; such weights round to zero, an error of less than 2^-126.
+    return torch.where(peak > 0, (peak / scheme.qmax).clamp_min(_LEAST_SCALE), torch.ones_like(peak))
+
+
+def _least_error(grouped: torch.Tensor, full: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
+    """For each group, the shrunken scale with the least squared error."""
+    best, least = full, torch.full_like(full, math.inf)
+    for share in _SHRUNKEN:
+        scales = (full * share).clamp_min(_LEAST_SCALE)
+        integers = torch.clamp(torch.round(grouped / scales[..., None]), -scheme.qmax, scheme.qmax)
+        error = (integers * scales[..., None] - grouped).square().sum(-1)
+        best = torch.where(error < least, scales, best)
+        least = torch.minimum(error, least)
+    return best

@@ -1,0 +1,99 @@
+"""Quantized weights times activations that are not quantized. With dq(w) = s w for integers w:
+
+    linear(x, dq w, b)         = linear(x, w) * s + b        per tensor or per output channel; the integers are multiplied as they are
+    linear(x, dq_groups w s, b) = group_linear(x, w, s) + b  4-bit integers with a scale for each group along k
+    take (dq_groups w s) i     = dequantization of take w i with take s i
+
+To be applied after the rules for integer products, which take what has quantized activations. The scale of a channel counts after the
+sum instead of before it, which rounds once less for each product (`ulp=64` of the largest result).
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from ...graph import attrs as A
+from ...graph import build as b
+from ...graph.dims import floordiv
+from ...graph.ir import Value
+from ...graph.types import QParams, f32, i8, i64
+from ..match import Mismatch
+from ..query import is_weight
+from ..rule import Match, RuleSet, rule
+from .contraction import random_weight
+
+
+def _integers(rng: random.Random, n: int, k: int, low: int, high: int, q: QParams | None = None) -> Value:
+    """A constant of integers, for examples."""
+    generator = torch.Generator().manual_seed(rng.getrandbits(32))
+    return b.constant(torch.randint(low, high + 1, (n, k), generator=generator).to(torch.int8), qparams=q)
+
+
+def _grouped(rng: random.Random, n: int, groups: int) -> Value:
+    return b.dequantize_groups(_integers(rng, n, 8 * groups, -8, 7), random_weight(rng, n, groups))
+
+
+def _channel_example(rng: random.Random) -> Value:
+    n, k = rng.randint(1, 5), rng.randint(1, 9)
+    q = QParams(tuple(rng.uniform(0.01, 0.05) for _ in range(n)), axis=0) if rng.random() < 0.7 else QParams((0.05,))
+    bias = (random_weight(rng, n),) if rng.random() < 0.5 else ()
+    return b.linear(b.input_(0, f32, (2, 3, k)), b.dequantize(_integers(rng, n, k, -127, 127, q)), *bias)
+
+
+@rule("linear(x, dequantize(w), b?) -> dequantize(linear(x, w))", ulp=64, example=_channel_example)
+def weight_only_linear(m: Match) -> Value | Mismatch:
+    """One scale for each output channel is a factor of its sum; the bias is added behind it."""
+    w, q = m["w"], m["w"].tensor.qparams
+    if m["x"].dtype != f32:
+        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32", m["x"])
+    if w.dtype != i8 or q is None or q.zero_point != 0 or not is_weight(w):
+        return m.fail(f"w is {w.tensor}, not a constant of symmetric s8", w)
+    if q.axis not in (None, 0):
+        return m.fail(f"w has one scale for each index of axis {q.axis}, which is summed over", w)
+    with b.at(m.root.origin):
+        scale = b.full(q.scale[0], f32) if q.axis is None else b.constant(torch.tensor(q.scale, dtype=torch.float32), "scales")
+        return m.fitted(_plus_bias(m, b.mul(b.linear(m["x"], w), scale)))
+
+
+def _plus_bias(m: Match, product: Value) -> Value:
+    bias = m.get("b")
+    return product if bias is None else b.add(product, b.cast(bias, product.dtype))
+
+
+def _group_example(rng: random.Random) -> Value:
+    n, groups = rng.randint(1, 5), rng.randint(1, 3)
+    bias = (random_weight(rng, n),) if rng.random() < 0.5 else ()
+    return b.linear(b.input_(0, f32, (2, 3, 8 * groups)), _grouped(rng, n, groups), *bias)
+
+
+@rule("linear(x, dequantize_groups(w, s), b?) -> group_linear(x, w, s)", ulp=64, example=_group_example)
+def weight_only_group_linear(m: Match) -> Value | Mismatch:
+    """The kernel multiplies the scales in; the bias is added behind it."""
+    if m["x"].dtype != f32:
+        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32", m["x"])
+    if not is_weight(m["w"]) or not is_weight(m["s"]):
+        return m.fail("the weight is computed in each call", m["w"])
+    with b.at(m.root.origin):
+        return m.fitted(_plus_bias(m, b.group_linear(m["x"], m["w"], m["s"])))
+
+
+def _take_example(rng: random.Random) -> Value:
+    index = b.cast(b.ge(b.input_(0, f32, (2, 3)), 0.0), i64)
+    return b.take(_grouped(rng, 3, rng.randint(1, 3)), index, 0)
+
+
+@rule("take{a}(dequantize_groups(w, s), i) -> mul(take{a}(w, i), take{a}(s, i))", example=_take_example)
+def dequantize_groups_after_take(m: Match) -> Value | Mismatch:
+    """Half a byte or one for each element is read from a table that a product shares, instead of a table of f32."""
+    if m.attrs("a", A.AxisAttrs).axis != 0:
+        return m.fail("columns are taken, not rows")
+    with b.at(m.root.origin):
+        integers, scales = (b.take(table, m["i"], 0) for table in (m["w"], m["s"]))
+        groups = m["s"].shape[1]
+        real = b.reshape(b.cast(integers, f32), (*integers.shape[:-1], groups, floordiv(m["w"].shape[1], groups)))
+        return m.fitted(b.reshape(b.mul(real, b.unsqueeze(scales, scales.tensor.rank)), m.root.shape))
+
+
+RULES: RuleSet = (weight_only_linear, weight_only_group_linear, dequantize_groups_after_take)

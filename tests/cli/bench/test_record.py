@@ -1,0 +1,73 @@
+"""A run goes into a file and comes back, and a file that is none is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from sashiko.cli.bench import record
+from sashiko.diagnostics.errors import ArtifactError
+from tests.cli.bench.runs import EAGER, ours, row, run
+
+RUN = run(
+    row("eager", "fp32", EAGER, limit_ms=1.0, limited_by="fp32 products", cold_s=0.1, error=0.0, peak_mib=400.5),
+    row("openvino", "int8", failure="openvino is not installed"),
+    ours(3.0, quantize_s=1.5, cold_s=2.0, cached_s=0.5, error=4.2e-3, cosine=0.994, limited_by="int8 products", limit_ms=0.5),
+)
+
+
+def test_a_run_comes_back_from_json() -> None:
+    back = record.from_json(record.to_json(RUN))
+    assert dataclasses.replace(back, rows=()) == dataclasses.replace(RUN, rows=())
+    for before, after in zip(RUN.rows, back.rows, strict=True):
+        assert after.ms == pytest.approx(before.ms, abs=1e-6)
+        assert dataclasses.replace(after, ms=()) == dataclasses.replace(before, ms=())
+
+
+def test_rounding_keeps_small_numbers() -> None:
+    back = record.from_json(record.to_json(run(row("eager", "fp32", (1.23456789e-5,), error=1.5e-7))))
+    assert back.rows[0].ms[0] == pytest.approx(1.23456789e-5, rel=1e-3)
+    assert back.rows[0].error == 1.5e-7
+
+
+def test_the_file_says_where_it_is_from() -> None:
+    data = json.loads(record.to_json(RUN))
+    assert data["schema"] == record.SCHEMA
+    assert data["command"] == "sashiko bench"
+    assert data["machine"]["cpu"] == "Some CPU"
+    assert data["versions"] == {"sashiko": "0.1.0", "torch": "2.13.0"}
+    assert {p["kind"] for p in data["peaks"]["products"]} == {"fp32", "bf16", "int8"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not json", "no saved benchmark"),
+        ("{}", "no saved benchmark"),
+        ("[1]", "no saved benchmark"),
+        (json.dumps({**json.loads(record.to_json(RUN)), "schema": 99}), "schema is 99"),
+        (json.dumps({**json.loads(record.to_json(RUN)), "rows": [{"colour": 1}]}), "no saved benchmark"),
+    ],
+)
+def test_what_is_no_run_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        record.from_json(text, "old.json")
+
+
+def test_a_missing_file_is_an_artifact_error(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="absent"):
+        record.load(tmp_path / "absent.json")
+
+
+def test_of_peak_is_the_least_time_over_the_median() -> None:
+    assert RUN.rows[0].of_peak == pytest.approx(0.1)
+    assert RUN.rows[1].of_peak is None
+
+
+def test_this_machine_and_its_versions() -> None:
+    machine = record.this_machine()
+    assert machine.cores >= 1 and machine.l1d > 0 and machine.features
+    assert {"sashiko", "torch", "llvmlite"} <= dict(record.versions()).keys()

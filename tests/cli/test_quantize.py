@@ -1,0 +1,86 @@
+"""`sashiko quantize`: the files it writes, what it prints, and what is said when an argument is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import sashiko
+from sashiko.cli.app import run
+from sashiko.quant import QuantizedModule
+
+SOURCE = """
+import torch
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 4)).eval()
+
+def data():
+    torch.manual_seed(1)
+    return (torch.randn(5, 8) for _ in range(6))
+
+def agreement(candidate):
+    torch.manual_seed(2)
+    x, reference = torch.randn(5, 8), model()
+    with torch.no_grad():
+        return -float((candidate(x) - reference(x)).abs().max())
+"""
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> str:
+    (tmp_path / "user.py").write_text(SOURCE)
+    return str(tmp_path / "user.py")
+
+
+def test_files_and_report(user: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, page = tmp_path / "deep" / "out", tmp_path / "r.html"
+    arguments = ["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(out), "--report", str(page), "--max-batches", "4"]
+    assert run([*arguments, "--eval", f"{user}:agreement"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 in int8 per row, 0 left in floating point, calibrated on 4 batches")
+    assert "agreement: -0 in floating point" in printed and "result dB" in printed
+    small = sashiko.load(out / "quantized.sashiko")
+    assert isinstance(small, QuantizedModule) and small(torch.randn(3, 8)).shape == (3, 4)
+    data = json.loads((out / "summary.json").read_text())
+    assert [(site["precision"], site["site"]["name"]) for site in data["sites"]] == [("int8 per row", "0"), ("int8 per row", "2")]
+    assert data["batches"] == 4 and data["metric"]["name"] == "agreement" and -0.1 < data["metric"]["quantized"] < 0
+    assert page.read_text().startswith("<!doctype html>")
+    assert sorted(p.name for p in out.iterdir()) == ["quantized.sashiko", "summary.json"]
+
+
+def test_a_search_writes_code_too(user: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    arguments = ["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(out), "--eval", f"{user}:agreement"]
+    assert run([*arguments, "--preset", "auto", "--max-drop", "0.5", "--budget", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "precision search" in printed and "agreement" in printed
+    assert sorted(p.name for p in out.iterdir()) == ["compiled.sashiko", "quantized.sashiko", "summary.json"]
+    x = torch.randn(5, 8)
+    fast, small = sashiko.load(out / "compiled.sashiko"), sashiko.load(out / "quantized.sashiko")
+    assert fast(x).shape == small(x).shape == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("--max-drop", "0.1"), "--max-drop needs"),
+        (("--preset", "int7"), "no preset 'int7'"),
+        (("--data", "absent.py:data"), "no file 'absent.py'"),
+        (("--eval", "agreement"), "form MODULE:FUNCTION"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    changed: tuple[str, str], message: str, user: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(tmp_path / "out"), *changed]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_data_and_out_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["quantize", "user.py:model"]) == 2
+    assert "--data" in capsys.readouterr().err

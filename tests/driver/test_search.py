@@ -1,0 +1,300 @@
+"""The search for a mix of precisions: which operations end in which, whatever the machine's times are."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import sashiko
+from sashiko.diagnostics.errors import InputError
+from sashiko.driver.judge import Goal, goal_of
+from sashiko.driver.levels import FLOAT, NARROW, QUANTIZED, ROWS, Lab
+from sashiko.driver.measure import Example, HostTimer
+from sashiko.driver.model import CompiledModel
+from sashiko.driver.quantized import find
+from sashiko.quant import FP32, PRESETS, Override, QuantizedModule, calibrate
+
+Level = Mapping[str, float]
+
+
+class Net(nn.Module):
+    """Three linears in a row; [B, 32] -> [B, 32]. The inputs of `bad` have one feature a thousand times as large as the others."""
+
+    def __init__(self, outlier: float = 1.0) -> None:
+        super().__init__()
+        self.first, self.bad, self.last = (nn.Linear(32, 32) for _ in range(3))
+        scale = torch.ones(32)
+        scale[5] = outlier
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # The large feature is undone by small weights, so that its values matter no more than any other's.
+        result: torch.Tensor = self.last(torch.relu(self.bad(torch.relu(self.first(x)) * self.scale)))
+        return result
+
+
+def net(outlier: float = 1.0) -> Net:
+    torch.manual_seed(0)
+    model = Net(outlier).eval()
+    with torch.no_grad():
+        model.bad.weight[:, 5] /= outlier
+    return model
+
+
+def data(count: int = 4) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(16, 32, generator=generator) for _ in range(count)]
+
+
+@dataclass
+class FakeTimer:
+    """Times from a table: seconds for each level, of a product and of a whole model, or of a product by its name."""
+
+    seconds: Level
+    own: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    whole: Mapping[str, float] = field(default_factory=dict)
+
+    def products(self, models: Mapping[str, CompiledModel]) -> Mapping[str, Mapping[str, float]]:
+        names = {level: [p.name for p in model.built.products if p] for level, model in models.items() if model.built}
+        return {level: {n: self.own.get((n, level), self.seconds[level]) for n in found} for level, found in names.items()}
+
+    def paired(self, models: Mapping[str, CompiledModel]) -> Mapping[str, float]:
+        return {name: self.whole.get(name, {"mix": 1.0, "bf16": 2.0, "fp32": 3.0}[name]) for name in models}
+
+
+FASTER = {QUANTIZED: 1.0, ROWS: 1.5, NARROW: 5.0, FLOAT: 3.0}
+SLOWER = {QUANTIZED: 3.0, ROWS: 3.0, NARROW: 5.0, FLOAT: 2.0}
+
+
+@functools.cache
+def lab(outlier: float) -> Lab:
+    """The models of `net(outlier)`, compiled once for all tests."""
+    x = data()[0]
+
+    def make(module: nn.Module, precision: str, wide: frozenset[str]) -> CompiledModel:
+        del wide  # no mix of these tests has both bf16 and fp32
+        return sashiko.compile(module, (x,), precision=precision)
+
+    calibration = calibrate(net(outlier), data(), PRESETS["int8-symmetric"])
+    return Lab(calibration, make, frozenset(site.name for site in calibration.placement.sites))
+
+
+def searched(
+    timer: FakeTimer, goal: Goal | None = None, *, outlier: float = 1.0, budget: float = 100.0, narrow: bool = True
+) -> CompiledModel:
+    """The search on fake times; without a goal, for an error of 2 %."""
+    return find(lab(outlier), net(outlier), replace(goal or goal_of(None, None, 0.02), budget=budget), timer, narrow)
+
+
+def precisions(fast: CompiledModel) -> dict[str, str]:
+    assert fast.search is not None
+    return {site.name: site.precision for site in fast.search.sites}
+
+
+def relative_error(model: nn.Module, fast: Callable[..., Any]) -> float:
+    with torch.no_grad():
+        pairs = [(model(x).double(), fast(x).double()) for x in data()]
+    noise = sum((a - b).square().sum() for a, b in pairs)
+    return float(noise / sum(a.square().sum() for a, _ in pairs)) ** 0.5
+
+
+def test_only_the_bad_layer_is_taken_back() -> None:
+    model = net(1000.0)
+    fast = searched(FakeTimer({**FASTER, ROWS: 3.5}), outlier=1000.0)
+    assert precisions(fast) == {"first": "int8", "bad": "fp32", "last": "int8"}
+    assert fast.search is not None and fast.search.chosen == "mix"
+    assert relative_error(model, fast) <= 0.02
+    bad = next(site for site in fast.search.sites if site.name == "bad")
+    others = [site.error_db for site in fast.search.sites if site.name != "bad"]
+    assert bad.error_db is not None and all(db is not None and db > bad.error_db + 20 for db in others)
+    assert bad.reason == f"int8 would save 2e+03 ms, and alone leaves {bad.error_db:.0f} dB of the result"
+
+
+def test_the_module_that_was_compiled_tells_what_was_found() -> None:
+    fast = searched(FakeTimer({**FASTER, ROWS: 3.5}), outlier=1000.0)
+    assert fast.quantized is not None and fast.search is not None
+    record = fast.quantized.record
+    assert [item.site.name for item in record.sites] == ["first", "last"]
+    assert all(item.seconds == {"int8": 1.0, "int8 per row": 3.5, "bf16": 5.0, "fp32": 3.0} for item in record.sites)
+    assert all(item.error_db is not None and item.error_db > 30 for item in record.sites)
+    assert [(item.name, "would save" in item.reason) for item in record.left_out] == [("bad", True)]
+    assert "precision search: relative error of at most 0.02" in fast.explain()
+    x = data()[0]
+    # The code and the simulation differ in the order of float sums alone.
+    torch.testing.assert_close(fast(x), fast.quantized(x), rtol=1e-4, atol=1e-4)
+
+
+def test_where_int8_is_not_faster_nothing_is_quantized() -> None:
+    fast = searched(FakeTimer(SLOWER, whole={"fp32": 1.0}))
+    assert set(precisions(fast).values()) == {"fp32"}
+    assert fast.search is not None and fast.search.trials == ()
+    assert fast.search.notes == ("no operation was measured to be faster quantized",)
+    assert fast.search.sites[0].reason == "int8 was not faster here (3e+03 ms against 2e+03 ms)"
+
+
+def test_one_operation_that_is_not_faster_stays_in_floating_point() -> None:
+    fast = searched(FakeTimer(FASTER, own={("last", QUANTIZED): 2.95}))
+    assert precisions(fast) == {"first": "int8", "bad": "int8", "last": "fp32"}
+
+
+def test_a_model_that_is_accurate_enough_is_quantized_throughout_after_one_look() -> None:
+    fast = searched(FakeTimer(FASTER))
+    assert set(precisions(fast).values()) == {"int8"}
+    assert fast.search is not None and len(fast.search.trials) == 1
+
+
+def test_rows_are_tried_before_floating_point() -> None:
+    """One row is a thousand times as large as the others: a scale for each row makes up for that."""
+    model = net()
+    batches = data()
+    for x in batches:
+        x[0] *= 1000.0
+
+    def eval_fn(candidate: Callable[..., Any]) -> float:
+        with torch.no_grad():
+            errors = [(candidate(x) - model(x))[1:].norm() / model(x)[1:].norm() for x in batches]
+        return -float(sum(errors))
+
+    calibration = calibrate(model, batches, PRESETS["int8-symmetric"])
+    mixes = Lab(calibration, lambda m, p, w: sashiko.compile(m, (batches[0],), precision=p), frozenset(("first", "bad", "last")))
+    fast = find(mixes, model, goal_of(eval_fn, 0.2, None, 100.0), FakeTimer(FASTER), narrow=False)
+    assert set(precisions(fast).values()) == {"int8 per row"}
+
+
+def test_when_nothing_keeps_the_bound_the_answer_is_fp32_and_says_so() -> None:
+    fast = searched(FakeTimer(FASTER), goal_of(None, None, 0.0), narrow=False)
+    assert set(precisions(fast).values()) == {"fp32"}
+    assert fast.search is not None and fast.search.chosen == "fp32"
+    assert "no mix with a quantized operation was found to keep the bound" in fast.search.notes
+    assert relative_error(net(), fast) < 1e-6
+
+
+def test_a_mix_that_is_slower_as_a_whole_is_not_returned() -> None:
+    fast = searched(FakeTimer(FASTER, whole={"mix": 4.0}), narrow=False)
+    assert fast.search is not None and fast.search.chosen == "fp32"
+    assert [(c.name, c.seconds, c.meets) for c in fast.search.candidates] == [("fp32", 3.0, True), ("mix", 4.0, True)]
+    assert fast.search.notes == ("the best mix takes 4e+03 ms, fp32 takes 3e+03 ms",)
+    assert {site.reason for site in fast.search.sites} == {"the model as a whole was faster in fp32"}
+
+
+def test_bf16_wins_where_it_is_fastest_and_accurate_enough() -> None:
+    times = {QUANTIZED: 3.0, ROWS: 3.0, NARROW: 1.0, FLOAT: 2.0}
+    fast = searched(FakeTimer(times, whole={"bf16": 0.5}))
+    assert fast.search is not None and fast.search.chosen == "bf16"
+    assert set(precisions(fast).values()) == {"bf16"}
+    assert len(fast.search.trials) == 1 and 1e-4 < fast.search.trials[0].error < 0.01
+    assert 1e-4 < relative_error(net(), fast) < 0.01
+    # bf16 has 8 bits: a thousandth is out of its reach, and fp32 is the answer however slow it is.
+    strict = searched(FakeTimer(times, whole={"bf16": 0.5}), goal_of(None, None, 1e-4))
+    assert strict.search is not None and strict.search.chosen == "fp32"
+    assert strict.search.candidates[0].name == "bf16" and strict.search.candidates[0].meets is False
+
+
+class Scores:
+    """An eval_fn that counts its calls: a number for how near a candidate is to a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.calls = model, 0
+
+    def __call__(self, candidate: Callable[..., Any]) -> float:
+        self.calls += 1
+        return 1.0 - relative_error(self.model, candidate)
+
+
+def test_eval_fn_decides() -> None:
+    model = net(1000.0)
+    scores = Scores(model)
+    fast = searched(FakeTimer({**FASTER, ROWS: 3.5}), goal_of(scores, 0.02, None), outlier=1000.0)
+    assert precisions(fast) == {"first": "int8", "bad": "fp32", "last": "int8"}
+    assert fast.search is not None and fast.search.baseline == 1.0
+    assert fast.search.score is not None and 0.98 <= fast.search.score < 1.0
+    assert scores.calls == 1 + len(fast.search.trials)
+    assert fast.quantized is not None and fast.quantized.record.metric is not None
+
+
+def test_without_time_there_is_one_look_and_an_answer() -> None:
+    model = net(1000.0)
+    scores = Scores(model)
+    fast = searched(FakeTimer(FASTER), goal_of(scores, 0.02, None), outlier=1000.0, budget=0.0, narrow=False)
+    assert scores.calls == 2  # the model itself and the fastest mix
+    assert set(precisions(fast).values()) == {"fp32"}
+    assert fast.search is not None and any("ran out" in note for note in fast.search.notes)
+    good = searched(FakeTimer(FASTER), goal_of(Scores(net()), 0.02, None), budget=0.0)
+    assert set(precisions(good).values()) == {"int8"}
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [(math.nan, "returned NaN"), ("good", "returned a str"), (None, "returned a NoneType"), (True, "returned a bool"),
+     (torch.zeros(2), "returned a Tensor")],
+)
+def test_an_eval_fn_that_gives_no_number(result: object, words: str) -> None:
+    with pytest.raises(InputError, match=f"eval_fn {words}.*the model itself"):
+        searched(FakeTimer(FASTER), goal_of(lambda model: result, None, None))
+
+
+def test_an_eval_fn_that_raises() -> None:
+    def eval_fn(model: Any) -> float:
+        if isinstance(model, QuantizedModule):
+            raise ValueError("no labels")
+        return 1.0
+
+    with pytest.raises(InputError, match="eval_fn failed on the mix 3 int8: ValueError: no labels") as caught:
+        searched(FakeTimer(FASTER), goal_of(eval_fn, None, None))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"max_drop": 0.1}, "max_drop is given without eval_fn"), ({"target_error": -1.0}, "target_error is -1.0"),
+     ({"eval_fn": lambda model: 1.0, "max_drop": math.nan}, "max_drop is nan"), ({"preset": "auto", "budget_s": -1.0}, "budget_s is -1.0")],
+)
+def test_bounds_that_are_none(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        sashiko.quantize_and_compile(net(), data(), **arguments)
+
+
+def test_the_verb_with_real_times_and_free_shapes() -> None:
+    model = net(1000.0)
+    shapes = ({0: Dim("B", max=64)},)
+    fast = sashiko.quantize_and_compile(model, data(), preset="auto", target_error=0.02, budget_s=10.0, dynamic_shapes=shapes)
+    assert fast.search is not None and fast.quantized is not None
+    assert relative_error(model, fast) <= 0.02
+    seconds = {c.name: c.seconds for c in fast.search.candidates}
+    assert seconds[fast.search.chosen] <= min(seconds["fp32"], seconds["bf16"])
+    assert fast(torch.randn(7, 32)).shape == (7, 32)
+
+
+def test_a_scheme_s_own_exceptions_and_left_out_operations_stay() -> None:
+    scheme = PRESETS["int8-symmetric"].overriding(Override("first", FP32))
+    fast = sashiko.quantize_and_compile(net(), data(), preset=scheme, target_error=1.0, exclude="last", budget_s=0.0)
+    assert fast.search is not None and [site.name for site in fast.search.sites] == ["bad"]
+
+
+def test_products_that_fuse_into_attention_go_together() -> None:
+    class Attention(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            return (q @ k.transpose(-1, -2)).softmax(-1) @ k
+
+    model = Attention().eval()
+    batches = [(torch.randn(2, 8, 16), torch.randn(2, 8, 16)) for _ in range(2)]
+    fast = sashiko.quantize_and_compile(model, batches, target_error=1.0, budget_s=0.0)
+    assert fast.search is not None and [site.name for site in fast.search.sites] == ["matmul", "matmul_1"]
+    assert len({site.precision for site in fast.search.sites}) == 1
+
+
+def test_times_of_real_products() -> None:
+    x = data()[0]
+    models = {level: lab(1.0).compiled(lab(1.0).all_at(level)) for level in (FLOAT, QUANTIZED)}
+    found = HostTimer(Example((x,), {})).products(models)
+    for level, model in models.items():
+        assert list(found[level]) == ["first", "bad", "last"]
+        assert 0.0 < sum(found[level].values()) <= 3 * sum(t.seconds for t in model.times(x, repeat=1))

@@ -1,0 +1,178 @@
+"""Floats times integer weights: every row of the table against f64, with all tails, on every machine that can run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from _pytest.mark.structures import ParameterSet
+
+from sashiko.cpu_codegen import jit
+from sashiko.cpu_codegen.builder import Module
+from sashiko.diagnostics.errors import InputError, InvalidGraph
+from sashiko.graph.dims import Dim, evaluate, symbol
+from sashiko.graph.types import DType, bf16, f32, i4, i8
+from sashiko.kernels import amx, table
+from sashiko.kernels.packing import pack_grouped, packed_group
+from sashiko.kernels.spec import GemmSpec, Packing
+from sashiko.kernels.table import Kernel
+from sashiko.kernels.weight_only import AVX512
+from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4
+from sashiko.platforms.target import Target
+from tests.emulation import Runner, runners
+from tests.kernels.products import Case, M, array, halves, random, spec_of
+from tests.kernels.tile_emulation import EmulatedTiles
+
+FEW = symbol("M", 1, 4)
+ROWS = tuple(row for row in table.TABLE if row.micros and row.micros[0].lhs.is_float and row.micros[0].rhs in (i4, i8))
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+EMULATED = tuple(
+    replace(table.weight_only_row(amx.amx(bf16, bf16, EmulatedTiles())[0], AVX512, bf16, rhs, _AVX512, 1), name=f"emulated_amx_{rhs}")
+    for rhs in (i8, i4)
+)
+
+
+def features(row: Kernel) -> tuple[str, ...]:
+    """What the row needs, from its refusal of a machine that has nothing."""
+    nothing = replace(X86_64_V3, features=frozenset())
+    types = row.micros[0].lhs, row.micros[0].rhs
+    reason = row.when(nothing, weight_spec(Case(1, 16, 64), *types, 32, FEW))
+    return tuple(reason.split(" lacks ")[1].split(", ")) if reason else ()
+
+
+def weight_spec(case: Case, lhs: DType, rhs: DType, group: int, m: Dim = M) -> GemmSpec:
+    plain = spec_of(case, lhs, f32 if lhs == f32 else bf16, m=m)
+    return replace(plain, rhs=rhs, group=packed_group(group) if rhs == i4 else 0)
+
+
+def pairs() -> Iterator[ParameterSet]:
+    """Every row with every machine that can run it."""
+    for row in (*ROWS, *EMULATED):
+        needs = features(row)
+        found = runners(needs=needs)
+        if not found:
+            yield pytest.param(row, None, id=row.name, marks=pytest.mark.skip(reason=f"no machine here has {', '.join(needs)}"))
+        for each in found if not needs or needs[0] in ("neon", "bf16") else found[:1]:
+            yield pytest.param(row, each.values[0], id=f"{row.name}-{each.id}", marks=each.marks)
+
+
+PAIRS = tuple(pairs())
+
+
+def weight(case: Case, rhs: DType, group: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Integers of the whole range [n, k], and for i4 scales [n, k / group]."""
+    integers = random((case.n, case.k), i8, 2)
+    if rhs == i8:
+        return integers, None
+    return integers >> 4, torch.rand((case.n, case.k // group), generator=torch.Generator().manual_seed(3)) + 0.1
+
+
+def run(runner: Runner, row: Kernel, case: Case, group: int) -> None:
+    """Both kernels of the row, each in two calls, against the exact product of what is multiplied."""
+    lhs, rhs = row.micros[0].lhs, row.micros[0].rhs
+    spec = weight_spec(case, lhs, rhs, group)
+    module = Module()
+    code = row.emit(module, runner.target, spec, "product")
+    assert code.columns is not None
+    integers, scales = weight(case, rhs, group)
+    packed = row.pack(integers) if scales is None else row.pack(integers, scales)
+    sizes = {"M": case.m}
+    assert packed.numel() == evaluate(code.packed_bytes, sizes)
+    x = random((case.m, case.k + case.pitch), lhs, 1)
+    out = np.full((case.m, case.n), 77, np.float32)
+    calls = [call for n, kernel in enumerate((code.rows, code.columns)) for call in halves(kernel, 2 + n, sizes)]
+    arrays = runner.run_calls(module.text(), [array(x), packed.numpy(), out, out], calls)
+    real = integers.double() if scales is None else integers.double() * scales.double().repeat_interleave(group, 1)
+    left = x[:, : case.k].double()
+    # k + 2 roundings of an f32 sum, one of a scaled weight, one of the sum of a step; where weights become bf16, that rounding.
+    narrow = 2.0**-9 if rhs == i4 and lhs == bf16 and _narrows(row) else 0.0
+    allowed = ((case.k + 4) * 2.0**-24 + narrow) * (left.abs() @ real.abs().mT)
+    for result in arrays[2:]:
+        difference = (torch.from_numpy(result).double() - left @ real.mT).abs()
+        assert bool((difference <= allowed).all()), f"{case} in groups of {group}: {(difference / allowed).max().item():.3g} of the bound"
+
+
+def _narrows(row: Kernel) -> bool:
+    return getattr(row.micros[0], "inner", row.micros[0]).rhs == bf16
+
+
+@pytest.mark.parametrize(("row", "runner"), PAIRS)
+def test_products_with_all_tails(row: Kernel, runner: Runner) -> None:
+    """One row, few, many; ragged columns and k; sizes that fill tiles exactly; one group and several."""
+    if row.micros[0].rhs == i8:
+        for case in (Case(1, 1, 1), Case(1, 130, 67), Case(3, 70, 7, 5), Case(8, 65, 64), Case(37, 49, 66, 3), Case(64, 96, 128)):
+            run(runner, row, case, 0)
+    else:
+        for case, group in ((Case(1, 1, 32), 32), (Case(1, 130, 192), 64), (Case(7, 70, 96, 5), 32), (Case(37, 49, 128, 3), 128)):
+            run(runner, row, case, group)
+
+
+@pytest.mark.parametrize(("row", "runner"), PAIRS)
+def test_products_cut_into_blocks(row: Kernel, runner: Runner) -> None:
+    """Pieces of k, packed before and in the loop over panels, and blocks of several tiles of rows."""
+    cases = ((1 << 10, 1 << 12, Case(33, 100, 288)), (1 << 12, 1 << 15, Case(70, 90, 256, 5)), (1 << 10, 1 << 12, Case(1, 90, 512)))
+    for l1d, l2, case in cases:
+        small = type(runner)(replace(runner.target, l1d=l1d, l2=l2))  # type: ignore[call-arg]
+        run(small, row, case, 32)
+
+
+def test_groups_of_any_size_that_words_fill() -> None:
+    [runner] = [each.values[0] for each in runners(host_only=True)][:1]
+    row = table.select(runner.target, weight_spec(Case(1, 16, 64), f32, i4, 8)).kernel
+    for case, group in ((Case(3, 20, 24), 8), (Case(20, 40, 160), 40), (Case(1, 50, 1200), 600), (Case(40, 50, 1032), 1032)):
+        run(runner, row, case, group)
+
+
+@pytest.mark.parametrize(("group", "packed"), [(64, 64), (256, 256), (4096, 256), (768, 256), (1000, 200), (8 * 37, 8)])
+def test_long_groups_are_packed_as_several(group: int, packed: int) -> None:
+    assert packed_group(group) == packed and group % packed == 0 and packed % 8 == 0
+
+
+def test_a_packed_weight_has_half_a_byte_and_a_share_of_a_scale() -> None:
+    packing = Packing(16, 8, 64, False, 64)
+    packed = pack_grouped(torch.zeros(4096, 4096, dtype=torch.int8), torch.ones(4096, 64), packing)
+    assert packed.numel() == 4096 * 4096 // 2 + 4096 * 64 * 4
+    row = table.select(X86_64_V4, weight_spec(Case(1, 64, 64), f32, i8, 0)).kernel
+    assert row.pack(torch.zeros(64, 64, dtype=torch.int8)).numel() == 64 * 64
+
+
+def test_integers_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="from 0 to 8"):
+        pack_grouped(torch.arange(9, dtype=torch.int8).repeat(8)[None], torch.ones(1, 1), Packing(16, 8, 72, False, 72))
+
+
+@pytest.mark.parametrize("group", [0, 4, 48])
+def test_groups_must_divide_k_and_fill_words(group: int) -> None:
+    with pytest.raises(InvalidGraph, match="groups"):
+        replace(weight_spec(Case(1, 16, 64), f32, i4, 64), group=group)
+
+
+@pytest.mark.parametrize(("target", "lhs", "rhs", "m", "name"), [
+    (X86_64_V4, f32, i8, M, "gemm_f32_f32_i8_14x32x1_avx512unpack"),
+    (X86_64_V4, f32, i8, FEW, "gemm_f32_f32_i8_8x32x1_avx512extend"),
+    (X86_64_V4, f32, i4, FEW, "gemm_f32_f32_i4_8x32x8_avx512lookup"),
+    (X86_64_V3, f32, i4, FEW, "gemm_f32_f32_i4_4x16x8_avx2shift"),
+    (X86_64_V3, bf16, i8, M, "gemm_f32_bf16_i8_6x16x1_avx2unpack"),
+    (X86_64_AMX, bf16, i4, M, "gemm_f32_bf16_i4_32x32x8_amxbf16unpack"),
+    (X86_64_AMX, bf16, i8, FEW, "gemm_f32_bf16_i8_8x32x1_avx512extend"),
+    (NEOVERSE_N1, f32, i8, M, "gemm_f32_f32_i8_8x12x4_fmlaunpack"),
+    (NEOVERSE_N1, f32, i4, FEW, "gemm_f32_f32_i4_4x12x8_neonshift"),
+    (NEOVERSE_N2, bf16, i8, M, "gemm_f32_bf16_i8_8x12x4_bfmmlaunpack"),
+])
+def test_the_fastest_row_is_selected(target: Target, lhs: DType, rhs: DType, m: Dim, name: str) -> None:
+    assert table.select(target, weight_spec(Case(1, 64, 256), lhs, rhs, 64, m)).kernel.name == name
+
+
+@pytest.mark.parametrize("target", CATALOGUE, ids=lambda target: target.name)
+def test_every_accepting_row_compiles_for_every_target(target: Target) -> None:
+    for lhs in (f32, bf16):
+        for rhs in (i8, i4):
+            spec = weight_spec(Case(1, 80, 2112), lhs, rhs, 64)
+            for row in ROWS:
+                if row.when(target, spec) is None:
+                    module = Module()
+                    row.emit(module, target, spec, "product")
+                    assert jit.compile_object(module.text(), target)

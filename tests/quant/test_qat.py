@@ -1,0 +1,146 @@
+"""Quantization-aware training: fake quantizers against the integers, gradients, gains, conversion."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import sashiko
+from sashiko.diagnostics.errors import InputError
+from sashiko.quant import ActivationScheme, OpScheme, QATModule, QuantizedModule, Scheme, WeightScheme, prepare_qat, quantize
+from tests.quant.models import Attention, mlp
+
+SCHEMES = {
+    "static": Scheme(OpScheme(ActivationScheme("minmax"))),
+    "unsigned": Scheme(OpScheme(ActivationScheme("minmax", signed=False))),
+    "rows": Scheme(OpScheme(ActivationScheme(granularity="row"))),
+    "weights": Scheme(OpScheme(None)),
+    "groups": Scheme(OpScheme(None, WeightScheme(4, "group", 8))),
+}
+
+
+def step_of(exact: torch.Tensor) -> float:
+    return exact.abs().max().item() / 127
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_fake_quantizers_compute_what_the_converted_model_computes(name: str) -> None:
+    torch.manual_seed(0)
+    model, data = mlp(), [torch.randn(16, 8) for _ in range(3)]
+    trained = prepare_qat(model, data, preset=SCHEMES[name])
+    before = trained(data[0]).detach()
+    torch.testing.assert_close(before, quantize(model, data, preset=SCHEMES[name])(data[0]), rtol=0, atol=step_of(before))
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
+    for _ in range(5):
+        optimizer.zero_grad()
+        trained(data[1]).square().mean().backward()
+        optimizer.step()
+    after = trained(data[0]).detach()
+    assert (after - before).abs().max() > 0
+    small = trained.convert()
+    assert isinstance(small, QuantizedModule) and not isinstance(small, QATModule) and not any(p.requires_grad for p in small.parameters())
+    torch.testing.assert_close(small(data[0]), after, rtol=0, atol=step_of(after))
+
+
+def test_every_parameter_and_scale_gets_a_gradient() -> None:
+    model = Attention().eval()
+    trained = prepare_qat(model, [torch.randn(2, 5, 16)], preset="int8-minmax")
+    assert len(trained.scale_parameters()) == 4 + 2  # four weights; query, key and value share an activation
+    trained(torch.randn(2, 5, 16)).square().sum().backward()
+    for name, parameter in trained.named_parameters():
+        assert parameter.grad is not None and bool(parameter.grad.isfinite().all()) and parameter.grad.abs().max() > 0, name
+
+
+def test_the_original_is_not_touched() -> None:
+    model, data = mlp(), [torch.randn(4, 8)]
+    kept = copy.deepcopy(model.state_dict())
+    trained = prepare_qat(model, data)
+    trained(data[0]).sum().backward()
+    torch.optim.Adam(trained.parameters()).step()
+    assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_training_repairs_what_calibration_spoilt() -> None:
+    """One sample in the calibration data is a hundred times too large: the scale it gives is useless until it is learned."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4)).eval()
+    data = torch.randn(256, 16)
+    with torch.no_grad():
+        wanted = model(data)
+    spoilt = data.clone()
+    spoilt[0] *= 100
+    trained = prepare_qat(model, [spoilt], preset="int8-minmax")
+
+    def error(candidate: nn.Module) -> float:
+        with torch.no_grad():
+            return ((candidate(data) - wanted).norm() / wanted.norm()).item()
+
+    before = error(trained.convert())
+    scales = trained.scale_parameters()
+    known = {id(p) for p in scales}
+    weights = [p for p in trained.parameters() if id(p) not in known]
+    optimizer = torch.optim.Adam([{"params": weights, "lr": 1e-4}, {"params": scales, "lr": 1e-2}])
+    for _ in range(300):
+        optimizer.zero_grad()
+        (trained(data) - wanted).square().mean().backward()
+        optimizer.step()
+    after = error(trained.convert())
+    assert before > 0.2 and after < before / 5
+
+
+def test_tied_weights_train_as_one() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.a(self.a(x).relu())
+            return out
+
+    trained = prepare_qat(Tied().eval(), [torch.randn(4, 8)], preset="int8-symmetric")
+    names = [name for name, _ in trained.named_parameters() if name.endswith(".weight")]
+    assert len(names) == 1 and len(trained.scale_parameters()) == 3
+    small = trained.convert()
+    assert sum(1 for name in small.state_dict() if name.endswith("_int8")) == 1
+
+
+def test_arguments_of_calibration_count() -> None:
+    """Labels are taken off, and what the mask leaves out does not shape the scales."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.fc(x) * keep[..., None]
+            return out
+
+    def scale(garbage: float) -> float:
+        x, keep = torch.ones(2, 3, 8), torch.tensor([[1, 1, 0], [1, 1, 1]])
+        x[0, 2] = garbage
+        trained = prepare_qat(
+            Masked().eval(), [((x, keep), "label")], preset="int8-minmax", transform=lambda item: item[0], mask="keep"
+        )
+        return trained.record.sites[0].ranges[0].scale
+
+    assert scale(1e4) == scale(1.0)
+
+
+def test_what_still_trains_is_not_compiled() -> None:
+    x = torch.randn(4, 8)
+    with pytest.raises(InputError, match="still trains"):
+        sashiko.compile(prepare_qat(mlp(), [x]), (x,))
+
+
+def test_divergence_is_reported() -> None:
+    trained = prepare_qat(mlp(), [torch.randn(4, 8)])
+    with torch.no_grad():
+        next(iter(trained.parameters())).fill_(float("nan"))
+    with pytest.raises(InputError, match="not finite"):
+        trained.convert()

@@ -1,0 +1,121 @@
+"""ONNX files in ONNX Runtime give what the quantized module gives, to within one int8 step, for sizes other than the exported ones too."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sashiko.diagnostics.errors import InputError, Unsupported
+from sashiko.quant import BF16, ActivationScheme, OpScheme, QuantizedModule, Scheme, export_onnx, quantize
+from tests.quant.models import Attention, bert, mlp, tokens
+
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="onnx, onnxscript or onnxruntime is not installed",
+)
+STATIC = Scheme(OpScheme(ActivationScheme("minmax")), operations=("linear", "convolution", "matmul", "attention", "embedding"))
+AFFINE_ROWS = Scheme(OpScheme(ActivationScheme(signed=False, granularity="row")))
+
+
+def cnn() -> nn.Sequential:
+    layers = (nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, stride=2, groups=2), nn.ReLU())
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+
+
+def run(path: Path, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return [torch.from_numpy(value) for value in session.run(None, {name: t.numpy() for name, t in batch.items()})]
+
+
+def kinds(path: Path) -> Counter[str]:
+    import onnx
+
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def steps(small: QuantizedModule, path: Path, batch: dict[str, torch.Tensor]) -> float:
+    """The greatest difference of a result, in int8 steps of that result."""
+    with torch.no_grad():
+        expected = [t for t in torch.utils._pytree.tree_leaves(small(**batch)) if isinstance(t, torch.Tensor)]
+    found = run(path, batch)
+    assert [t.shape for t in found] == [t.shape for t in expected]
+    return max(((a - b).abs().max() / (b.abs().max() / 127)).item() for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8-static", "int8-symmetric", "int8-dynamic", "int8-weight", "int4-weight"])
+def test_mlp(preset: Any, tmp_path: Path) -> None:
+    small = quantize(mlp(), [torch.randn(16, 8)], preset=preset)
+    export_onnx(small, tmp_path / "mlp.onnx")
+    for rows in (1, 5, 40):
+        assert steps(small, tmp_path / "mlp.onnx", {"input": torch.randn(rows, 8)}) < 1
+    found = kinds(tmp_path / "mlp.onnx")
+    static = preset in ("int8-static", "int8-symmetric")
+    assert found["DequantizeLinear"] == (4 if static else 2) and found["QuantizeLinear"] == (2 if static else 0)
+
+
+def test_attention(tmp_path: Path) -> None:
+    batch = {"x": torch.randn(3, 5, 16), "mask": torch.tensor([[1, 1, 1, 0, 0]] * 3)}
+    small = quantize(Attention().eval(), [batch], preset=STATIC)
+    assert {item.site.operation for item in small.record.sites} == {"linear", "matmul"}
+    export_onnx(small, tmp_path / "a.onnx")
+    other = {"x": torch.randn(2, 7, 16), "mask": torch.ones(2, 7, dtype=torch.int64)}
+    assert max(steps(small, tmp_path / "a.onnx", b) for b in (batch, other)) < 1
+
+
+def test_convolutions(tmp_path: Path) -> None:
+    small = quantize(cnn(), [torch.randn(2, 3, 16, 16)], preset=STATIC)
+    assert [item.site.operation for item in small.record.sites] == ["convolution", "convolution", "linear"]
+    export_onnx(small, tmp_path / "c.onnx")
+    assert max(steps(small, tmp_path / "c.onnx", {"input": torch.randn(n, 3, 16, 16)}) for n in (1, 3)) < 1
+
+
+@pytest.mark.parametrize("preset", [STATIC, pytest.param("int8-dynamic", marks=pytest.mark.slow)], ids=["everything", "int8-dynamic"])
+def test_bert(preset: Any, tmp_path: Path) -> None:
+    small = quantize(bert(), [tokens(3, 9)], preset=preset)
+    export_onnx(small, tmp_path / "b.onnx")
+    assert max(steps(small, tmp_path / "b.onnx", b) for b in (tokens(3, 9), tokens(2, 6))) < 1
+
+
+def test_examples_may_be_given(tmp_path: Path) -> None:
+    small = quantize(mlp(), [torch.randn(4, 8)])
+    for n, example in enumerate(((torch.randn(4, 8),), {"input": torch.randn(4, 8)})):
+        export_onnx(small, tmp_path / f"{n}.onnx", example)
+        assert steps(small, tmp_path / f"{n}.onnx", {"input": torch.randn(3, 8)}) < 1
+
+
+def test_bf16_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="bf16"):
+        export_onnx(quantize(mlp(), [torch.randn(4, 8)], preset=Scheme(BF16)), tmp_path / "m.onnx")
+
+
+def test_an_operation_without_a_form(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.special.bessel_j0(self.fc(x))
+
+    with pytest.raises(Unsupported, match="bessel_j0"):
+        export_onnx(quantize(Odd().eval(), [torch.randn(4, 8)]), tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = quantize(mlp(), [torch.randn(4, 8)])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"sashiko\[onnx\]"):
+        export_onnx(small, tmp_path / "m.onnx")

@@ -1,0 +1,62 @@
+"""Quantized weights under activations that are not: which products become mixed ones, and what keeps others from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sashiko.graph import build as b
+from sashiko.graph.ir import Graph, Value
+from sashiko.graph.types import QParams, bf16, f32, i8
+from sashiko.rewrite import Trace, apply
+from sashiko.rewrite.rules import INTEGER, WEIGHTS
+from sashiko.rewrite.rules.precision import lower_precision
+
+N, K = 4, 16
+X = b.input_(0, f32, (2, K))
+INTEGERS = torch.randint(-8, 8, (N, K), dtype=torch.int8)
+CHANNELS = QParams(tuple(0.01 * (n + 1) for n in range(N)), axis=0)
+
+
+def int8(q: QParams = CHANNELS) -> Value:
+    return b.dequantize(b.constant(INTEGERS, qparams=q))
+
+
+def int4() -> Value:
+    return b.dequantize_groups(b.constant(INTEGERS), b.constant(torch.rand(N, 2)))
+
+
+def ops(graph: Graph) -> list[str]:
+    return [v.op for v in graph.order if v.op not in ("input", "constant", "full", "expand")]
+
+
+def test_scale_and_bias_stay_outside_of_the_product() -> None:
+    bias = b.constant(torch.randn(N))
+    assert ops(apply(Graph((X,), (b.linear(X, int8(), bias),)), WEIGHTS)) == ["linear", "mul", "add"]
+    assert ops(apply(Graph((X,), (b.linear(X, int4(), bias),)), WEIGHTS)) == ["group_linear", "add"]
+
+
+def test_quantized_activations_come_first() -> None:
+    x = b.dequantize(b.quantize(X, i8, QParams((0.05,))))
+    graph = apply(apply(Graph((X,), (b.linear(x, int8()),)), INTEGER), WEIGHTS)
+    assert ops(graph) == ["quantize", "qlinear"]
+
+
+@pytest.mark.parametrize(("root", "reason"), [
+    (b.linear(X, int8(QParams((0.1,), 3, None, -128, 127))), "not a constant of symmetric s8"),
+    (b.linear(X, int8(QParams(tuple([0.1] * K), axis=1))), "which is summed over"),
+    (b.linear(b.cast(X, bf16), int8()), "products with integer weights are of f32"),
+    (b.linear(b.cast(X, bf16), int4()), "products with integer weights are of f32"),
+])
+def test_what_is_refused_says_why(root: Value, reason: str) -> None:
+    trace, graph = Trace(), Graph((X,), (root,))
+    assert apply(graph, WEIGHTS, trace) is graph
+    assert any(reason in str(miss) for miss in trace.near_misses())
+
+
+def test_a_lower_precision_rounds_activations_and_keeps_integers() -> None:
+    for weight in (int8(), int4()):
+        graph = lower_precision(apply(Graph((X,), (b.linear(X, weight),)), WEIGHTS))
+        product = next(v for v in graph.order if v.op in ("linear", "group_linear"))
+        assert product.inputs[0].dtype == bf16 and product.inputs[1].op == "constant" and product.dtype == f32
+        assert sum(v.op == "cast" for v in graph.order) == 1
