@@ -21,6 +21,8 @@ from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2
 from sashiko.platforms.target import Target
 
 TOOLS = ("llvm-mca-22", "llvm-mca")
+# Before, the models of Neoverse took a product into the same accumulator for twice as slow as it is.
+OLDEST = 18
 PRODUCTS = re.compile(r"^\s+(sdot|smmla|usmmla|bfmmla|fmla)\s")
 PEAK = 2  # products a cycle of both processors
 ITERATIONS = 200
@@ -60,8 +62,15 @@ class Result:
 
 
 def tool() -> str | None:
-    """The llvm-mca of this machine."""
-    return next((path for name in TOOLS if (path := shutil.which(name))), None)
+    """The llvm-mca of this machine; None when there is none, or only one older than `OLDEST`."""
+    return next((path for name in TOOLS if (path := shutil.which(name)) and version(path) >= OLDEST), None)
+
+
+def version(path: str) -> int:
+    """The major version of LLVM that the tool says it is of."""
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"LLVM version (\d+)", said)
+    return int(found[1]) if found else 0
 
 
 def inner_loop(row: Row) -> list[str]:
@@ -97,7 +106,7 @@ def model(row: Row, path: str) -> Result:
 def main() -> None:
     path = tool()
     if path is None:
-        raise SystemExit(f"none of {', '.join(TOOLS)} is installed")
+        raise SystemExit(f"none of {', '.join(TOOLS)} is installed, of LLVM {OLDEST} or newer")
     print(f"{'loop':20} {'instructions':>12} {'products':>9} {'cycles':>7} {'of peak':>8}")
     for row in ROWS:
         result = model(row, path)

@@ -61,7 +61,10 @@ def widen(fn: Function, a: Val, src: DType) -> Val:
 
 
 def narrow(fn: Function, target: Target, a: Val, dst: DType) -> Val:
-    """f32 to float16 or bfloat16 bits, to nearest even; NaN stays NaN."""
+    """f32 to float16 or bfloat16 bits, to nearest even; NaN stays NaN.
+
+    The bf16 instructions of x86 take numbers below 2^-126 for zero, in conversions as in products.
+    """
     raw = a.ty.of("i16")
     if dst == f16:
         return fn.convert("bitcast", fn.convert("fptrunc", a, a.ty.of("half")), raw)

@@ -27,7 +27,7 @@ MCA = script()
 def test_inner_loops_reach_the_modelled_peak(row: object) -> None:
     path = MCA.tool()
     if path is None:
-        pytest.skip(f"not installed: {' or '.join(MCA.TOOLS)}")
+        pytest.skip(f"not installed: {' or '.join(MCA.TOOLS)} of LLVM {MCA.OLDEST} or newer")
     result = MCA.model(row, path)
     assert result.products == 24
     assert result.share >= 0.95

@@ -94,8 +94,12 @@ def test_all_half_width_bit_patterns_survive(runner: Runner, narrow: torch.dtype
     builder.store(places[2], c, builder.cast(loaded, FROM_TORCH[narrow]))
     _, wide, back = run(runner, LoopKernel("widen", builder.finish(), None, x.numel()), [x, wide, back])
     same(wide, x.float())
+    # VCVTNEPS2BF16 takes subnormal numbers for zeros (Intel's manual, volume 2).
+    flushed = narrow == torch.bfloat16 and runner.target.has("avx512_bf16")
+    subnormal = (bits & 0x7F80) == 0
+    expected = torch.where(subnormal, bits & -0x8000, bits) if flushed else bits
     numbers = ~x.isnan()
-    assert torch.equal(back.view(torch.int16)[numbers], bits[numbers])
+    assert torch.equal(back.view(torch.int16)[numbers], expected[numbers])
     assert bool(back[~numbers].isnan().all())
 
 
