@@ -11,6 +11,7 @@ from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
 from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
 from ..rewrite.rules.precision import lower_precision
+from ..rewrite.rules.short import shorten
 from ..stitch.expand import expand_contractions, expand_unsupported
 from .contractions import has_kernel
 
@@ -46,6 +47,7 @@ def passes(
         *((Pass("precision", narrowed),) if narrow else ()),
         Pass("unsupported", lambda graph: expand_unsupported(graph, has_kernel)),
         Pass("contractions", expand_contractions),
+        Pass("short", shorten),
         Pass("fold", canonical),
         Pass("share", cse),
     )

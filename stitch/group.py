@@ -33,6 +33,8 @@ EXPENSIVE = {
     "tanh",
     "sigmoid",
     "erf",
+    "normal_cdf_short",
+    "sigmoid_short",
     "pow",
     "atan2",
     "reduce",

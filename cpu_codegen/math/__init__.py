@@ -14,8 +14,11 @@ from .double import sigmoid as sigmoid_wide
 from .exponential import erf, exp, exp2, expm1, sigmoid, tanh
 from .logarithm import log, log1p, log2, log10
 from .power import pow as power
+from .short import normal_cdf_short, sigmoid_short
 from .trigonometric import atan2, cos, sin, tan
 
+# Of float32 only.
+SHORT: dict[str, Callable[[Function, Val], Val]] = {"normal_cdf_short": normal_cdf_short, "sigmoid_short": sigmoid_short}
 MATH: dict[str, Callable[[Function, Val], Val]] = {
     "exp": exp,
     "exp2": exp2,
@@ -30,6 +33,7 @@ MATH: dict[str, Callable[[Function, Val], Val]] = {
     "tanh": tanh,
     "sigmoid": sigmoid,
     "erf": erf,
+    **SHORT,
 }
 MATH2: dict[str, Callable[[Function, Val, Val], Val]] = {"pow": power, "atan2": atan2}
 

@@ -41,7 +41,7 @@ def _square(f: Real) -> Real:
 _LN2 = float(mp.log(2) / 2) * 1.001
 _LOG_LOW, _LOG_HIGH = float(mp.sqrt(0.5) - 1) * 1.0001, float(mp.sqrt(2) - 1) * 1.0001
 _QUARTER2 = float((mp.pi / 4) ** 2) * 1.012
-TANH_SPLIT, ERF_SPLIT, ERF_LAST = 0.5625, 0.8125, 4.0
+TANH_SPLIT, ERF_SPLIT, ERF_LAST, NORMAL_LAST = 0.5625, 0.8125, 4.0, 9.2
 
 
 def _log(base: mp.mpf | int | None) -> Real:
@@ -66,6 +66,8 @@ FITS: tuple[Fit, ...] = (
     Fit("TANH", _square(lambda x: (mp.tanh(x) - x) / x**3), _square(lambda x: x**3 / mp.tanh(x)), 0, (TANH_SPLIT * 1.001) ** 2, 4),
     Fit("ERF_NEAR", _square(lambda x: mp.erf(x) / x - 1), _square(lambda x: x / mp.erf(x)), 0, (ERF_SPLIT * 1.001) ** 2, 6),
     Fit("ERF_FAR", _erfc_log2, lambda a: mp.erfc(a) / mp.erf(a), ERF_SPLIT * 0.999, ERF_LAST, 7),
+    Fit("NORMAL_SHORT", lambda a: mp.log(mp.ncdf(-a), 2), lambda a: mp.log(2), 0, NORMAL_LAST, 8),
+    Fit("EXP2_SHORT", lambda f: mp.expm1(f * mp.log(2)) / f, lambda f: f / 2**f, -0.501, 0.501, 3),
     Fit("LOG2_WIDE", lambda f: mp.log1p(f) / f / mp.log(2), lambda f: f / mp.log1p(f), _LOG_LOW, _LOG_HIGH, 12, 53),
     Fit("EXP2_WIDE", lambda f: 2**f, lambda f: 2**-f, -0.501, 0.501, 7, 53),
 )

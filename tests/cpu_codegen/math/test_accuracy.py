@@ -18,7 +18,11 @@ from tests.emulation import Emulated, Native, Runner, runners
 BOUNDS = {
     "exp": 1.0, "exp2": 1.0, "expm1": 1.6, "log": 1.0, "log2": 1.0, "log10": 1.0, "log1p": 1.5, "sin": 1.6, "cos": 1.6, "tan": 3.6,
     "tanh": 2.0, "sigmoid": 2.5, "erf": 1.4, "pow": 0.7, "atan2": 2.0,
+    # A relative error of 2^-12 is up to 2^12 units.
+    "normal_cdf_short": 4096, "sigmoid_short": 4096,
 }
+# What a function is allowed to miss besides: the far tail of the normal distribution, and what sigmoid flushes to zero.
+LOST = {"normal_cdf_short": 2.0**-64, "sigmoid_short": 2.0**-125}
 
 
 def _torch(f: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Array], Array]:
@@ -27,7 +31,8 @@ def _torch(f: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Array], Array
 
 REFERENCES: dict[str, Callable[..., Array]] = {
     **{name: getattr(np, name) for name in MATH if hasattr(np, name)},
-    "sigmoid": _torch(torch.sigmoid), "erf": _torch(torch.erf), "pow": np.power, "atan2": np.arctan2,
+    "sigmoid": _torch(torch.sigmoid), "erf": _torch(torch.erf), "sigmoid_short": _torch(torch.sigmoid),
+    "normal_cdf_short": _torch(lambda x: torch.special.erfc(x * -(0.5**0.5)) / 2), "pow": np.power, "atan2": np.arctan2,
 }
 
 
@@ -48,6 +53,8 @@ def samples(name: str, emulated: bool) -> tuple[tuple[Array, ...], Array]:
 
 def worst(name: str, got: Array, args: tuple[Array, ...], expected: Array) -> str:
     error = ulps(got, expected)
+    if name in LOST:
+        error = np.where(np.isclose(got, expected, rtol=0, atol=LOST[name], equal_nan=True), 0.0, error)
     at = int(np.argmax(error))
     where = ", ".join(repr(float(a[at])) for a in args)
     return "" if error[at] <= BOUNDS[name] else f"{name}({where}) = {got[at]!r}, not {expected[at]!r}: {error[at]:.2f} ulp"

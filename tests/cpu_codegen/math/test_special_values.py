@@ -29,6 +29,8 @@ EXACT: dict[str, list[tuple[float, float]]] = {
     "tanh": [(0.0, 0.0), (-0.0, -0.0), (INF, 1), (-INF, -1), (LEAST, LEAST), (-LEAST, -LEAST), (10, 1), (-LARGEST, -1)],
     "sigmoid": [(0.0, 0.5), (-0.0, 0.5), (INF, 1), (-INF, 0), (20, 1), (-104, 0), (LARGEST, 1), (-LARGEST, 0)],
     "erf": [(0.0, 0.0), (-0.0, -0.0), (INF, 1), (-INF, -1), (4, 1), (-5, -1), (LARGEST, 1), (LEAST, LEAST)],
+    "normal_cdf_short": [(INF, 1), (-INF, 0), (LARGEST, 1), (-LARGEST, 0), (1e5, 1), (-1e5, 0)],
+    "sigmoid_short": [(0.0, 0.5), (-0.0, 0.5), (INF, 1), (-INF, 0), (20, 1), (-104, 0), (LARGEST, 1), (-LARGEST, 0)],
 }
 UNUSUAL = [0.0, LEAST, 2.0**-126, 0.5, 1 - 2.0**-24, 1.0, 1.5, 2.0, 3.0, 2.5, 2.0**23 + 1, 2.0**24 - 1, 2.0**24, 2.0**25]
 UNUSUAL += [1e30, LARGEST, INF]

@@ -1,0 +1,112 @@
+"""Short functions stand where their error is rounded off, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sashiko
+from sashiko.graph import build as b
+from sashiko.graph.interpret import run
+from sashiko.graph.ir import Graph, Value
+from sashiko.graph.ops import SHORT
+from sashiko.graph.types import QParams, bf16, f32, i8, u8
+from sashiko.rewrite.rules.short import shorten
+
+X = b.input_(0, f32, (4, 64))
+Unary = Callable[[Value], Value]
+Math = Callable[[torch.Tensor], torch.Tensor]
+
+
+def gelu(x: Value) -> Value:
+    return b.mul(b.mul(x, 0.5), b.add(b.erf(b.mul(x, 0.5**0.5)), 1.0))
+
+
+def tanh_gelu(x: Value) -> Value:
+    return b.mul(b.mul(x, 0.5), b.add(1.0, b.tanh(b.mul(x, 0.8))))
+
+
+def silu(x: Value) -> Value:
+    return b.mul(b.sigmoid(x), x)
+
+
+FUNCTIONS = pytest.mark.parametrize("function", [gelu, tanh_gelu, silu])
+
+
+def rows(x: Value) -> Value:
+    """Quantization with a scale and a zero point of each row."""
+    high, low = b.relu(b.reduce(x, "max", 1, keepdim=True)), b.minimum(b.reduce(x, "min", 1, keepdim=True), 0.0)
+    scale = b.maximum(b.div(b.sub(high, low), 255.0), 1e-7)
+    zero = b.round_(b.minimum(b.maximum(b.sub(-128.0, b.div(low, scale)), -128.0), 127.0))
+    return b.quantize(b.add(b.mul(x, b.reciprocal(scale)), zero), i8, QParams((1.0,), 0, None, -128, 127))
+
+
+def eight(x: Value) -> Value:
+    return b.quantize(b.div(x, 3.0), u8, QParams((0.05,), 3, None, 0, 255))
+
+
+def shortened(root: Value) -> Graph:
+    return shorten(Graph((X,), (root,)))
+
+
+def count(root: Value) -> int:
+    return sum(v.op in SHORT for v in shortened(root).order)
+
+
+@FUNCTIONS
+def test_where_the_result_is_narrow(function: Unary) -> None:
+    assert count(b.cast(function(X), bf16)) == 1
+    assert count(eight(function(X))) == 1
+    assert count(rows(function(X))) == 1
+
+
+@FUNCTIONS
+def test_not_where_digits_could_show(function: Unary) -> None:
+    y = function(X)
+    assert count(y) == 0, "the result is f32"
+    assert count(b.cast(b.sub(y, X), bf16)) == 0, "a difference can cancel"
+    assert count(b.cast(b.where(b.gt(y, 0.0), X, b.neg(X)), bf16)) == 0, "a decision"
+    assert count(b.reduce(y, "max", 1)) == 0
+    both = shorten(Graph((X,), (b.cast(y, bf16), y)))
+    assert not any(v.op in SHORT for v in both.order), "somebody sees the f32 value too"
+
+
+@FUNCTIONS
+def test_the_meaning_is_the_same(function: Unary) -> None:
+    data = torch.linspace(-8, 8, 256).view(4, 64)
+    [expected], [got] = run(Graph((X,), (function(X),)), [data]), run(shortened(b.cast(function(X), bf16)), [data])
+    # Rounding to bf16, and the cancellation of 1 + erf and 1 + tanh in f32, which the short functions do without.
+    torch.testing.assert_close(got.float(), expected, rtol=2**-8, atol=8 * 2**-23)
+
+
+class Narrow(nn.Module):
+    def __init__(self, function: Math) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x).bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("function", "exact"),
+    [
+        (F.gelu, lambda x: x * torch.special.erfc(-x * 0.5**0.5) / 2),
+        (
+            lambda x: F.gelu(x, approximate="tanh"),
+            lambda x: x * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)),
+        ),
+        (F.silu, lambda x: x * torch.sigmoid(x)),
+    ],
+    ids=["gelu", "tanh gelu", "silu"],
+)
+def test_compiled_results_are_half_a_unit_of_bf16_off(function: Math, exact: Math) -> None:
+    x = torch.cat((torch.linspace(-9, 9, 4001), torch.tensor([0.0, -0.0, 30.0, -30.0, 1e9, -1e9, float("inf"), float("nan")])))
+    fast = sashiko.compile(Narrow(function).eval(), (x,))
+    assert "_short" in str(sashiko.explain(fast))
+    # The argument of the tanh form is rounded in f32: its error times its own size, at most 2^6 where the result is not flushed.
+    torch.testing.assert_close(fast(x).double(), exact(x.double()), rtol=2**-8 + 2**-12 + 2**-16, atol=2**-60, equal_nan=True)
