@@ -22,24 +22,28 @@ def stitch(outputs: Sequence[Value], inputs: Iterable[Value], constants: Iterabl
     available = {*inputs, *constants}
     roots = find_roots(tuple(outputs), available)
     stored = available | roots.stored.keys()
+    formed: dict[Value, Group] = {}
     while True:
-        groups = _form_all(roots, stored, available)
-        again = _repeated(groups, stored)
+        _form_all(roots, stored, available, formed)
+        again = _repeated(formed.values(), stored)
         if not again:
             break
         for value in again:
             roots.stored[value] = None
             stored.add(value)
-    ordered = _in_order(_join_all(_in_order(groups), stored))
+        formed = {key: group for key, group in formed.items() if group.inlined.keys().isdisjoint(again)}
+    ordered = _in_order(_join_all(_in_order(list(formed.values())), stored))
     ordered = _without_private_stores(ordered, outputs, stored)
     items = tuple(_item(group, n, stored) for n, group in enumerate(ordered))
     writes = tuple(v for it in items for v in it.writes)
     return Program(items, inputs, constants, tuple(outputs), writes)
 
 
-def _form_all(roots: Roots, stored: set[Value], available: set[Value]) -> list[Group]:
-    """One group for each stored value, or for each anchor with its epilogue; stores more values where lowering asks for it."""
-    groups: dict[Value, Group] = {}
+def _form_all(roots: Roots, stored: set[Value], available: set[Value], groups: dict[Value, Group]) -> None:
+    """Adds the groups that are missing: one for each stored value, or for each anchor with its epilogue.
+
+    Stores more values where lowering asks for it.
+    """
     pending = list(roots.stored)
     while pending:
         value = pending.pop()
@@ -58,7 +62,6 @@ def _form_all(roots: Roots, stored: set[Value], available: set[Value]) -> list[G
             roots.stored[wanted] = None
             stored.add(wanted)
             pending += [value, wanted]
-    return list(groups.values())
 
 
 def _form_anchor(anchor: Value, roots: Roots, stored: set[Value]) -> Group:
@@ -77,7 +80,7 @@ def _base(operand: Value, stored: set[Value]) -> Value:
     return operand
 
 
-def _repeated(groups: Sequence[Group], stored: set[Value]) -> list[Value]:
+def _repeated(groups: Iterable[Group], stored: set[Value]) -> list[Value]:
     """Expensive values that several kernels would compute, the outermost ones of each shared expression."""
     count: dict[Value, int] = {}
     for group in groups:
