@@ -256,6 +256,16 @@ class Function:
         self._label(f"{tag}.exit")
         return carried
 
+    def until(self, body: Callable[[], Val]) -> None:
+        """do body() until it gives true."""
+        self._count += 1
+        tag = f"U{self._count}"
+        self.effect(f"br label %{tag}.head")
+        self._label(f"{tag}.head")
+        done = body()
+        self.effect(f"br i1 {done.ref}, label %{tag}.exit, label %{tag}.head")
+        self._label(f"{tag}.exit")
+
     def branch(self, condition: Val, then: Callable[[], Sequence[Val]], otherwise: Callable[[], Sequence[Val]] | None = None) -> list[Val]:
         """if/else that may give values (phi nodes); both sides give the same types."""
         self._count += 1

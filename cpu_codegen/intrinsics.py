@@ -12,6 +12,7 @@ import re
 from ..diagnostics.errors import Unsupported
 from ..platforms.features import ARM, X86
 from ..platforms.target import Target
+from .builder import I32, VOID, Function, Val, const
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 _VNNI = (("avx512_vnni",), ("avx_vnni",))
@@ -41,12 +42,20 @@ _ROWS: dict[str, tuple[Row, ...]] = {
         (r"sve\.bf.*", (("sve", "bf16"),)),
         (r"sve\..*", (("sve",), ("sve2",))),
         (r"neon\..*", (("neon",),)),
+        (r"hint", ((),)),
     ),
 }
+_PAUSE: dict[str, tuple[str, tuple[Val, ...]]] = {X86: ("llvm.x86.sse2.pause", ()), ARM: ("llvm.aarch64.hint", (const(I32, 1),))}
 _PREFIX = {X86: "x86", ARM: "aarch64"}
 _DECLARED = re.compile(r"^declare\b[^@\n]*@\"?llvm\.(x86|aarch64|nvvm|amdgcn|arm|riscv|ppc)\.([\w.]+)", re.M)
 _INLINE = re.compile(r"\basm\b\s+(sideeffect|alignstack|inteldialect|unwind|\")")
 _SCALABLE = re.compile(r"<\s*vscale x\b")
+
+
+def pause(fn: Function, arch: str) -> None:
+    """A moment's rest for a thread that waits for a word to change: PAUSE, or YIELD."""
+    name, args = _PAUSE[arch]
+    fn.call(name, VOID, args)
 
 
 def refusal(ir_text: str, target: Target) -> str:

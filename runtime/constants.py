@@ -76,7 +76,7 @@ class ConstantSet:
         self._rows = array.array("q", words or [0])
         self._watch = array.array("q", [self._rows.buffer_info()[0], len(native)])
         self.watch = self._watch.buffer_info()[0]
-        self._frame = array.array("q", [0] * (HEADER - 1) + [self.watch])
+        self._frame = array.array("q", [0] * 7 + [self.watch] + [0] * (HEADER - 8))
         self.frame = self._frame.buffer_info()[0]
 
 

@@ -124,6 +124,7 @@ class _Writer:
         for word, external, offset in self._patches:
             self._point(self._put(word, external, offset), word)
         words[2], words[6] = len(self._patches), len(segment.sections)
+        words[8] = max((words[sections + at * SECTION + 5] for at in range(len(segment.sections))), default=1)
         for word, target in ((1, table), (3, externals), (4, sections)):
             self._point(word, target)
         if self._site.watch:

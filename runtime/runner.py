@@ -2,7 +2,7 @@
 
 It is the same code for every model; what differs is the frame, a block of 8-byte words that `frames.py` writes:
 
-    header    8 words: status (i32), patches, patch count, externals, sections, first section, end section, watch
+    header    10 words: status (i32), patches, patch count, externals, sections, first section, end section, watch, most threads, 0
     patch     3 words: address of a slot, number of an external pointer, bytes to add
     section   8 words: steps, step count, units, units in a block, grain, threads, 0, 0
     step      4 words: kernel, its slots, rows of one unit, domain
@@ -11,8 +11,7 @@ It is the same code for every model; what differs is the frame, a block of 8-byt
 First the watched weights are compared: run_plan returns -1 when one has changed. Then the patches put the call's own pointers into
 slots. Then the sections run; the first one that sets the status word stops the run, and its number plus 1 is returned. 0 is success.
 
-Threads are those of torch's OpenMP runtime. A range of units is computed from the team that is really there, so a caller inside a
-parallel region, whose team is one thread, gets the right result.
+Threads are those of torch's OpenMP runtime; `team.py` says how they share the sections of a run.
 """
 
 from __future__ import annotations
@@ -24,23 +23,26 @@ from functools import lru_cache
 from ..cpu_codegen import cache, jit, symbols
 from ..cpu_codegen.builder import I32, I64, PTR, VOID, Function, Module, Val, const, i64
 from ..platforms.target import Target
+from . import team
+from .team import word as _word
 
 SYMBOL = "run_plan"
-HEADER, PATCH, SECTION, STEP, ROW = 8, 3, 8, 4, 3
+HEADER, PATCH, SECTION, STEP, ROW = 10, 3, 8, 4, 3
 CHANGED = -1
 # TensorBase::_version() of libtorch_cpu; a member function without arguments is called like a C function of `this`.
 _VERSION = "_ZNK2at10TensorBase8_versionEv"
 _DATA_PTR = "aoti_torch_get_data_ptr"
-_THREADS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 _WATCH = (_VERSION, _DATA_PTR)
 
 
-@lru_cache(maxsize=1)
-def ir() -> str:
-    """LLVM IR text of the runner, the same for every target."""
+@lru_cache(maxsize=2)
+def ir(arch: str) -> str:
+    """LLVM IR text of the runner, the same for every target of an architecture."""
     module = Module()
     _emit_range(module)
-    _emit_worker(module)
+    team.emit_follow(module, arch)
+    _emit_sections(module, arch)
+    _emit_member(module)
     _emit_row_changed(module)
     _emit_run(module)
     return module.text()
@@ -48,25 +50,20 @@ def ir() -> str:
 
 def compiled(target: Target) -> bytes:
     """The object of the runner, from the object cache where it is there."""
-    return cache.compiled(ir(), target)
+    return cache.compiled(ir(target.arch), target)
 
 
 class Runner:
     """The runner loaded into this process. `run(frame address)` lets other Python threads go on meanwhile."""
 
     def __init__(self, data: bytes) -> None:
-        externals = {name: symbols.address(name) or 0 for name in (*_THREADS, *_WATCH)}
-        self.threads = all(externals[name] for name in _THREADS)
+        externals = {name: symbols.address(name) or 0 for name in (*team.EXTERNALS, *_WATCH)}
+        self.threads = all(externals[name] for name in team.EXTERNALS)
         self.watch = all(externals[name] for name in _WATCH)
         # Frames ask for threads and watching only where these are, so a stand-in address is never called.
         stand_in = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
         self._library = jit.load_object(data, {name: address or stand_in for name, address in externals.items()})
         self.run: Callable[[int], int] = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self._library.address(SYMBOL))
-
-
-def _word(f: Function, base: Val, number: int) -> Val:
-    """Address of word `number` from `base`."""
-    return f.gep(base, i64(number), I64)
 
 
 def _int(f: Function, base: Val, number: int) -> Val:
@@ -109,17 +106,22 @@ def _call(f: Function, step: Val, first: Val, last: Val) -> list[Val]:
     return []
 
 
-def _emit_worker(module: Module) -> None:
-    """section_worker(section): this thread's share of the units, in whole grains, shares differing by one grain at most."""
-    f = Function(module, "section_worker", VOID, [PTR], internal=True)
-    (section,) = f.args
-    units, grain = _int(f, section, 2), _int(f, section, 4)
+def _emit_member(module: Module) -> None:
+    """plan_member(state): what each thread of a run does; the first one leads."""
+    f = Function(module, "plan_member", VOID, [PTR], internal=True)
+    (state,) = f.args
+
+    def lead() -> list[Val]:
+        f.store(f.call("run_sections", I64, [_pointer(f, state, team.FRAME), state]), _word(f, state, team.RESULT))
+        team.emit_dismiss(f, state)
+        return []
+
+    def follow() -> list[Val]:
+        f.call("follow", VOID, [state, me])
+        return []
+
     me = f.convert("sext", f.call("omp_get_thread_num", I32, []), I64)
-    team = f.convert("sext", f.call("omp_get_num_threads", I32, []), I64)
-    grains = f.udiv(f.sub(f.add(units, grain), i64(1)), grain)
-    begin = f.mul(f.udiv(f.mul(grains, me), team), grain)
-    end = f.mul(f.udiv(f.mul(grains, f.add(me, i64(1))), team), grain)
-    f.call("section_range", VOID, [section, begin, f.smin(end, units)])
+    f.branch(f.icmp("eq", me, i64(0)), lead, follow)
     f.ret()
     f.finish()
 
@@ -151,13 +153,29 @@ def _emit_run(module: Module) -> None:
         return [f.or_(before[0], f.call("row_changed", I64, [_row(f, rows, number, ROW)]))]
 
     (changed,) = f.loop(i64(0), _int(f, watch, 1), 1, [i64(0)], check)
-    (result,) = f.branch(f.icmp("ne", changed, i64(0)), lambda: [i64(CHANGED)], lambda: [_sections(f, frame)])
+    threads = _int(f, frame, 8)
+    state = f.alloca(team.BYTES)
+
+    def together() -> list[Val]:
+        team.emit_begin(f, state, frame, threads)
+        f.call("GOMP_parallel", VOID, [Val(PTR, "@plan_member"), state, f.convert("trunc", threads, I32), const(I32, 0)])
+        return [_int(f, state, team.RESULT)]
+
+    def alone() -> list[Val]:
+        return [f.call("run_sections", I64, [frame, state])]
+
+    def unchanged() -> list[Val]:
+        return f.branch(f.icmp("sgt", threads, i64(1)), together, alone)
+
+    (result,) = f.branch(f.icmp("ne", changed, i64(0)), lambda: [i64(CHANGED)], unchanged)
     f.ret(result)
     f.finish()
 
 
-def _sections(f: Function, frame: Val) -> Val:
-    """Patches, then sections while the status word is 0; gives the number of the failed one plus 1, or 0."""
+def _emit_sections(module: Module, arch: str) -> None:
+    """run_sections(frame, state) -> i64: patches, then sections while the status word is 0; the failed one's number plus 1, or 0."""
+    f = Function(module, "run_sections", I64, [PTR, PTR], internal=True)
+    frame, state = f.args
     patches, externals, sections = _pointer(f, frame, 1), _pointer(f, frame, 3), _pointer(f, frame, 4)
 
     def patch(number: Val, _: list[Val]) -> list[Val]:
@@ -171,24 +189,23 @@ def _sections(f: Function, frame: Val) -> Val:
 
     def section(number: Val, before: list[Val]) -> list[Val]:
         def run() -> list[Val]:
-            _section(f, _row(f, sections, number, SECTION))
+            _section(f, _row(f, sections, number, SECTION), state, arch)
             bad = f.icmp("ne", f.load(I32, frame, 4), const(I32, 0))
             return [f.select(bad, f.add(number, i64(1)), i64(0))]
 
         return f.branch(f.icmp("eq", before[0], i64(0)), run, lambda: [before[0]])
 
-    return f.loop(_int(f, frame, 5), _int(f, frame, 6), 1, [i64(0)], section)[0]
+    f.ret(f.loop(_int(f, frame, 5), _int(f, frame, 6), 1, [i64(0)], section)[0])
+    f.finish()
 
 
-def _section(f: Function, section: Val) -> None:
-    threads = _int(f, section, 5)
-
+def _section(f: Function, section: Val, state: Val, arch: str) -> None:
     def split() -> list[Val]:
-        f.call("GOMP_parallel", VOID, [Val(PTR, "@section_worker"), section, f.convert("trunc", threads, I32), const(I32, 0)])
+        team.emit_lead(f, section, state, arch)
         return []
 
     def serial() -> list[Val]:
         f.call("section_range", VOID, [section, i64(0), _int(f, section, 2)])
         return []
 
-    f.branch(f.icmp("sgt", threads, i64(1)), split, serial)
+    f.branch(f.icmp("sgt", _int(f, section, 5), i64(1)), split, serial)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
+from sashiko.cpu_codegen import symbols
 from sashiko.cpu_codegen.contract import BufferSlot, KernelCode
 from sashiko.diagnostics.errors import InvalidGraph
 from sashiko.graph.dims import Dim, symbol
@@ -141,3 +144,23 @@ def test_times_name_every_section(code: Code) -> None:
     (got,) = executable(torch.ones(3))
     assert isinstance(got, torch.Tensor)
     assert got.tolist() == [1.0] * 3, "whole calls run all sections again"
+
+
+PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_threads_that_never_come_are_not_waited_for(code: Code, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    asked: list[int] = []
+
+    @PARALLEL
+    def leader_only(function: int, data: int, team_size: int, flags: int) -> None:
+        asked.append(team_size)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
+
+    real = symbols.address
+    stand_in = ctypes.cast(leader_only, ctypes.c_void_p).value
+    monkeypatch.setattr(symbols, "address", lambda name: stand_in if name == "GOMP_parallel" else real(name))
+    torch.set_num_threads(threads)
+    assert begins(ranges_plan(MIN_WORK * 100, 1), code, 1200) == [1200 // threads * n for n in range(threads)]
+    assert asked == [threads]

@@ -1,0 +1,102 @@
+"""Matrix products with constant weights: what part of the peak of its own inner loop each instruction set reaches.
+
+    python -P benchmarks/products.py [--targets host,x86_64_vnni,x86_64_v3] [--shapes 512x256x256,...] [--kinds fp32,bf16,int8] [--json F]
+
+A shape is M x N x K. The time is that of the product's own section with its epilogue, on one pinned core; operands are random. The peak
+is measured in the same run with operands in L1 (`sashiko.kernels.peaks`). Targets that this machine cannot run are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import sashiko
+from sashiko.cli.bench.cases import parse_shape
+from sashiko.cli.bench.record import this_machine, versions
+from sashiko.cli.bench.timing import pin
+from sashiko.kernels.peaks import measure_kind
+from sashiko.platforms.catalogue import CATALOGUE
+from sashiko.platforms.host import host
+from sashiko.platforms.target import Target
+
+SHAPES = "512x256x256,512x1024x256,512x256x1024,64x768x768,256x768x768,512x768x768,512x1024x1024,512x768x3072"
+OPERATIONS = {"fp32": "linear", "bf16": "linear", "int8": "int_linear"}
+REPEAT = 60
+
+
+@dataclass(frozen=True)
+class Product:
+    """One shape on one target. giga: 10^9 multiplications and additions per second; share: of the peak."""
+
+    target: str
+    kind: str
+    shape: str
+    kernel: str
+    us: float
+    giga: float
+    share: float
+
+
+def runnable(names: Sequence[str]) -> list[tuple[str, Target]]:
+    """The targets of these names that this machine can run, "host" among them."""
+    here = host()
+    known = {target.name: target for target in CATALOGUE} | {"host": here}
+    return [(name, known[name]) for name in names if known[name].triple == here.triple and known[name].features <= here.features]
+
+
+def measure(name: str, target: Target, kind: str, shape: tuple[int, ...], peak: float) -> Product:
+    """Times the product's section of a compiled linear layer."""
+    m, n, k = shape
+    torch.manual_seed(0)
+    layer, x = nn.Linear(k, n).eval(), torch.randn(m, k)
+    source: nn.Module = layer
+    if kind == "int8":
+        source = sashiko.quantize(layer, [(x,)], preset="int8-static", progress=False)
+    compiled = sashiko.compile(source, (x,), precision="bf16" if kind == "bf16" else "fp32", target=target)
+    compiled(x)
+    [seconds] = [s.seconds for s in compiled.times(x, repeat=REPEAT) if s.label.split(" + ")[0] == OPERATIONS[kind]]
+    [kernel] = [n.kernel for notes in compiled.built.notes if isinstance(notes, tuple) for n in notes if n.ops[0] == OPERATIONS[kind]]
+    giga = 2 * m * n * k / seconds / 1e9
+    return Product(name, kind, "x".join(map(str, shape)), kernel, seconds * 1e6, giga, giga / peak)
+
+
+def table(found: Sequence[Product]) -> Table:
+    shown = Table()
+    for head in ("target", "kind", "M x N x K", "us", "10^9/s", "of peak", "kernel"):
+        shown.add_column(head, justify="right" if head in ("us", "10^9/s", "of peak") else "left")
+    for p in found:
+        shown.add_row(p.target, p.kind, p.shape, f"{p.us:.1f}", f"{p.giga:.0f}", f"{p.share:.0%}", p.kernel)
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", default="host,x86_64_vnni,x86_64_v3", help="%(default)s")
+    parser.add_argument("--shapes", default=SHAPES, help="%(default)s")
+    parser.add_argument("--kinds", default="fp32,bf16,int8", help="%(default)s")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    pin()
+    found: list[Product] = []
+    for name, target in runnable(options.targets.split(",")):
+        for kind in options.kinds.split(","):
+            peak = measure_kind(target, kind).giga
+            found += [measure(name, target, kind, parse_shape(shape), peak) for shape in options.shapes.split(",")]
+    Console(width=150).print(table(found))
+    if options.json:
+        run = {"machine": dataclasses.asdict(this_machine()), "versions": dict(versions())}
+        options.json.write_text(json.dumps(run | {"products": [dataclasses.asdict(p) for p in found]}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
