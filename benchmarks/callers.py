@@ -1,6 +1,6 @@
 """Threads: one caller on one and two cores, and many callers at once.
 
-    python -P benchmarks/callers.py [--models bert-base:8x128,bert-mini:1x64] [--precision fp32,bf16,int8] [--callers 64] [--seconds 3] [--json F]
+    python -P benchmarks/callers.py [--models bert-base:8x128] [--precision fp32,bf16,int8] [--callers 64] [--seconds 3] [--json F]
 
 Speed-up: the same call with one thread and with as many as there are cores, in turn. Callers: that many Python threads call one compiled
 model at once; their calls a second over those of a single caller that has all cores, and the 99th percentile of their latency over the

@@ -175,6 +175,8 @@ class BodyEmitter:
         if node.op == "div" and (inverse := rounding.exact_inverse(nodes[node.args[1]])) is not None:
             return self.fn.mul(self.operand(node.args[0], lanes, point), convert.constant(node.dtype, inverse, lanes))
         args = [self.operand(a, lanes, point) for a in node.args]
+        if rounding.contracts(nodes, node):
+            return self.fn.contracted(node.op, args[0], args[1])
         numbers = [rounding.never_nan(nodes, a) for a in node.args]
         return elementwise.apply(self.fn, self.target, node.op, nodes[node.args[-1]].dtype, args, numbers)
 

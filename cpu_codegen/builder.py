@@ -122,6 +122,11 @@ class Function:
     def urem(self, a: Val, b: Val) -> Val:
         return self._binary("urem", "frem", a, b)
 
+    def contracted(self, op: str, a: Val, b: Val) -> Val:
+        """Float add, sub or mul that may become part of a fused multiply-add where its product is used once."""
+        assert a.ty == b.ty, f"{op}: {a.ty} and {b.ty}"
+        return self.emit(a.ty, f"f{op} contract {a.ty} {a.ref}, {b.ref}")
+
     def fma(self, a: Val, b: Val, c: Val) -> Val:
         return self.intrinsic("fma", a.ty, [a, b, c])
 

@@ -135,7 +135,9 @@ class Reduction:
         """One of two partial results, or their sum or product; `a` is never NaN where NaN is tracked beside."""
         fn = self._fn
         if self.kind in ("sum", "prod"):
-            return fn.add(a, b) if self.kind == "sum" else fn.mul(a, b)
+            if self.kind == "prod":
+                return fn.mul(a, b)
+            return fn.contracted("add", a, b) if self.dtype == f32 else fn.add(a, b)
         op = "maximum" if self.kind == "max" else "minimum"
         if not self._tracks_nan:
             return elementwise.apply(fn, self._target, op, self.dtype, [a, b])

@@ -1,5 +1,7 @@
 """Cheaper forms found in a body.
 
+Fused multiply-adds: a b + c is rounded once instead of twice.
+
 Rounding conversions: cast(clamp(round(x) + zero)) to integers is one conversion instruction that rounds.
 
 That is what quantization looks like. Clamping first is the same, since rounding is monotone and the bounds are integers.
@@ -64,6 +66,16 @@ def rounded_chain(nodes: Sequence[Node], cast: Node) -> Chain | None:
     if nodes[n].op != "round":
         return None
     return Chain(nodes[n].args[0], tuple((op, bound - zero) for op, bound in clamps), zero)
+
+
+def contracts(nodes: Sequence[Node], node: Node) -> bool:
+    """Whether a product and the sum it goes into may be rounded once, by a fused multiply-add.
+
+    Not a b + c d: rounding one of the two products only, a b - a b would not be 0, nor b b - 4 a c where it is for PyTorch.
+    """
+    if node.dtype != f32 or node.op not in ("mul", "add", "sub"):
+        return False
+    return node.op == "mul" or not all(nodes[n].op == "mul" for n in node.args)
 
 
 def exact_inverse(divisor: Node) -> float | None:

@@ -14,7 +14,8 @@ _MS = 1e3
 
 @dataclass(frozen=True)
 class Trial:
-    """One mix that was judged. score: of eval_fn, None without one. error: relative error of the results over the sample."""
+    """One mix that was judged. score: of eval_fn, None without one. error: relative error of the results over the sample, or over its
+    first call when that has no bound."""
 
     mix: str
     meets: bool

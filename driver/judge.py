@@ -60,44 +60,50 @@ def goal_of(eval_fn: EvalFn | None, max_drop: float | None, target_error: float 
 
 @dataclass(frozen=True)
 class Verdict:
-    """score: of eval_fn, None without one. error: relative, over the sample. seconds: what it took to find out."""
+    """score: of eval_fn, None without one. error: relative, over the judge's sample."""
 
     meets: bool
     score: float | None
     error: float
-    seconds: float
 
 
 class Judge:
     """Compares models with the original one over a sample of calls.
 
+    sample: as given, or only its first call when the goal has no bound on the error of the results.
     seconds: about how long the original may take over the sample, which is shortened for that; at least one call is left.
-    baseline: the original's score. longest: how long the longest verdict took, in seconds.
+    baseline: the original's score. took: the seconds for that, about what a verdict takes.
     """
 
     def __init__(self, goal: Goal, model: torch.nn.Module, sample: Sequence[Call], seconds: float = math.inf) -> None:
         self.goal = goal
         self._expected: list[list[torch.Tensor]] = []
         start = time.perf_counter()
-        for call in sample:
+        for call in sample if goal.target_error is not None else sample[:1]:
             self._expected.append(_leaves(model, call))
             if time.perf_counter() - start >= seconds:
                 break
         self.sample = tuple(sample[: len(self._expected)])
         self.baseline = self._score(model, "the model itself")
-        self.longest = time.perf_counter() - start
+        self.took = time.perf_counter() - start
 
     def verdict(self, model: Model, what: str) -> Verdict:
         """Whether a model meets the goal. what: how to call it in errors. Raises InputError when eval_fn fails."""
-        start = time.perf_counter()
         error = self.error(model)
         score = self._score(model, what)
         drop = 0.0 if score is None or self.baseline is None else self.baseline - score
         # 97.9 - 97.4 is a little more than 0.5 in binary.
         meets = drop <= self.goal.max_drop + 1e-9 * abs(self.baseline or 0.0)
-        seconds = time.perf_counter() - start
-        self.longest = max(self.longest, seconds)
-        return Verdict(meets and (self.goal.target_error is None or error <= self.goal.target_error), score, error, seconds)
+        return Verdict(meets and (self.goal.target_error is None or error <= self.goal.target_error), score, error)
+
+    def share(self, verdict: Verdict) -> float:
+        """How much of a model's squared error meets the goal, about: 1 for one that does."""
+        shares = [1.0]
+        if verdict.score is not None and self.baseline is not None and self.baseline - verdict.score > self.goal.max_drop:
+            shares.append(self.goal.max_drop / (self.baseline - verdict.score))
+        if self.goal.target_error is not None and verdict.error > self.goal.target_error:
+            shares.append((self.goal.target_error / verdict.error) ** 2)
+        return min(shares)
 
     def error(self, model: Model, calls: int | None = None) -> float:
         """Relative error over the first `calls` of the sample: of the results taken apart into tensors, the worst."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
+
+from ..diagnostics.errors import InputError
 from ..quant import BF16, FP32, ActivationScheme, Calibration, OpScheme, QuantizedModule
+from ..quant.module import Gate
 from ..quant.program import Call
 from ..quant.record import QuantSite
 from ..quant.sensitivity import site_sqnr
@@ -18,8 +24,10 @@ LEVELS = (QUANTIZED, ROWS, NARROW, FLOAT)
 
 Mix = Mapping[str, str]
 """The level of every operation, by its name."""
-Compile = Callable[[QuantizedModule, str, frozenset[str]], CompiledModel]
-"""(model, precision of what is in floating point, names that stay in fp32 all the same) -> code."""
+Compile = Callable[[str, frozenset[str]], CompiledModel]
+"""(precision of what is in floating point, names that stay in fp32 all the same) -> code."""
+Capture = Callable[[QuantizedModule], Compile]
+"""Captures a model, which takes several times as long as compiling what was captured."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +38,44 @@ class Unit:
     sites: tuple[QuantSite, ...]
 
 
+class Runnable(torch.nn.Module):
+    """A mix, called as the model is: by its code, and by its simulation where a call does not fit what the code was compiled for.
+
+    refused: how many calls the code did not take.
+    """
+
+    def __init__(self, code: CompiledModel, gate: Gate, simulate: Callable[[], QuantizedModule]) -> None:
+        super().__init__()
+        self._code, self._gate, self._simulate = code, gate, functools.cache(simulate)
+        self.refused = 0
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns, without gradients. Raises what the simulation raises."""
+        spec = self._code.signature.in_spec
+        try:
+            values = self._gate.arrange(args, kwargs)
+            if spec is None or not spec.child(1).num_children:
+                return self._code(*values)
+            return self._code(**dict(zip(self._gate.names, values, strict=True)))
+        except InputError:
+            self.refused += 1
+            with torch.no_grad():
+                return self._simulate()(*args, **kwargs)
+
+
 @dataclass(eq=False)
 class Lab:
-    """Makes the models of mixes; each is compiled once.
+    """Makes the models of mixes; each is compiled once, and mixes that differ in floating point only are captured once.
 
-    quantized: names of the operations that the scheme quantizes. plain: the model as it was in a precision, where the calibration's
-    program is another one in floating point, as it is after smoothing.
+    quantized: names of the operations that the scheme quantizes.
     """
 
     calibration: Calibration
-    compile: Compile
+    capture: Capture
     quantized: frozenset[str]
-    plain: Callable[[str], CompiledModel] | None = None
-    _compiled: dict[tuple[tuple[str, str], ...], CompiledModel] = field(default_factory=dict)
+    _captured: dict[tuple[str, ...], Compile] = field(default_factory=dict)
+    _compiled: dict[tuple[str, ...], CompiledModel] = field(default_factory=dict)
 
     @property
     def sites(self) -> tuple[QuantSite, ...]:
@@ -99,23 +132,25 @@ class Lab:
 
     def compiled(self, mix: Mix) -> CompiledModel:
         """The mix as code. The compiler itself narrows what is to be bf16, after it has fused attention."""
-        key = tuple(sorted(mix.items()))
+        key = self._key(mix)
         if key not in self._compiled:
-            narrow = NARROW in mix.values()
-            wide = frozenset(name for name, level in mix.items() if level != NARROW) if narrow else frozenset[str]()
-            self._compiled[key] = self.compile(self._built(mix, FLOAT), NARROW if narrow else FLOAT, wide)
+            wide = frozenset(name for name, level in mix.items() if level != NARROW)
+            floats = tuple(FLOAT if level == NARROW else level for level in key)
+            if floats not in self._captured:
+                self._captured[floats] = self.capture(self._built(mix, FLOAT))
+            self._compiled[key] = self._captured[floats](NARROW if NARROW in key else FLOAT, wide if NARROW in key else frozenset())
         return self._compiled[key]
 
-    def candidate(self, mix: Mix) -> CompiledModel:
-        """What to give to the user for a mix."""
-        levels = set(mix.values())
-        if self.plain is None or len(levels) != 1 or not levels <= {NARROW, FLOAT}:
-            return self.compiled(mix)
-        (level,) = levels
-        key = (("", level),)
-        if key not in self._compiled:
-            self._compiled[key] = self.plain(level)
-        return self._compiled[key]
+    def runnable(self, mix: Mix) -> Runnable:
+        """The mix, compiled, for calls of any shape."""
+        return Runnable(self.compiled(mix), self.calibration.program.gate, lambda: self.simulated(mix))
+
+    def has_compiled(self, mix: Mix) -> bool:
+        """Whether `compiled` has the answer at hand."""
+        return self._key(mix) in self._compiled
+
+    def _key(self, mix: Mix) -> tuple[str, ...]:
+        return tuple(mix[site.name] for site in self.sites)
 
     def _built(self, mix: Mix, narrow: str) -> QuantizedModule:
         return self.calibration.build(self._choice(mix, narrow))

@@ -79,13 +79,21 @@ def moved(start: Mapping[str, str], steps: Iterable[Move]) -> dict[str, str]:
     return {**start, **{step.site: step.to for step in steps}}
 
 
-def fewest(count: int, passes: Callable[[int], bool | None]) -> int:
-    """The least number in 1..count that passes, by bisection; `count` is known to pass. None from `passes`: stop, and return the best."""
-    low, high = 0, count
+def fewest(count: int, guess: int, passes: Callable[[int], bool | None]) -> int:
+    """The least number in 1..count that passes; `count` is known to pass. None from `passes`: stop, and return the best.
+
+    Galloping search: away from the guess in steps that double, until the answer is between two numbers that were asked, then bisection.
+    Source: Bentley and Yao, "An almost optimal algorithm for unbounded searching", 1976.
+    """
+    low, high, step, middle = 0, count, 1, max(1, min(guess, count - 1))
     while high - low > 1:
-        middle = (low + high) // 2
         verdict = passes(middle)
         if verdict is None:
             break
         low, high = (low, middle) if verdict else (middle, high)
+        if low and high < count:
+            middle = (low + high) // 2
+        else:
+            middle = min(low + step, count - 1) if low else max(high - step, 1)
+            step *= 2
     return high

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
 
 from ..diagnostics.errors import InputError
+from ..graph.capture import export, from_exported
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from ..quant import QuantizedModule, Scheme, calibrate
 from ..quant.presets import AUTO, resolve
 from ..quant.record import Metric
 from ..quant.scheme import Operation, Where
-from .build import Options
-from .compile import compiled
+from .build import Options, build
 from .found import SearchResult
 from .judge import EvalFn, Goal, Judge, goal_of
-from .levels import Lab
+from .levels import Compile, Lab
 from .measure import Example, HostTimer, Timer
 from .model import CompiledModel
 from .pipeline import PRECISIONS
 from .reasons import choices
 from .search import Budget, Search
+from .signature import signature_of
 
 _SAMPLE_SHARE = 0.02
 """Of the budget, for one run of the model over the sample; the simulation of a mix takes some times as long."""
@@ -79,12 +79,11 @@ def quantize_and_compile(
     maker = _Maker(_example(first.batch), dynamic_shapes, options)
     if goal is None:
         small = calibration.build()
-        fast = maker(small, precision)
+        fast = maker.capture(small)(precision, frozenset())
         fast.quantized = small
         return fast
     quantized = frozenset(s.name for s in calibration.placement.sites if s.operation in scheme.operations and s.scheme.quantized)
-    lab = Lab(calibration, maker, quantized, None if scheme.smooth is None else partial(maker, model))
-    return find(lab, model, goal, HostTimer(maker.example), narrow=precision != "fp32")
+    return find(Lab(calibration, maker.capture, quantized), model, goal, HostTimer(maker.example), narrow=precision != "fp32")
 
 
 def find(lab: Lab, model: torch.nn.Module, goal: Goal, timer: Timer, narrow: bool = True) -> CompiledModel:
@@ -99,7 +98,7 @@ def find(lab: Lab, model: torch.nn.Module, goal: Goal, timer: Timer, narrow: boo
     result = SearchResult(
         goal.text, judge.baseline, found.score, found.chosen, found.candidates, found.trials, sites, found.notes, budget.spent
     )
-    fast = lab.candidate(found.mix)
+    fast = lab.compiled(found.mix)
     fast.search, fast.quantized = result, _told(lab.simulated(found.mix), result, goal.metric)
     return fast
 
@@ -152,6 +151,14 @@ class _Maker:
     dynamic_shapes: Any
     options: Options
 
-    def __call__(self, module: torch.nn.Module, precision: str, wide: frozenset[str] = frozenset()) -> CompiledModel:
-        options = replace(self.options, precision=precision, wide=wide)
-        return compiled(module, self.example.args, self.example.kwargs, self.dynamic_shapes, options)
+    def capture(self, module: QuantizedModule) -> Compile:
+        """Captures a module, once for all precisions of its floating point. Raises what `compile` raises."""
+        named = self.example.kwargs
+        ordered = {name: named[name] for name in (*module.gate.names, *named) if name in named}  # graph modules take them by position
+        captured = from_exported(export(module, self.example.args, ordered, self.dynamic_shapes), decomposed=True)
+
+        def compile(precision: str, wide: frozenset[str]) -> CompiledModel:
+            built = build(captured, replace(self.options, precision=precision, wide=wide))
+            return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
+
+        return compile

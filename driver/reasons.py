@@ -35,11 +35,11 @@ def decibels(error: float | None) -> float | None:
 def _reason(unit: Unit, chosen: str, labels: Mapping[str, str], found: Found, quantized: bool) -> str:
     name, times = unit.sites[0].name, found.times.get(unit.name, {})
     mixed = found.mixes.get(MIXED)
-    if mixed is not None and mixed[name] != chosen:
+    begun = found.fastest[name]
+    if (mixed is not None and mixed[name] != chosen) or (begun != chosen and begun in (NARROW, FLOAT)):
         return f"the model as a whole was faster in {found.chosen}"
     if FLOAT not in times:
         return "it has no time of its own"
-    begun = found.fastest[name]
     fused = f"one with {', '.join(s.name for s in unit.sites)}; " if len(unit.sites) > 1 else ""
     if chosen in (QUANTIZED, ROWS):
         return f"{fused}{labels[chosen]} {_gain('saves', unit, chosen, found)}"

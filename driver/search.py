@@ -1,26 +1,33 @@
 """The search for the fastest mix of precisions that is accurate enough.
 
 Speed is what this machine measures: the model is compiled once in each precision, and every operation takes the fastest that is measured
-to be faster than the more accurate ones. When that mix is not accurate enough, operations move to more accurate precisions, those first
-whose move takes the most error off per second lost. How many have to is found by bisection, and afterwards each is tried in its fast
-precision again while time is left. At last the mix is timed against bf16 and fp32, and the fastest that keeps the bound wins.
+to be faster than the more accurate ones. Accuracy is what the simulation of a mix gives, or its code where that is at hand or soon made.
+When the mix is not accurate enough, operations move to more accurate precisions, those first whose move takes the most error off per
+second lost. How many have to is found by a galloping search, and afterwards each is tried in its fast precision again while time is left.
+At last the mix is timed against bf16 and fp32, and the fastest that keeps the bound wins; a mix has to be faster by a margin.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from .found import Candidate, Trial
 from .judge import Judge, Verdict
-from .levels import FLOAT, LEVELS, NARROW, QUANTIZED, ROWS, Lab, Mix, Unit, in_words
+from .levels import FLOAT, LEVELS, NARROW, QUANTIZED, ROWS, Lab, Mix, Runnable, Unit, in_words
 from .measure import Timer
-from .mixing import Rung, fewest, hull, moved, moves, worthwhile
+from .mixing import MARGIN, Move, Rung, fewest, hull, moved, moves, worthwhile
 from .model import CompiledModel
 
 _SENSITIVITY_SHARE = 0.5
 """Of the time that is left, how much may go into asking what each operation does to the result."""
+_SAFE_SHARE = 0.5
+"""Of the error that seems to be allowed, how much the first mix after the fastest is given."""
 MIXED = "mix"
 
 
@@ -82,6 +89,9 @@ class Search:
         self.trials: list[Trial] = []
         self.notes: list[str] = []
         self._verdicts: dict[tuple[str, ...], Verdict] = {}
+        self._judging = judge.took
+        self._compiling = 0.0
+        self._runnable: Runnable | None = None
         self._hurried = False
 
     def run(self) -> Found:
@@ -98,10 +108,14 @@ class Search:
         """For each level the time of each operation in the model with everything at it."""
         models: dict[str, CompiledModel] = {}
         for level in levels:
-            before = time.perf_counter()
+            before = self.budget.spent
             models[level] = self.lab.compiled(self.lab.all_at(level))
-            self.budget.reserve = max(self.budget.reserve, time.perf_counter() - before)
-        return self.timer.products(models)
+            self._compiling = max(self._compiling, self.budget.spent - before)
+        before = self.budget.spent
+        found = self.timer.products(models)
+        # At the end the answer is compiled and timed in the same way.
+        self.budget.reserve = max(self.budget.reserve, self._compiling + self.budget.spent - before)
+        return found
 
     def _take_down(self, level: str, found: Mapping[str, float]) -> None:
         """Keeps the times of the units that have a level."""
@@ -131,10 +145,24 @@ class Search:
             return True
         key = self._key(mix)
         if key not in self._verdicts:
+            before = self.budget.spent
             words = in_words(mix, self.lab)
-            found = self._verdicts[key] = self.judge.verdict(self.lab.simulated(mix), f"the mix {words}")
+            found = self._verdicts[key] = self.judge.verdict(self._model(mix), f"the mix {words}")
             self.trials.append(Trial(words, found.meets, found.score, found.error))
+            self._judging = max(self._judging, self.budget.spent - before)
         return self._verdicts[key].meets
+
+    def _model(self, mix: Mix) -> torch.nn.Module:
+        """A mix to be judged: compiled where that is done, or takes less time than to judge the model itself; else simulated.
+
+        The code is of no use when eval_fn's calls have other shapes.
+        """
+        if self._runnable is not None and self._runnable.refused:
+            return self.lab.simulated(mix)
+        if not self.lab.has_compiled(mix) and self._compiling > self.judge.took:
+            return self.lab.simulated(mix)
+        self._runnable = self.lab.runnable(mix)
+        return self._runnable
 
     def _known(self, mix: Mix) -> bool:
         return set(mix.values()) <= {FLOAT} or self._key(mix) in self._verdicts
@@ -144,21 +172,35 @@ class Search:
 
     def _affordable(self, mix: Mix) -> bool | None:
         """As `_meets`; None when there is no time left to find out."""
-        if not self._known(mix) and self.budget.left < self.judge.longest:
+        if not self._known(mix) and self.budget.left < self._judging:
             self._hurried = True
             return None
         return self._meets(mix)
 
     def _repaired(self) -> Mapping[str, str]:
-        """Levels that keep the bound, when the fastest do not."""
+        """Levels that keep the bound, when the fastest do not. Without time to judge a single mix, those of fp32."""
+        if self.budget.left < self._judging:
+            self._hurried = True
+            return {unit.name: FLOAT for unit in self.units}
         if any(self.lab.level_of(unit, ROWS) for unit in self.units) and self.budget.left > self.budget.reserve:
             self._take_down(ROWS, self._timed(ROWS)[ROWS])
         self._ask_each()
         ladders = {unit.name: hull(self._rungs(unit)) for unit in self.units}
         start = {name: rungs[0].level for name, rungs in ladders.items()}
         steps = moves(ladders)
-        count = fewest(len(steps), lambda n: self._affordable(self._mix(moved(start, steps[:n]))))
+        guess = self._guess(sum(rungs[0].error for rungs in ladders.values()), steps)
+        count = fewest(len(steps), guess, lambda n: self._affordable(self._mix(moved(start, steps[:n]))))
         return self._refined(moved(start, steps[:count]))
+
+    def _guess(self, whole: float, steps: Sequence[Move]) -> int:
+        """How many steps will hardly be too few: squared errors add up, and what a metric loses grows with them.
+
+        A guess on the safe side leaves something to return when the time runs out. whole: the squared error with no step.
+        """
+        first = next(iter(self._verdicts.values()))
+        least = _SAFE_SHARE * whole * self.judge.share(first)
+        left = itertools.accumulate((step.error for step in steps), operator.sub, initial=whole)
+        return next((n for n, error in enumerate(left) if error <= least), len(steps))
 
     def _refined(self, levels: Mapping[str, str]) -> Mapping[str, str]:
         """Takes single units back to faster levels, those that gave up most first, as long as the bound is kept and time is left.
@@ -200,15 +242,15 @@ class Search:
         return times[FLOAT] - times[level] if FLOAT in times and level in times else 1.0
 
     def _decided(self, fastest: Mix, mix: Mix) -> Found:
-        """Times the mix, bf16 and fp32 against each other and takes the fastest that keeps the bound."""
+        """Times the mix, bf16 and fp32 against each other and takes the fastest that keeps the bound; a mix must be so clearly."""
         mixes: dict[str, Mix] = {FLOAT: self.lab.all_at(FLOAT)}
         if self.narrow:
             mixes[NARROW] = self.lab.all_at(NARROW)
         if mix not in mixes.values():
             mixes[MIXED] = mix
-        seconds = self.timer.paired({name: self.lab.candidate(m) for name, m in mixes.items()})
+        seconds = self.timer.paired({name: self.lab.compiled(m) for name, m in mixes.items()})
         candidates: list[Candidate] = []
-        for name in sorted(mixes, key=lambda n: seconds[n]):
+        for name in sorted(mixes, key=lambda n: seconds[n] / (MARGIN if n == MIXED else 1.0)):
             late = any(c.meets for c in candidates) and not self._known(mixes[name])
             candidates.append(Candidate(name, seconds[name], None if late else self._meets(mixes[name])))
         chosen = next(c.name for c in candidates if c.meets)
@@ -227,7 +269,11 @@ class Search:
             self.notes.append("no operation was measured to be faster quantized")
         elif MIXED not in mixes:
             self.notes.append("no mix with a quantized operation was found to keep the bound")
+        elif chosen == MIXED and mixes[MIXED] == fastest:
+            self.notes.append("every operation has the precision that was measured to be fastest; accuracy did not limit the speed")
         if MIXED in mixes and chosen != MIXED:
             self.notes.append(f"the best mix takes {seconds[MIXED] * 1e3:.3g} ms, {chosen} takes {seconds[chosen] * 1e3:.3g} ms")
         if self._hurried:
             self.notes.append("the time for the search ran out; with more of it a faster mix may be found")
+        if self._hurried and self._runnable is not None and self._runnable.refused:
+            self.notes.append("eval_fn's calls do not have the shapes that were compiled, so mixes were simulated; give dynamic_shapes")

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..cpu_codegen import convert
-from ..cpu_codegen.builder import BF16, F32, I16, I32, Function, Module, Val, const, i64
+from ..cpu_codegen.builder import Function, Module, Val, i64
 from ..cpu_codegen.slots import Slots
 from ..graph.dims import bounds
-from ..graph.types import bf16
 from ..platforms.target import Target
 from ..stitch.loops import Body
 from .amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles
 from .attention_amx_pack import KEYS, emit_pack, layout_of
 from .attention_blocks import Family, emit_blocks
-from .attention_rows import copy_row
+from .attention_pairs import PairStream
 from .attention_spec import WORKSPACE, AttentionCode, AttentionSpec, heads_as_queries
-from .attention_stream import PADDING, Stream, Tiling
+from .attention_stream import Stream, Tiling
 from .attention_vector import even_block, sizes_for
 
 _LANES = 16
@@ -61,12 +59,11 @@ def emit_amx(module: Module, target: Target, spec: AttentionSpec, name: str, til
     return AttentionCode(run, emit_pack(module, layout, f"{name}.pack"), layout.bytes)
 
 
-class AmxStream(Stream):
+class AmxStream(PairStream):
     """`Stream` on tiles."""
 
     unit = KEYS
     margin = ROWS
-    short = True
 
     def __init__(
         self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling, tiles: Tiles
@@ -74,28 +71,9 @@ class AmxStream(Stream):
         super().__init__(fn, target, spec, slots, body, tiling)
         self.tiles, self.layout = tiles, layout_of(spec)
         self.pitch = i64(tiling.queries * 4)
-        self.queries = fn.alloca(self.layout.chunks * ROWS * tiling.queries * 4)
         # What is read once for each block of queries should not push the scratch out of L1, unless it fits beside it.
         most = bounds(spec.s)[1]
         self.streamed = most is None or most * (spec.depth + spec.width) * 2 > target.l1d // 2
-
-    def load_queries(self) -> None:
-        """Pairs of depth by queries: 32-bit units are transposed."""
-        fn, spec, tiling = self.fn, self.spec, self.tiling
-        row_bytes, col = self.slots.dim(spec.q.row * 2), self.slots.dim(spec.q.col)
-        padded, last = self.layout.chunks * 32, fn.sub(self.rows, i64(1))
-        pitch = padded // 2 + PADDING
-        staging = fn.alloca(tiling.queries * pitch * 4)
-
-        def row(index: Val, _: list[Val]) -> list[Val]:
-            source = fn.gep(self.q, fn.mul(fn.smin(index, last), row_bytes))
-            copy_row(fn, bf16, source, col, spec.depth, fn.gep(staging, fn.mul(index, i64(pitch)), F32), padded, 32)
-            return []
-
-        fn.loop(i64(0), i64(tiling.queries), 1, [], row)
-        for v in range(tiling.vectors):
-            source = fn.gep(staging, i64(v * _LANES * pitch * 4))
-            self._transpose(source, i64(pitch), self.place(self.queries, i64(0), v), i64(tiling.queries), padded // 2, by_column=False)
 
     def _group(self) -> Val:
         b, g = self.batch_group
@@ -157,24 +135,6 @@ class AmxStream(Stream):
                 self.tiles.dot(fn, "tdpbf16ps", n * vectors + v, 4 + n, 6 + v)
 
     # -- weighted values ----------------------------------------------------------------------------------------
-    def store_weights(self, row: Val, weights: list[list[Val]]) -> None:
-        """Pairs of bf16, over the scores that they come from: row / 2 is never beyond what has been read."""
-        fn = self.fn
-        for n in range(0, len(weights), 2):
-            to = self.row(fn.add(fn.udiv(row, i64(2)), i64(n // 2)))
-            for v, (even, odd) in enumerate(zip(weights[n], weights[n + 1])):
-                fn.store(self._pair(even, odd), self.place(self.scores, to, v))
-
-    def _pair(self, even: Val, odd: Val) -> Val:
-        fn = self.fn
-        if self.target.has("avx512_bf16"):
-            both = fn.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", BF16.vec(32), [odd, even])
-            words = fn.convert("bitcast", both, I16.vec(32))
-            mixed = fn.shuffle(words, words, [n // 2 + 16 * (n % 2) for n in range(32)])
-            return fn.convert("bitcast", mixed, I32.vec(_LANES))
-        low, high = (fn.convert("zext", convert.narrow(fn, self.target, value, bf16), I32.vec(_LANES)) for value in (even, odd))
-        return fn.or_(low, fn.shl(high, const(high.ty, 16)))
-
     def accumulate(self, start: Val, count: Val, alpha: list[Val]) -> None:
         fn, layout, vectors = self.fn, self.layout, self.tiling.vectors
         number = fn.add(fn.mul(self._group(), self.slots.dim(layout.blocks)), fn.udiv(start, i64(KEYS)))
@@ -185,7 +145,10 @@ class AmxStream(Stream):
             rows = [fn.mul(fn.add(first, i64(n)), i64(ROWS)) for n in range(tiles)]
             places = self._places(self.sums, rows)
             for register, place in enumerate(places):
-                self.tiles.load(fn, register, place, self.pitch, False)
+                if self.once:
+                    self.tiles.zero(fn, register)
+                else:
+                    self.tiles.load(fn, register, place, self.pitch, False)
 
             def keys(index: Val, _: list[Val]) -> list[Val]:
                 left = fn.gep(fn.gep(base, index, scale=layout.v_block), first, scale=TILE_BYTES)
@@ -207,7 +170,8 @@ class AmxStream(Stream):
                 fn.store(fn.mul(fn.load(self.vector, place), alpha[v]), place)
             return []
 
-        fn.loop(i64(0), i64(layout.columns * ROWS), 1, [], scaled)
+        if not self.once:
+            fn.loop(i64(0), i64(layout.columns * ROWS), 1, [], scaled)
         fn.loop(i64(0), i64(layout.columns // 2 * 2), 2, [], two)
         if layout.columns % 2:
             columns(i64(layout.columns - 1), 1)

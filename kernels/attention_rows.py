@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..cpu_codegen import convert
-from ..cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, const, i64
+from ..cpu_codegen.builder import F32, I16, I32, I64, PTR, VOID, Function, Module, Val, const, i64
 from ..graph.types import DType, f32
 from ..platforms.target import Target
 
@@ -73,6 +73,26 @@ def copy_row(fn: Function, dtype: DType, source: Val, col: Val, count: int, targ
     else:
         each_element(fn, count, copy)
     zero_row(fn, dtype, fn.gep(target, i64(count), element), padded - count, lanes)
+
+
+def pair_rows(fn: Function, even: Val, odd: Val | None, col: Val, count: int, target: Val) -> None:
+    """Mixes two rows of 16-bit elements, `col` elements apart: those of the first one before those of the second, or before zeros."""
+
+    def copy(index: Val, width: int) -> None:
+        ty, at = I16.vec(width), fn.mul(index, col)
+        low = fn.load(ty, fn.gep(even, at, I16))
+        high = fn.load(ty, fn.gep(odd, at, I16)) if odd is not None else const(ty, 0)
+        to = fn.gep(target, index, I32)
+        if width:
+            fn.store(fn.shuffle(low, high, [n // 2 + width * (n % 2) for n in range(2 * width)]), to)
+        else:
+            fn.store(low, to)
+            fn.store(high, fn.gep(to, i64(2)))
+
+    if col.ref == "1":
+        each_piece(fn, count, 32, copy)
+    else:
+        each_element(fn, count, copy)
 
 
 def zero_row(fn: Function, dtype: DType, target: Val, count: int, lanes: int) -> None:

@@ -67,6 +67,7 @@ class Stream(ABC):
         self.vector = F32.vec(tiling.lanes)
         self.score = ScoreEmitter(fn, target, spec, slots, body)
         self.causal = is_causal(spec, body)
+        self.once = isinstance(spec.s, int) and 0 < spec.s <= tiling.block  # a single block of keys: nothing to add to
         queries, padded = tiling.queries, -(-spec.width // 16) * 16
         scores = fn.alloca((self.margin + tiling.block + max(tiling.keys, self.unit)) * queries * 4)
         self.scores = fn.gep(scores, i64(self.margin * queries * 4))
@@ -89,7 +90,10 @@ class Stream(ABC):
 
     @abstractmethod
     def accumulate(self, start: Val, count: Val, alpha: list[Val]) -> None:
-        """sums = sums * alpha + the weighted values of keys start .. start + count - 1; padded weights are 0."""
+        """sums = sums * alpha + the weighted values of keys start .. start + count - 1; padded weights are 0.
+
+        `once`: sums hold nothing yet.
+        """
 
     # -- the common part ----------------------------------------------------------------------------------------
     def emit(self) -> None:
@@ -104,7 +108,8 @@ class Stream(ABC):
         if self.causal:
             self.limit = fn.smin(self.limit, fn.add(self.first, self.rows))
         self.load_queries()
-        self._clear()
+        if not self.once:
+            self._clear()
         self.points = [self._point(v) for v in range(tiling.vectors)]
         for point in self.points:
             self.score.prepare(point)

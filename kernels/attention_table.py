@@ -9,7 +9,8 @@ from ..cpu_codegen.builder import Module
 from ..graph.types import DType, bf16, f16, f32
 from ..platforms.target import Target
 from .attention_amx import emit_amx
-from .attention_blocks import emit_blocks
+from .attention_blocks import Family, emit_blocks
+from .attention_pairs import DotFamily
 from .attention_reference import emit_reference
 from .attention_spec import AttentionCode, AttentionSpec, heads_as_queries
 from .attention_vector import VectorFamily
@@ -51,8 +52,8 @@ def _row(dtype: DType, isa: str, features: tuple[str, ...], emit: Emit) -> Atten
     return AttentionKernel(f"attention_{dtype}_{dtype}_{isa}", when, emit)
 
 
-def _vector(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
-    return AttentionCode(emit_blocks(module, target, heads_as_queries(spec), name, VectorFamily()))
+def _blocks(family: Family) -> Emit:
+    return lambda module, target, spec, name: AttentionCode(emit_blocks(module, target, heads_as_queries(spec), name, family))
 
 
 def _reference(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
@@ -64,6 +65,7 @@ _VECTORS = (("avx512", _AVX512), ("avx2", ("avx2", "fma", "f16c")), ("neon", ("n
 
 ATTENTION: tuple[AttentionKernel, ...] = (
     _row(bf16, "amxbf16", ("amx_bf16", *_AVX512), emit_amx),
-    *(_row(dtype, isa, features, _vector) for dtype in (f32, bf16, f16) for isa, features in _VECTORS),
+    _row(bf16, "avx512bf16", ("avx512_bf16", *_AVX512), _blocks(DotFamily())),
+    *(_row(dtype, isa, features, _blocks(VectorFamily())) for dtype in (f32, bf16, f16) for isa, features in _VECTORS),
     AttentionKernel("attention_reference", lambda target, spec: None, _reference),
 )

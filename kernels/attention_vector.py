@@ -6,18 +6,17 @@ them. Only element types other than f32 and columns that are not contiguous are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..cpu_codegen.builder import F32, Function, Val, const, i64
 from ..cpu_codegen.slots import Slots
-from ..graph.dims import Dim
 from ..graph.types import f32
 from ..platforms.target import Target
 from ..stitch.loops import Body
 from .attention_blocks import Family
 from .attention_rows import read_row
-from .attention_spec import AttentionSpec
-from .attention_stream import PADDING, Stream, Tiling
+from .attention_spec import AttentionSpec, HeadStrides
+from .attention_stream import PADDING, Stream, Tiling, up
 
 _UNROLL = 2  # of the loop over the depth; more was measured no faster
 
@@ -66,31 +65,60 @@ class VectorFamily(Family):
 class VectorStream(Stream):
     """`Stream` by fused multiply-adds of f32 vectors."""
 
+    pack = 1
+    """How many neighbours, along the depth and among the keys, an element of 32 bits holds."""
+
     def __init__(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> None:
         super().__init__(fn, target, spec, slots, body, tiling)
-        self.queries = fn.alloca(-(-spec.depth // 16) * 16 * tiling.queries * 4)
         # A register holds a few neighbours to multiply by, one lane after the other, where that is an instruction.
         self.by_lane = "neon" in target.features
         self.ahead = tiling.lanes if self.by_lane else _UNROLL
-        size = spec.dtype.bytes
-        self.k_staged = spec.dtype != f32 or spec.k.col != 1
-        self.v_staged = spec.dtype != f32 or spec.v.col != 1
-        self.k_pitch, self.v_pitch = spec.depth + PADDING, spec.width + PADDING
-        self.k_bytes: Dim = 4 * self.k_pitch if self.k_staged else spec.k.row * size
-        self.v_bytes: Dim = 4 * self.v_pitch if self.v_staged else spec.v.row * size
-        self.k_rows = fn.alloca(tiling.block * self.k_pitch * 4) if self.k_staged else const(self.queries.ty, 0)
-        self.v_rows = fn.alloca(tiling.block * self.v_pitch * 4) if self.v_staged else const(self.queries.ty, 0)
 
     def load_queries(self) -> None:
+        self.queries = self.fn.alloca(-(-self.spec.depth // 16) * 16 * self.tiling.queries * 4)
         self.transpose_queries(self.queries)
+
+    def steps(self, count: Val) -> Val:
+        """Rows of `values` for so many keys."""
+        return self.fn.udiv(up(self.fn, count, self.pack), i64(self.pack))
+
+    def keys(self, start: Val, count: Val) -> tuple[Val, Val]:
+        """Where rows of k are, elements of 32 bits side by side, and how many bytes from one to the next."""
+        return self._f32_rows(self.k, self.spec.k, start, count, self.spec.depth)
+
+    def values(self, start: Val, count: Val) -> tuple[Val, Val]:
+        """The same for v."""
+        return self._f32_rows(self.v, self.spec.v, start, count, self.spec.width)
+
+    def _f32_rows(self, base: Val, strides: HeadStrides, start: Val, count: Val, length: int) -> tuple[Val, Val]:
+        """Rows as the user has them, or copied as f32."""
+        fn, dtype = self.fn, self.spec.dtype
+        row_bytes, col = self.slots.dim(strides.row * dtype.bytes), self.slots.dim(strides.col)
+        first = fn.gep(base, fn.mul(start, row_bytes))
+        if dtype == f32 and strides.col == 1:
+            return first, row_bytes
+
+        def copy(index: Val, to: Val) -> None:
+            read_row(fn, dtype, fn.gep(first, fn.mul(index, row_bytes)), col, length, to, self.tiling.lanes)
+
+        return self.stage(count, length, copy)
+
+    def stage(self, count: Val, length: int, copy: Callable[[Val, Val], None]) -> tuple[Val, Val]:
+        """Calls copy(index, target) for rows of `length` elements of 32 bits in scratch; returns where they are and how far apart."""
+        fn, pitch = self.fn, (length + PADDING) * 4
+        rows = fn.alloca(self.tiling.block * pitch)
+
+        def one(index: Val, _: list[Val]) -> list[Val]:
+            copy(index, fn.gep(rows, fn.mul(index, i64(pitch))))
+            return []
+
+        fn.loop(i64(0), count, 1, [], one)
+        return rows, i64(pitch)
 
     # -- products -----------------------------------------------------------------------------------------------
     def products(self, start: Val, count: Val) -> None:
         fn, tile = self.fn, self.tiling.keys
-        rows = self._rows(self.k, start, self.k_bytes)
-        if self.k_staged:
-            rows = self._stage(self.k, self.spec.k.row, self.spec.k.col, start, count, self.k_rows, self.spec.depth, self.k_pitch)
-        pitch = self.slots.dim(self.k_bytes)
+        rows, pitch = self.keys(start, count)
 
         def whole(at: Val, _: list[Val]) -> list[Val]:
             base = fn.gep(rows, fn.mul(at, pitch))
@@ -107,19 +135,16 @@ class VectorStream(Stream):
         fn.loop(i64(0), full, tile, [], whole)
         fn.loop(full, count, 4, [], rest)
 
-    def _rows(self, base: Val, start: Val, row_bytes: Dim) -> Val:
-        return self.fn.gep(base, self.fn.mul(start, self.slots.dim(row_bytes)))
-
     def _product(self, keys: Sequence[Val], at: Val) -> None:
         """Products of some keys with all queries, to the rows of `scores` from `at` on."""
-        fn, vectors, depth = self.fn, self.tiling.vectors, self.spec.depth
+        fn, vectors, depth = self.fn, self.tiling.vectors, -(-self.spec.depth // self.pack)
 
         def steps(index: Val, values: list[Val], many: int) -> list[Val]:
             columns = [self._scalars(fn.gep(key, index, F32), many) for key in keys]
             for d in range(many):
                 row = self.row(fn.add(index, i64(d))) if index.ref.isdigit() else fn.add(self.row(index), i64(d * self.tiling.queries))
                 query = [fn.load(self.vector, self.place(self.queries, row, v)) for v in range(vectors)]
-                values = self._multiplied(values, [column[d] for column in columns], query)
+                values = self.multiplied(values, [column[d] for column in columns], query)
             return values
 
         start = [const(self.vector, 0.0)] * (len(keys) * vectors)
@@ -131,7 +156,8 @@ class VectorStream(Stream):
             for v in range(vectors):
                 fn.store(values[n * vectors + v], self.place(self.scores, self.row(fn.add(at, i64(n))), v))
 
-    def _multiplied(self, values: list[Val], scalars: Sequence[Val], vectors: Sequence[Val]) -> list[Val]:
+    def multiplied(self, values: list[Val], scalars: Sequence[Val], vectors: Sequence[Val]) -> list[Val]:
+        """values[scalar][vector] + scalar * vector."""
         count = len(vectors)
         return [self.fn.fma(scalars[n // count], vectors[n % count], value) for n, value in enumerate(values)]
 
@@ -141,7 +167,8 @@ class VectorStream(Stream):
         if self.by_lane and count == lanes:
             several = fn.load(self.vector, pointer)
             return [fn.shuffle(several, several, [n] * lanes) for n in range(count)]
-        return [fn.splat(fn.load(F32, fn.gep(pointer, i64(4 * n)) if n else pointer), lanes) for n in range(count)]
+        places = [fn.gep(pointer, i64(4 * n)) if n else pointer for n in range(count)]
+        return [fn.splat(fn.load(F32, place, 4 // self.pack), lanes) for place in places]
 
     # -- weighted values ----------------------------------------------------------------------------------------
     def store_weights(self, row: Val, weights: list[list[Val]]) -> None:
@@ -151,14 +178,12 @@ class VectorStream(Stream):
 
     def accumulate(self, start: Val, count: Val, alpha: list[Val]) -> None:
         fn, width, tile = self.fn, self.spec.width, self.tiling.columns
-        rows = self._rows(self.v, start, self.v_bytes)
-        if self.v_staged:
-            rows = self._stage(self.v, self.spec.v.row, self.spec.v.col, start, count, self.v_rows, width, self.v_pitch)
+        rows, pitch = self.values(start, count)
         done = 0
         for height, times in self._heights(width, tile):
 
             def columns(at: Val, _: list[Val], height: int = height) -> list[Val]:
-                self._weighted(rows, at, height, count, alpha)
+                self._weighted(fn.gep(rows, at, F32), pitch, at, height, self.steps(count), alpha)
                 return []
 
             fn.loop(i64(done), i64(done + height * times), height, [], columns)
@@ -171,30 +196,18 @@ class VectorStream(Stream):
         tiles = -(-width // tile)
         return [(h, n) for h, n in ((-(-width // tiles), width % tiles or tiles), (width // tiles, tiles - (width % tiles or tiles))) if n]
 
-    def _weighted(self, rows: Val, at: Val, height: int, count: Val, alpha: list[Val]) -> None:
-        """A tile of `height` columns of v."""
+    def _weighted(self, base: Val, pitch: Val, at: Val, height: int, steps: Val, alpha: list[Val]) -> None:
+        """A tile of `height` columns of v, which begins at `base`."""
         fn, vectors = self.fn, self.tiling.vectors
         places = [self.place(self.sums, self.row(fn.add(at, i64(n))), v) for n in range(height) for v in range(vectors)]
-        start = [fn.mul(fn.load(self.vector, place), alpha[n % vectors]) for n, place in enumerate(places)]
-        base, pitch = fn.gep(rows, at, F32), self.slots.dim(self.v_bytes)
+        start = [const(self.vector, 0.0)] * len(places)
+        if not self.once:
+            start = [fn.mul(fn.load(self.vector, place), alpha[n % vectors]) for n, place in enumerate(places)]
 
         def key(index: Val, values: list[Val]) -> list[Val]:
             scalars = self._scalars(fn.gep(base, fn.mul(index, pitch)), height)
             weights = [fn.load(self.vector, self.place(self.scores, self.row(index), v)) for v in range(vectors)]
-            return self._multiplied(values, scalars, weights)
+            return self.multiplied(values, scalars, weights)
 
-        for place, value in zip(places, fn.loop(i64(0), count, 1, start, key)):
+        for place, value in zip(places, fn.loop(i64(0), steps, 1, start, key)):
             fn.store(value, place)
-
-    def _stage(self, base: Val, row: Dim, col: Dim, start: Val, count: Val, target: Val, length: int, pitch: int) -> Val:
-        """Copies a block of rows as f32; returns where they are."""
-        fn, dtype = self.fn, self.spec.dtype
-        row_bytes, step = self.slots.dim(row * dtype.bytes), self.slots.dim(col)
-
-        def one(index: Val, _: list[Val]) -> list[Val]:
-            source = fn.gep(base, fn.mul(fn.add(start, index), row_bytes))
-            read_row(fn, dtype, source, step, length, fn.gep(target, fn.mul(index, i64(pitch)), F32), self.tiling.lanes)
-            return []
-
-        fn.loop(i64(0), count, 1, [], one)
-        return target

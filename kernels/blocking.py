@@ -66,7 +66,7 @@ class Blocking:
     @property
     def unpacked_bytes(self) -> int:
         """Room for the panels of a tile, for one piece of k, in variants that write them out before they read them."""
-        return max(v.micro.panels * v.micro.unpacked_bytes(self.k_block) for v in self.variants)
+        return max(v.micro.panels * v.micro.unpacked_panels * v.micro.unpacked_bytes(self.k_block) for v in self.variants)
 
     def pack_late(self, variant: Variant) -> bool:
         """Whether the rows of a block are packed piece by piece, again for each group of panels, as there is no room for all pieces."""
@@ -79,6 +79,7 @@ class Blocking:
 
 def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blocking:
     """Returns the blocking of `spec` with these tiles (most rows first) for the caches of `target`."""
+    micros = _used(spec, micros)
     pieces, k_block = _pieces(target, spec, micros)
     widest = max(micro.panels for micro in micros)
     nr = micros[0].packing.nr
@@ -86,7 +87,7 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     most = min(target.l2 // 2, _STACK_BYTES)
     variants: list[Variant] = []
     for position, micro in enumerate(micros):
-        pitch = _up(k_block, micro.step_k) * micro.layout.element.bits // 8 + _LINE
+        pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
         direct = _direct(spec, micro) and (pieces or 0) * micro.mr * pitch <= most
         rows = _rows(target, spec, micro, pitch * (pieces or 1) if direct else pitch, pieces, panel_block * nr)
         variants.append(Variant(micro, rows, _least(micros[position:]), pitch, direct))
@@ -103,7 +104,7 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     Rows of a tile that are read in place take at most two thirds of L1. Packed ones stream well, measured up to twice that; short
     pieces cost more in loads and stores of accumulators.
     """
-    widest = max(micro.mr * micro.layout.element.bits // 8 for micro in _used(spec, micros))
+    widest = max(-(-micro.mr * micro.step_bytes // micro.step_k) for micro in micros)
     pad = max(micro.packing.pad for micro in micros)
     room = target.l1d * 2 // 3 if micros[0].layout.direct else target.l1d * 4 // 3
     most = max(pad, room // widest // pad * pad)

@@ -34,12 +34,14 @@ class Lhs:
     """How a micro-kernel reads its rows.
 
     element: type in memory. group: [k / group][mr][group] instead of mr rows of `a_pitch` bytes; 0: rows. direct: rows of the user's own
-    matrix will do, whenever k is a multiple of the step and contiguous.
+    matrix will do, whenever k is a multiple of the step and contiguous. step_bytes: elements are only what `MicroKernel.pack_step` makes
+    steps of, each of so many bytes; 0: elements are what is read.
     """
 
     element: Ty
     group: int = 0
     direct: bool = False
+    step_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,15 @@ class MicroKernel(ABC):
         """Elements of the lhs (scalar or vector, integers for bf16) as `layout.element` holds them."""
         return value
 
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a row of the lhs in one step."""
+        return self.layout.step_bytes or self.step_k * self.layout.element.bits // 8
+
+    def pack_step(self, fn: Function, elements: Val, to: Val) -> None:
+        """Writes a step of a row, `layout.step_bytes` bytes, from its `step_k` elements."""
+        raise AssertionError(f"{self.name} reads rows as elements")
+
     @abstractmethod
     def start(self, fn: Function, tile: Tile, kind: Start) -> list[Val]:
         """Returns the initial accumulators; a class whose accumulators are not SSA values sets them and returns nothing."""
@@ -136,13 +147,21 @@ class MicroKernel(ABC):
     def finish(self, fn: Function, tile: Tile, accumulators: list[Val]) -> None:
         """Stores the accumulators into `tile.out`."""
 
+    @property
+    def unpacked_panels(self) -> int:
+        """How many panels of the form that `step` reads a stored one becomes, where that is not the stored form."""
+        return 1
+
     def unpacked_bytes(self, k: int) -> int:
-        """Size of `k` k of a panel in the form that `step` reads, where that is not the stored one; 0: panels are read as they are."""
+        """Size of `k` k of each of them; 0: panels are read as they are stored."""
         del k
         return 0
 
     def emit_unpack(self, module: Module, target: Target) -> tuple[str, int]:
-        """Adds void name(ptr panel, ptr to, i64 steps), which makes that form; returns the name and how many k a step is."""
+        """Adds void name(ptr panel, ptr to, i64 apart, i64 steps), which makes that form; returns the name and how many k a step is.
+
+        apart: bytes from one of the panels that it writes to the next.
+        """
         raise AssertionError(f"{self.name} reads panels as they are")
 
     def enter(self, fn: Function) -> None:
@@ -160,10 +179,11 @@ def emit_tile(module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a
     name += f".groups{micro.packing.group}" if micro.packing.group else ""
     if name in module.functions:
         return name
-    extra = micro.panels * (2 if kind is Start.SUMS else 1)
+    panels = micro.panels * micro.unpacked_panels
+    extra = panels * (2 if kind is Start.SUMS else 1)
     fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra], internal=True)
     a, pitch, out, steps, following = fn.args[:5]
-    b, sums = fn.args[5 : 5 + micro.panels], fn.args[5 + micro.panels :]
+    b, sums = fn.args[5 : 5 + panels], fn.args[5 + panels :]
     tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, lhs_streams)
     accumulators = micro.start(fn, tile, kind)
     accumulators = fn.loop(i64(0), steps, 1, accumulators, lambda index, values: micro.step(fn, tile, index, values))

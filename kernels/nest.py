@@ -218,9 +218,10 @@ class Body:
             return stored
         name, step = micro.emit_unpack(fn.module, self.target)
         steps = fn.udiv(fn.add(count, i64(self.packing.pad - 1)), i64(self.packing.pad))
-        places = [fn.gep(self.unpacked, i64(j * micro.unpacked_bytes(self.blocking.k_block))) for j in range(micro.panels)]
-        for panel, to in zip(stored, places, strict=True):
-            fn.call(name, VOID, [panel, to, fn.mul(steps, i64(self.packing.pad // step))])
+        apart, each = micro.unpacked_bytes(self.blocking.k_block), micro.unpacked_panels
+        places = [fn.gep(self.unpacked, i64(j * apart)) for j in range(micro.panels * each)]
+        for panel, to in zip(stored, places[::each], strict=True):
+            fn.call(name, VOID, [panel, to, i64(apart), fn.mul(steps, i64(self.packing.pad // step))])
         return places
 
     # -- tiles --------------------------------------------------------------------------------------------------

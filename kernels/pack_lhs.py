@@ -28,8 +28,8 @@ def memory_type(dtype: DType) -> Ty:
 
 def emit_pack_lhs(module: Module, target: Target, micro: MicroKernel, pitch: int, contiguous: bool) -> str:
     """Adds the function and returns its name. pitch: bytes from row to row of the scratch. contiguous: col_bytes is the element size."""
-    grouped = micro.layout.group
-    shape = f"groups{micro.mr}x{grouped}x{micro.step_k}" if grouped else f"rows{pitch}x{micro.step_k}"
+    grouped, steps = micro.layout.group, micro.layout.step_bytes
+    shape = f"groups{micro.mr}x{grouped}x{micro.step_k}" if grouped else f"rows{pitch}x{micro.step_k}" + f".{micro.rhs}" * bool(steps)
     name = f"pack_lhs.{micro.isa}.{micro.lhs}.{shape}" + ("" if contiguous else ".strided")
     if name not in module.functions:
         fn = Function(module, name, VOID, [PTR, I64, I64, I64, I64, I64, PTR], internal=True)
@@ -76,12 +76,24 @@ def copy_elements(
 def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguous: bool) -> None:
     source, row_bytes, col_bytes, valid, total, count, scratch = fn.args
     full = target.lanes(max(micro.layout.element.bits, micro.lhs.bits))
-    last = fn.sub(valid, i64(1))
+    last, lanes, pitch_of_k = fn.sub(valid, i64(1)), (full, full // 4, 0), None if contiguous else col_bytes
+    steps = micro.layout.step_bytes
+    elements = fn.alloca(micro.step_k * micro.layout.element.bits // 8) if steps else scratch
 
     def row(index: Val, _: list[Val]) -> list[Val]:
         start = fn.gep(source, fn.mul(fn.smin(index, last), row_bytes))
         to = fn.gep(scratch, index, scale=pitch)
-        copy_elements(fn, micro, start, to, count, (full, full // 4, 0), None if contiguous else col_bytes)
+
+        def step(k: Val, at: list[Val]) -> list[Val]:
+            first = fn.gep(start, k, memory_type(micro.lhs)) if contiguous else fn.gep(start, fn.mul(k, col_bytes))
+            copy_elements(fn, micro, first, elements, fn.smin(fn.sub(count, k), i64(micro.step_k)), lanes, pitch_of_k)
+            micro.pack_step(fn, elements, at[0])
+            return [fn.gep(at[0], i64(steps))]
+
+        if steps:
+            fn.loop(i64(0), count, micro.step_k, [to], step)
+        else:
+            copy_elements(fn, micro, start, to, count, lanes, pitch_of_k)
         return []
 
     fn.loop(i64(0), total, 1, [], row)

@@ -22,6 +22,8 @@ from .weight_only import Small
 
 FEW_ROWS = 4
 Micros = tuple[MicroKernel, ...]
+_Features = tuple[tuple[str, ...], ...]
+_Tall = tuple[tuple[MicroKernel, tuple[str, ...], float], ...]  # tiles for many rows, what each needs beside the family, its rate
 
 
 @dataclass(frozen=True)
@@ -92,17 +94,19 @@ def _emitter(micros: Micros) -> Callable[[Module, Target, GemmSpec, str], GemmCo
     return lambda module, target, spec, name: gemm.emit(module, target, spec, micros, name)
 
 
-def weight_only_row(inner: MicroKernel | None, small: Small, lhs: DType, rhs: DType, features: tuple[str, ...], rate: float) -> Kernel:
-    """A row for integer weights times floats. inner: the tile for many rows; None: for products that never have them.
+def weight_only_row(
+    inner: MicroKernel | None, small: Small, lhs: DType, rhs: DType, features: tuple[str, ...], rate: float, others: _Features = ()
+) -> Kernel:
+    """A row for integer weights times floats. inner: the tile for many rows; None: the small tiles serve them too.
 
-    The row of plain vectors needs no features and no such tile, and is the last one.
+    others: what rows for many rows need that are faster at them; where there is one, the small tiles are for few rows alone.
     """
     sample = weight_only.family(inner, small, lhs, rhs, 64 if rhs == i4 else 0)
 
     def when(target: Target, spec: GemmSpec) -> str | None:
         reason = operands(lhs, rhs, spec) or lacks(target, features)
         if inner is None:
-            return reason or (many_rows(spec, sample[0].mr) if features else None)
+            return reason or (many_rows(spec, max(FEW_ROWS, sample[0].mr)) if any(target.has(*needs) for needs in others) else None)
         step = inner.step_k
         return reason or (f"takes {step} k at a time, the groups have {spec.group}" if spec.group % step else None)
 
@@ -173,25 +177,24 @@ _F32 = (
 def _weights(rhs: DType) -> tuple[Kernel, ...]:
     """The rows for weights of type `rhs` and floats."""
     x, a, w = x86_vector, neon, weight_only
-    tall, narrow, arm = x.fma(16)[0], x.fma(8)[0], a.fmla()[0]
-    return (
-        weight_only_row(None, w.AVX512, f32, rhs, _AVX512, 16),
-        weight_only_row(tall, w.AVX512, f32, rhs, _AVX512, 32),
-        weight_only_row(None, w.AVX2, f32, rhs, _AVX2, 8),
-        weight_only_row(narrow, w.AVX2, f32, rhs, _AVX2, 16),
-        weight_only_row(None, w.NEON, f32, rhs, ("neon",), 4),
-        weight_only_row(arm, w.NEON, f32, rhs, ("neon",), 8),
-        weight_only_row(None, w.AVX512, bf16, rhs, _AVX512, 16),
-        weight_only_row(amx.amx(bf16, bf16)[0], w.AVX512, bf16, rhs, ("amx_bf16", *_AVX512), 512),
-        weight_only_row(x.dot_bf16()[0], w.AVX512, bf16, rhs, ("avx512_bf16", *_AVX512), 64),
-        weight_only_row(tall, w.AVX512, bf16, rhs, _AVX512, 32),
-        weight_only_row(None, w.AVX2, bf16, rhs, _AVX2, 8),
-        weight_only_row(narrow, w.AVX2, bf16, rhs, _AVX2, 16),
-        weight_only_row(None, w.NEON, bf16, rhs, ("neon",), 4),
-        weight_only_row(a.bfmmla()[0], w.NEON, bf16, rhs, ("bf16",), 32),
-        weight_only_row(arm, w.NEON, bf16, rhs, ("neon",), 8),
-        *(weight_only_row(None, w.PLAIN, lhs, rhs, (), 2) for lhs in (f32, bf16)),
+    wide, narrow, arm = (((tiles[0], (), rate),) for tiles, rate in ((x.fma(16), 32), (x.fma(8), 16), (a.fmla(), 8)))
+    wide_halves = ((amx.amx(bf16, bf16)[0], ("amx_bf16",), 512), (x.dot_bf16()[0], ("avx512_bf16",), 64))
+    arm_halves = ((a.bfmmla()[0], ("bf16",), 32), *arm)
+    # The small tiles, what they need, their rate, and the tall ones for f32 and for bf16, where these are faster.
+    families: tuple[tuple[Small, tuple[str, ...], float, _Tall, _Tall], ...] = (
+        (w.AVX512_VNNI, (*_AVX512, "avx512_vnni"), 20, (), wide_halves),
+        (w.AVX512, _AVX512, 16, wide, (*wide_halves, *wide)),
+        (w.AVX_VNNI, (*_AVX2, "avx_vnni"), 10, (), ()),
+        (w.AVX2, _AVX2, 8, narrow, narrow),
+        (w.SDOT, ("neon", "dotprod"), 10, arm, arm_halves),
+        (w.NEON, ("neon",), 4, arm, arm_halves),
     )
+    rows: list[Kernel] = []
+    for small, features, few, *tall in families:
+        for lhs, tiles in zip((f32, bf16), tall, strict=True):
+            rows.append(weight_only_row(None, small, lhs, rhs, features, few, tuple(more for _, more, _ in tiles)))
+            rows += (weight_only_row(inner, small, lhs, rhs, (*features, *more), rate) for inner, more, rate in tiles)
+    return (*rows, *(weight_only_row(None, w.PLAIN, lhs, rhs, (), 2) for lhs in (f32, bf16)))
 
 
 def _reference() -> Kernel:

@@ -1,168 +1,37 @@
-"""Micro-kernels of floats times integer weights: i8, and i4 with a scale for each group of neighbours along k.
+"""Families of micro-kernels of floats times integer weights: i8, and i4 with a scale for each group of neighbours along k.
 
-For few rows reading the weight takes the time, so `WeightMicro` reads it as it is packed, 8 or 4 bits each, and widens it in registers.
-For many rows `Unpacked` writes a panel out as floats once for a block of rows and multiplies with a tile of the float family.
-In both the scale of an i4 weight counts in f32, as dequantizing first would; per-channel scales of i8 are the epilogue's affair.
+For few rows reading the weight takes the time. Where there are dot products of bytes, `weight_digits` multiplies weights as they are
+packed, 8 or 4 bits each; elsewhere `weight_float` widens them in registers. For many rows `Unpacked` writes a panel out as floats
+once for a block of rows and multiplies with a tile of the float family. In all of them the scale of an i4 weight counts in f32, as
+dequantizing first would; per-channel scales of i8 are the epilogue's affair.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..cpu_codegen.builder import F32, I8, I32, I64, PTR, VOID, Function, Module, Val, const, const_vec
-from ..cpu_codegen.convert import narrow, widen
-from ..graph.types import DType, bf16, f32, i4, i8
+from ..cpu_codegen.builder import Function, Module, Val
+from ..graph.types import DType, i4, i8
 from ..platforms.target import Target
-from .micro import Lhs, MicroKernel, Start, Tile, VectorMicro, offset, prefetch
-from .pack_rhs import interleaved
+from .micro import Lhs, MicroKernel, Start, Tile
 from .spec import Packing
+from .weight_digits import UNGROUPED, DigitMicro, SdotDigits, VnniDigits
+from .weight_float import WORD, ExtendMicro, LookupMicro, WeightMicro
 
-WORD = 32
-
-
-@dataclass(frozen=True)
-class WeightMicro(VectorMicro):
-    """A step reads one 32-bit word of each column: 4 or 8 neighbours along k, which shifts take apart.
-
-    family: the instruction set, first part of `isa`. fused: whether it has a fused multiply-add.
-    """
-
-    family: str = "plain"
-    fused: bool = True
-
-    field = "shift"
-
-    @property
-    def isa(self) -> str:  # type: ignore[override]
-        return self.family + self.field
-
-    @property
-    def layout(self) -> Lhs:
-        return Lhs(F32, direct=self.lhs == f32)
-
-    @property
-    def parts(self) -> int:  # type: ignore[override]
-        return WORD // self.rhs.bits
-
-    @property
-    def step_k(self) -> int:
-        return self.parts
-
-    @property
-    def panel_cost(self) -> float:
-        return 3.0
-
-    def convert(self, fn: Function, value: Val) -> Val:
-        return widen(fn, value, bf16) if self.lhs == bf16 else value
-
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
-        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, F32, part)]
-
-    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
-        """Integers of part `part` of the words at `group`, as floats."""
-        word = fn.load(I32.vec(self.lanes), offset(fn, group, WORD // 8 * self.lanes * vector))
-        above = WORD - self.rhs.bits * (part + 1)
-        low = fn.ashr(fn.shl(word, const(word.ty, above)) if above else word, const(word.ty, WORD - self.rhs.bits))
-        return fn.convert("sitofp", low, F32.vec(self.lanes))
-
-    def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
-        return fn.fma(a, b, acc) if self.fused else fn.add(acc, fn.mul(a, b))
-
-    # -- a step -------------------------------------------------------------------------------------------------
-    @property
-    def _each(self) -> int:
-        """Vectors of a panel."""
-        return self.packing.nr // self.lanes
-
-    def _words(self, fn: Function, panel: Val, index: Val) -> tuple[Val, list[Val]]:
-        """The words of step `index` of a panel, and the scales of its vectors, if it has any."""
-        pitch = self.packing.nr * WORD // 8
-        if not self.packing.group:
-            return fn.gep(panel, index, scale=pitch), []
-        number = fn.udiv(index, const(I64, self.packing.group // self.step_k))
-        unit = fn.gep(panel, number, scale=self.packing.unit_bytes(self.rhs))
-        scales = [fn.load(F32.vec(self.lanes), offset(fn, unit, 4 * self.lanes * v)) for v in range(self._each)]
-        within = fn.urem(index, const(I64, self.packing.group // self.step_k))
-        return fn.gep(offset(fn, unit, 4 * self.packing.nr), within, scale=pitch), scales
-
-    def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
-        words, scales = zip(*(self._words(fn, panel, index) for panel in tile.b))
-        scale = [value for each in scales for value in each]
-        # One row: scaling the sum of a step is cheaper than scaling its weights. More rows share the scaled weights.
-        late = bool(scale) and self.mr == 1
-        values = [const(F32.vec(self.lanes), 0)] * self.vectors if late else list(accumulators)
-        for part in range(self.parts):
-            columns = [self.load_b(fn, at, v, part) for at in words for v in range(self._each)]
-            if scale and not late:
-                columns = [fn.mul(b, s) for b, s in zip(columns, scale, strict=True)]
-            for r, a in enumerate(self.load_a(fn, tile, index, part)):
-                for v, b in enumerate(columns):
-                    values[r * self.vectors + v] = self.product(fn, values[r * self.vectors + v], a, b)
-        for at in words if self.ahead else ():
-            prefetch(fn, offset(fn, at, self.ahead * self.packing.nr * WORD // 8))
-        return [self.product(fn, acc, total, s) for acc, total, s in zip(accumulators, values, scale, strict=True)] if late else values
-
-    # -- for many rows ------------------------------------------------------------------------------------------
-    def emit_floats(self, module: Module, target: Target, packing: Packing, dtype: DType) -> str:
-        """Adds void name(ptr panel, ptr to, i64 steps), which writes a panel out as f32 or bf16 in another packing; returns the name."""
-        name = f"unpack.{self.isa}.{self.rhs}x{self.packing.group}.{dtype}x{packing.kr}"
-        if name in module.functions:
-            return name
-        fn = Function(module, name, VOID, [PTR, PTR, I64], internal=True)
-        panel, to, steps = fn.args
-
-        def step(index: Val, _: list[Val]) -> list[Val]:
-            words, scales = self._words(fn, panel, index)
-            row = fn.gep(to, index, scale=self.step_k * packing.nr * dtype.bytes)
-            for v in range(self._each):
-                columns = [self.load_b(fn, words, v, part) for part in range(self.parts)]
-                columns = [fn.mul(b, scales[v]) for b in columns] if scales else columns
-                columns = [narrow(fn, target, b, bf16) for b in columns] if dtype == bf16 else columns
-                for first in range(0, self.parts, packing.kr):
-                    place = (first * packing.nr + v * self.lanes * packing.kr) * dtype.bytes
-                    fn.store(interleaved(fn, columns[first : first + packing.kr]), offset(fn, row, place))
-            return []
-
-        fn.loop(const(I64, 0), steps, 1, [], step)
-        fn.ret()
-        fn.finish()
-        return name
-
-
-@dataclass(frozen=True)
-class ExtendMicro(WeightMicro):
-    """i8 that one instruction loads and widens to 32 bits: x86-64. Rows of k lie one after the other."""
-
-    field = "extend"
-
-    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
-        narrow_ = fn.load(I8.vec(self.lanes), offset(fn, group, part * self.packing.nr + vector * self.lanes))
-        return fn.convert("sitofp", fn.convert("sext", narrow_, I32.vec(self.lanes)), F32.vec(self.lanes))
-
-
-@dataclass(frozen=True)
-class LookupMicro(WeightMicro):
-    """i4 as indices into a register of 16 floats: VPERMPS sees the lowest 4 bits of a lane, which needs no mask and no conversion."""
-
-    field = "lookup"
-
-    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
-        word = fn.load(I32.vec(self.lanes), offset(fn, group, WORD // 8 * self.lanes * vector))
-        index = fn.lshr(word, const(word.ty, 4 * part)) if part else word
-        numbers = const_vec(F32.vec(self.lanes), [n if n < 8 else n - 16 for n in range(16)])
-        return fn.call("llvm.x86.avx512.permvar.sf.512", numbers.ty, [numbers, index])
+LEAST_GROUP = 32  # shorter groups would take longer to join their digits than to multiply
 
 
 @dataclass(frozen=True)
 class Unpacked(MicroKernel):
-    """A tile of a float family, `inner`, on panels that `source` has written out."""
+    """A tile of a float family, `inner`, on panels that `source` has written out. small: names the family's small tiles."""
 
     inner: MicroKernel
     source: WeightMicro
+    small: str = ""
 
     @property
     def isa(self) -> str:  # type: ignore[override]
-        return self.inner.isa + "unpack"
+        return f"{self.inner.isa}unpack{self.small}"
 
     @property
     def step_k(self) -> int:
@@ -183,6 +52,10 @@ class Unpacked(MicroKernel):
 
     def convert(self, fn: Function, value: Val) -> Val:
         return self.inner.convert(fn, value) if self.inner.lhs == self.lhs else self.source.convert(fn, value)
+
+    @property
+    def unpacked_panels(self) -> int:
+        return self.packing.nr // self.inner.packing.nr
 
     def unpacked_bytes(self, k: int) -> int:
         return self.inner.packing.nr * self.inner.rhs.bytes * -(-k // self.packing.pad) * self.packing.pad
@@ -208,37 +81,56 @@ class Unpacked(MicroKernel):
 
 @dataclass(frozen=True)
 class Small:
-    """The tiles of an instruction set for few rows: (rows, panels) of each, columns of a panel, lanes of a vector."""
+    """The tiles of an instruction set for few rows: (rows, panels) of each, columns of a panel, lanes of a vector.
+
+    digits: the class and the tiles that multiply bytes; None: weights are widened.
+    """
 
     family: str
     nr: int
     lanes: int
     tiles: tuple[tuple[int, int], ...]
     fused: bool = True
+    digits: type[DigitMicro] | None = None
 
     def micros(self, lhs: DType, rhs: DType, group: int) -> tuple[WeightMicro, ...]:
         """The family for these operands."""
-        kind = ExtendMicro if self._extends(rhs) else LookupMicro if rhs == i4 and self.lanes == 16 else WeightMicro
-        packing = self.packing(rhs, group)
-        return tuple(kind(mr, panels, packing, lhs, rhs, self.lanes, self.family, self.fused) for mr, panels in self.tiles)
+        kind = self.digits if self.digits and (rhs == i8 or group >= LEAST_GROUP) else self._widening(rhs)
+        return tuple(self._micro(kind, mr, panels, lhs, rhs, group) for mr, panels in self.tiles)
+
+    def source(self, lhs: DType, rhs: DType, group: int) -> WeightMicro:
+        """What writes panels out as floats."""
+        return self._micro(self._widening(rhs), *self.tiles[0], lhs, rhs, group)
 
     def packing(self, rhs: DType, group: int) -> Packing:
         """How the weights lie in memory: rows of k of bytes for instructions that widen them, else words of neighbours along k."""
-        return Packing(self.nr, 1 if self._extends(rhs) else WORD // rhs.bits, group or 32, False, group)
+        kr = 1 if self._extends(rhs) else WORD // rhs.bits
+        return Packing(self.nr, kr, group or (UNGROUPED if self.digits else 32), False, group)
+
+    def _micro(self, kind: type[WeightMicro], mr: int, panels: int, lhs: DType, rhs: DType, group: int) -> WeightMicro:
+        return kind(mr, panels, self.packing(rhs, group), lhs, rhs, self.lanes, self.family, self.fused)
+
+    def _widening(self, rhs: DType) -> type[WeightMicro]:
+        return ExtendMicro if self._extends(rhs) else LookupMicro if rhs == i4 and self.lanes == 16 else WeightMicro
 
     def _extends(self, rhs: DType) -> bool:
-        return rhs == i8 and self.family.startswith("avx")
+        return rhs == i8 and self.family.startswith("avx") and not self.digits
 
 
 AVX512 = Small("avx512", 16, 16, ((8, 2), (4, 4), (1, 4)))
+AVX512_VNNI = Small("avx512vnni", 32, 16, ((2, 1), (1, 1)), digits=VnniDigits)
 AVX2 = Small("avx2", 16, 8, ((4, 1), (1, 2)))
+AVX_VNNI = Small("avxvnni", 32, 8, ((1, 1),), digits=VnniDigits)
 NEON = Small("neon", 12, 4, ((4, 1), (1, 2)))
+SDOT = Small("sdot", 12, 4, ((2, 1), (1, 2)), digits=SdotDigits)
 PLAIN = Small("plain", 8, 4, ((4, 1),), False)
 
 
 def family(inner: MicroKernel | None, small: Small, lhs: DType, rhs: DType, group: int) -> tuple[MicroKernel, ...]:
-    """A family: `inner`, a tall tile of floats on panels as wide as the small ones', and the small tiles."""
+    """A family: `inner`, a tall tile of floats on panels that make up those of the small ones, and the small tiles."""
     few = small.micros(lhs, rhs, group)
     if inner is None:
         return few
-    return (Unpacked(inner.mr, inner.panels, few[0].packing, lhs, rhs, inner, few[0]), *few)
+    tag = "digits" if small.digits else ""
+    panels = inner.nr // small.nr
+    return (Unpacked(inner.mr, panels, few[0].packing, lhs, rhs, inner, small.source(lhs, rhs, group), tag), *few)

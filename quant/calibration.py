@@ -31,12 +31,14 @@ ObserverKey = tuple[str, ActivationScheme]
 class Calibration:
     """A model after its calibration data.
 
-    program: the exported model in floating point, smoothed where the scheme says so. placement: every site with its scheme.
+    program: the exported model in floating point, smoothed where the scheme says so; original: as it was before, with the same names of
+    operations. placement: every site with its scheme.
     observers: of the activations with fixed ranges. sample: the first calls, `scheme.sample` at most. batches: how many were seen.
     weigh: what makes weights integers. means: of each site's result in floating point, by channel, where biases are to be corrected.
     """
 
     program: Program
+    original: Program
     placement: Placement
     scheme: Scheme
     observers: Mapping[ObserverKey, Observer]
@@ -46,9 +48,12 @@ class Calibration:
     means: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def build(self, choice: Mapping[str, OpScheme] | None = None) -> QuantizedModule:
-        """The quantized model. choice: other schemes for some sites, by name; ranges they need must have been observed."""
+        """The quantized model. choice: other schemes for some sites, by name; ranges they need must have been observed.
+
+        What smoothing added serves integers only: without any, the model is the original one.
+        """
         sites, left = self.chosen(choice or {})
-        program = self.program
+        program = self.program if any(site.scheme.quantized for site in sites) else self.original
         graph, attributes = copy.deepcopy(program.graph), dict(scratch_attributes(program))
         _name_operations(graph, self.placement)
         inserter = Inserter(graph, attributes, Constants(graph, attributes), self.ranges(sites), self.weigh)

@@ -52,7 +52,7 @@ def mask_argument(gate: Gate, wanted: str | bool | None) -> MaskArgument | None:
     if wanted is not None and not isinstance(wanted, str):
         raise InputError(f"mask={wanted!r} is not the name of an argument", "quantize(mask=...)", f"choose among {', '.join(gate.names)}")
     name = wanted or _USUAL
-    leaf = next((leaves[0] for argument, leaves in gate.arguments if argument == name and len(leaves) == 1), None)
+    leaf = next((leaves[0] for argument, leaves in gate.arguments if argument == name and [leaf.path for leaf in leaves] == [""]), None)
     if isinstance(leaf, TensorLeaf) and len(leaf.dims) == 2:
         batch, position = (isinstance(d, int) for d in leaf.dims)
         return MaskArgument(name, wanted is not None, (batch, position))

@@ -37,10 +37,11 @@ class FreeDim:
 
 @dataclass(frozen=True)
 class TensorLeaf:
-    """A tensor argument: element type, and for each dimension its size or its freedom."""
+    """A tensor: element type, for each dimension its size or its freedom, and where in the argument it is, as `parts` says."""
 
     dtype: torch.dtype
     dims: tuple[int | FreeDim, ...]
+    path: str = ""
 
     def mismatch(self, value: object, sizes: dict[str, int]) -> str:
         """Why `value` does not fit, or an empty string. `sizes` collects what the symbols stand for in this call."""
@@ -70,9 +71,10 @@ def _is_integer(dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True)
 class ConstantLeaf:
-    """An argument that is part of the program: number, string, None."""
+    """What is part of the program: number, string, None; and where in the argument it is, as `parts` says."""
 
     value: object
+    path: str = ""
 
     def mismatch(self, value: object, sizes: dict[str, int]) -> str:
         """Why `value` does not fit, or an empty string."""
@@ -82,6 +84,19 @@ class ConstantLeaf:
 
 
 Leaf = TensorLeaf | ConstantLeaf
+
+
+def parts(value: object) -> dict[str, Any]:
+    """The leaves of an argument by where they are, such as `[0]['key']`; one that is no container is at the empty path.
+
+    The leaves of a container type that does not name its parts are numbered.
+    """
+    if isinstance(value, torch.Tensor):
+        return {"": value}
+    try:
+        return {pytree.keystr(path): leaf for path, leaf in pytree.tree_leaves_with_path(value)}
+    except ValueError:  # a type registered without keys
+        return {f"<{number}>": leaf for number, leaf in enumerate(pytree.tree_leaves(value))}
 
 
 @dataclass(frozen=True)
@@ -134,13 +149,15 @@ class Gate:
         return [values[name] for name in self.names]
 
     def _check(self, name: str, leaves: tuple[Leaf, ...], value: Any, sizes: dict[str, int]) -> None:
-        given = [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
-        if len(given) != len(leaves):
-            raise InputError(f"argument {name!r} holds {len(given)} values, and held {len(leaves)} in calibration", _PLACE, self._hint())
-        for leaf, part in zip(leaves, given, strict=True):
-            why = leaf.mismatch(part, sizes)
+        given = parts(value)
+        if given.keys() != {leaf.path for leaf in leaves}:
+            held, holds = (", ".join(f"{name}{path}" for path in paths) or "nothing" for paths in ([f.path for f in leaves], given))
+            raise InputError(f"argument {name!r} holds {holds:.200}, and held {held:.200} in calibration", _PLACE, self._hint())
+        for leaf in leaves:
+            why = leaf.mismatch(given[leaf.path], sizes)
             if why:
-                raise InputError(f"argument {name!r} {why}", _PLACE, "calibrate with inputs like those of later calls")
+                what = f"argument {name!r} {why}" if not leaf.path else f"argument {name!r}: {name}{leaf.path} {why}"
+                raise InputError(what, _PLACE, "calibrate with inputs like those of later calls")
 
     def _hint(self) -> str:
         return f"the program was calibrated with ({', '.join(self.names)})"

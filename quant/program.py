@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ..diagnostics.errors import CalibrationError, Unsupported
 from ..graph.exporting import quiet, translated
 from .masking import MaskArgument
-from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf
+from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,9 @@ def _gate(model: nn.Module, exported: ExportedProgram, module: GraphModule) -> G
     args, kwargs = pytree.tree_unflatten([_leaf(value, ranges) for value in flat], spec)
     names = tuple(inspect.signature(module.forward).parameters)
     values = [*args, *kwargs.values()]
-    arguments = tuple((name, tuple(pytree.tree_leaves(value))) for name, value in zip(names, values, strict=True))
+    arguments = tuple(
+        (name, tuple(replace(leaf, path=path) for path, leaf in parts(value).items())) for name, value in zip(names, values, strict=True)
+    )
     parameters = inspect.signature(model.forward).parameters.values()
     if args:
         return Gate(names, arguments, ())

@@ -85,7 +85,7 @@ def calibrate(
         dealt = shards.interleaved(held, scheme.sample)
         sample = tuple(call for _, call in dealt)
         program = export(model, _typical(sample))
-        program = replace(program, mask=mask_argument(program.gate, mask))
+        original = program = replace(program, mask=mask_argument(program.gate, mask))
         placement = place(program.graph, Constants(program.graph, program.attributes), scheme, rules)
         if scheme.smooth is not None:
             program, placement = smoothed(program, placement, scheme.smooth, dealt)
@@ -93,7 +93,7 @@ def calibrate(
         observers, grams, count = calibrated(program, placement, shown)
         weigh = Compensation(program, placement, shards.merged(grams))
         count = sum(shards.gather(count))
-        found = Calibration(program, placement, scheme, shards.merged(observers), sample, count, weigh)
+        found = Calibration(program, original, placement, scheme, shards.merged(observers), sample, count, weigh)
     found = without_outliers(found) if scheme.outliers is not None else found
     return replace(found, means=output_means(program, found.placement, sample)) if scheme.correct_bias else found
 

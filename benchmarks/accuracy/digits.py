@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from torch import nn
+from torch.export import Dim
 
 from accuracy.jobs import Call, Job, Metrics
 from accuracy.models import Digits, digits_data, top1, train_digits_cnn, train_digits_transformer
@@ -22,7 +23,8 @@ def jobs() -> Iterator[Job]:
 
 
 def job(name: str, model: nn.Module, data: Digits) -> Job:
-    return Job(name, model, data.calibration(), (data.test,), partial(_judge, data))
+    shapes = ({0: Dim("batch", min=1, max=1024)},)
+    return Job(name, model, data.calibration(), (data.test,), partial(_judge, data), shapes)
 
 
 def _judge(data: Digits, call: Call) -> Metrics:

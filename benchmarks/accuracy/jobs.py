@@ -11,6 +11,7 @@ from torch import nn
 
 import sashiko
 from sashiko.quant import quantize
+from sashiko.quant.presets import AUTO
 
 Call = Callable[..., torch.Tensor]
 Metrics = Mapping[str, float]
@@ -21,7 +22,8 @@ FP32 = "fp32"
 class Job:
     """batches, example: as `sashiko.quantize` and `sashiko.compile` take them. judge: the accuracy of a way to call the model.
 
-    timed: keyword arguments of the call whose time is measured, None for none.
+    timed: keyword arguments of the call whose time is measured, None for none. score: what a search is judged by, higher is better; it
+    may fall by `max_drop`.
     """
 
     name: str
@@ -31,6 +33,8 @@ class Job:
     judge: Callable[[Call], Metrics]
     dynamic_shapes: Any = None
     timed: Mapping[str, torch.Tensor] | None = None
+    score: Callable[[Metrics], float] = lambda metrics: next(iter(metrics.values()))
+    max_drop: float = 0.005
 
 
 @dataclass
@@ -60,7 +64,8 @@ class Peer:
 
 
 def own_rows(job: Job, presets: Sequence[str]) -> Iterator[Row]:
-    """fp32 and each preset, simulated and compiled. What fails leaves its reason in the row."""
+    """fp32 and each preset, simulated and compiled, and for `auto` also what the search makes of it. What fails leaves its reason in the
+    row."""
     for preset in (FP32, *presets):
         row = Row(job.name, "sashiko", preset)
         try:
@@ -71,6 +76,25 @@ def own_rows(job: Job, presets: Sequence[str]) -> Iterator[Row]:
         except Exception as error:  # a benchmark reports what does not work and goes on
             row.failure = reason(error)
         yield row
+    if AUTO in presets:
+        yield searched_row(job)
+
+
+def searched_row(job: Job, budget: float = 60.0) -> Row:
+    """The fastest mix of precisions that loses at most `job.max_drop`, found within `budget` seconds. The note says how fast it is."""
+    row = Row(job.name, "sashiko", f"{AUTO}, searched")
+    try:
+        fast = sashiko.quantize_and_compile(
+            job.model, job.batches, preset=AUTO, eval_fn=lambda call: job.score(job.judge(call)), max_drop=job.max_drop, budget_s=budget,
+            dynamic_shapes=job.dynamic_shapes, progress=False,
+        )
+        assert fast.quantized is not None and fast.search is not None
+        row.call, row.compiled, row.simulated = fast, job.judge(fast), job.judge(fast.quantized)
+        ratios = [f"{fast.search.speed(other):.2f} x {other}" for other in ("fp32", "bf16")]
+        row.note = f"{', '.join(ratios)}; {len(fast.search.trials)} mixes judged, {fast.search.seconds:.0f} s"
+    except Exception as error:  # as above
+        row.failure = reason(error)
+    return row
 
 
 def peer_rows(job: Job, peers: Mapping[tuple[str, str], Callable[[Job], Peer]]) -> Iterator[Row]:

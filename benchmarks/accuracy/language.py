@@ -115,4 +115,8 @@ def jobs(settings: Settings = Settings(), batch: int = 16) -> Iterator[Job]:
     def judge(call: Call) -> Metrics:
         return {"perplexity": perplexity(call, held_out, batch)}
 
-    yield Job("language model", model, calibration(settings.context, batch=batch), (held_out[:batch, :-1].contiguous(),), judge)
+    example = (held_out[:batch, :-1].contiguous(),)
+    # The search bounds the relative increase.
+    yield Job(
+        "language model", model, calibration(settings.context, batch=batch), example, judge, score=lambda m: -math.log(m["perplexity"])
+    )

@@ -18,6 +18,7 @@ from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import make
 from ...graph.types import DType, bf16, f32
 
+_VIEWS = ("reshape", "permute", "expand")
 # How many operands, counted from the first, are multiplied.
 _FACTORS = {"linear": 2, "group_linear": 1, "matmul": 2, "attention": 3}
 
@@ -35,7 +36,10 @@ def lower_precision(graph: Graph, dtype: DType = bf16, select: Callable[[Value],
         if value.op == "cast" and value.inputs[0].dtype == dtype:
             return value.inputs[0]
         if value not in casts:
-            casts[value] = make("cast", value, attrs=A.CastAttrs(dtype))
+            # Before the views of it, where it can be part of what computes the value.
+            viewed = value.op in _VIEWS
+            source, attrs = (narrow(value.inputs[0]), value.attrs) if viewed else (value, A.CastAttrs(dtype))
+            casts[value] = make(value.op if viewed else "cast", source, attrs=attrs, origin=value.origin, name=value.name if viewed else "")
         return casts[value]
 
     def visit(old: Value, inputs: tuple[Value, ...]) -> Value:

@@ -74,6 +74,12 @@ def test_rows_of_presets_and_failures(data: Digits) -> None:
     assert "int3" in unknown.failure and unknown.call is None and not unknown.compiled
 
 
+def test_what_the_search_finds_is_a_row(data: Digits, transformer: DigitsTransformer) -> None:
+    fp32, _, searched = own_rows(job("digits", transformer, data), ["auto"])
+    assert searched.preset == "auto, searched" and not searched.failure
+    assert searched.compiled["top-1"] >= fp32.compiled["top-1"] - 0.005 and "x bf16" in searched.note
+
+
 def test_rows_of_peers(data: Digits) -> None:
     def missing(job: Job) -> Peer:
         raise ImportError("no module\nand more")

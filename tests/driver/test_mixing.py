@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sashiko.driver.judge import Judge, goal_of
+from sashiko.driver.judge import Judge, Verdict, goal_of
 from sashiko.driver.measure import regions
 from sashiko.driver.mixing import Move, Rung, fewest, hull, moved, moves, worthwhile
 from sashiko.quant.calibrate import call_of
@@ -44,21 +44,23 @@ def test_moves_are_in_order_of_error_per_second() -> None:
     assert moved({"a": "int8", "b": "int8"}, steps[:2]) == {"a": "rows", "b": "fp32"}
 
 
-@pytest.mark.parametrize("needed", range(1, 14))
-def test_bisection_finds_the_least(needed: int) -> None:
+@pytest.mark.parametrize("needed", range(1, 65))
+@pytest.mark.parametrize("guess", [0, 1, 6, 32, 63, 64])
+def test_galloping_finds_the_least(guess: int, needed: int) -> None:
     asked: list[int] = []
 
     def passes(count: int) -> bool:
         asked.append(count)
         return count >= needed
 
-    assert fewest(13, passes) == needed
-    assert len(asked) <= 4 and 13 not in asked
+    assert fewest(64, guess, passes) == needed
+    assert 64 not in asked and len(asked) == len(set(asked))
+    assert len(asked) <= 2 * math.log2(1 + abs(needed - guess)) + 3
 
 
-def test_bisection_that_is_stopped_returns_what_is_known_to_pass() -> None:
+def test_a_search_that_is_stopped_returns_what_is_known_to_pass() -> None:
     verdicts = iter([True, None])
-    assert fewest(16, lambda count: next(verdicts)) == 8
+    assert fewest(16, 8, lambda count: next(verdicts)) == 8
 
 
 def test_the_judge_compares_every_result_and_skips_masks() -> None:
@@ -75,8 +77,18 @@ def test_the_judge_compares_every_result_and_skips_masks() -> None:
     assert judge.error(lambda x: (x, model(x)[1], model(x)[2] + 1)) == 1.0
 
 
+def test_how_much_of_the_error_meets_the_goal() -> None:
+    model = nn.Linear(2, 2).eval()
+    calls = [call_of(model, torch.ones(1, 2), 1)]
+    judge = Judge(goal_of(lambda candidate: 1.0, 0.1, 0.2), model, calls)
+    assert judge.share(Verdict(True, 0.95, 0.1)) == 1.0
+    assert judge.share(Verdict(False, 0.6, 0.1)) == pytest.approx(0.25)
+    assert judge.share(Verdict(False, 0.6, 0.8)) == pytest.approx(0.0625)
+
+
 def test_the_sample_is_shortened_for_the_budget() -> None:
     model = nn.Linear(4, 4).eval()
     calls = [call_of(model, torch.ones(2, 4), 1)] * 4
     assert len(Judge(goal_of(None, None, 0.1), model, calls, seconds=0.0).sample) == 1
     assert len(Judge(goal_of(None, None, 0.1), model, calls).sample) == 4
+    assert len(Judge(goal_of(lambda candidate: 1.0, 0.1, None), model, calls).sample) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from torch.export import Dim
 import sashiko
 from sashiko.diagnostics.errors import InputError
 from sashiko.driver.judge import Goal, goal_of
-from sashiko.driver.levels import FLOAT, NARROW, QUANTIZED, ROWS, Lab
+from sashiko.driver.levels import FLOAT, NARROW, QUANTIZED, ROWS, Capture, Lab, Runnable
 from sashiko.driver.measure import Example, HostTimer
 from sashiko.driver.model import CompiledModel
 from sashiko.driver.quantized import find
@@ -74,17 +75,23 @@ FASTER = {QUANTIZED: 1.0, ROWS: 1.5, NARROW: 5.0, FLOAT: 3.0}
 SLOWER = {QUANTIZED: 3.0, ROWS: 3.0, NARROW: 5.0, FLOAT: 2.0}
 
 
-@functools.cache
-def lab(outlier: float) -> Lab:
-    """The models of `net(outlier)`, compiled once for all tests."""
-    x = data()[0]
+def capture(x: torch.Tensor) -> Capture:
+    """Compiles for calls like x."""
 
     def make(module: nn.Module, precision: str, wide: frozenset[str]) -> CompiledModel:
         del wide  # no mix of these tests has both bf16 and fp32
         return sashiko.compile(module, (x,), precision=precision)
 
+    return lambda module: functools.partial(make, module)
+
+
+@functools.cache
+def lab(outlier: float) -> Lab:
+    """The models of `net(outlier)`, compiled once for all tests."""
+    x = data()[0]
+
     calibration = calibrate(net(outlier), data(), PRESETS["int8-symmetric"])
-    return Lab(calibration, make, frozenset(site.name for site in calibration.placement.sites))
+    return Lab(calibration, capture(x), frozenset(site.name for site in calibration.placement.sites))
 
 
 def searched(
@@ -164,7 +171,7 @@ def test_rows_are_tried_before_floating_point() -> None:
         return -float(sum(errors))
 
     calibration = calibrate(model, batches, PRESETS["int8-symmetric"])
-    mixes = Lab(calibration, lambda m, p, w: sashiko.compile(m, (batches[0],), precision=p), frozenset(("first", "bad", "last")))
+    mixes = Lab(calibration, capture(batches[0]), frozenset(("first", "bad", "last")))
     fast = find(mixes, model, goal_of(eval_fn, 0.2, None, 100.0), FakeTimer(FASTER), narrow=False)
     assert set(precisions(fast).values()) == {"int8 per row"}
 
@@ -183,6 +190,13 @@ def test_a_mix_that_is_slower_as_a_whole_is_not_returned() -> None:
     assert [(c.name, c.seconds, c.meets) for c in fast.search.candidates] == [("fp32", 3.0, True), ("mix", 4.0, True)]
     assert fast.search.notes == ("the best mix takes 4e+03 ms, fp32 takes 3e+03 ms",)
     assert {site.reason for site in fast.search.sites} == {"the model as a whole was faster in fp32"}
+
+
+def test_a_mix_that_is_hardly_faster_is_not_returned() -> None:
+    fast = searched(FakeTimer(FASTER, whole={"mix": 2.95}), narrow=False)
+    assert fast.search is not None and fast.search.chosen == "fp32"
+    fast = searched(FakeTimer(FASTER, whole={"mix": 2.9}), narrow=False)
+    assert fast.search is not None and fast.search.chosen == "mix"
 
 
 def test_bf16_wins_where_it_is_fastest_and_accurate_enough() -> None:
@@ -220,6 +234,36 @@ def test_eval_fn_decides() -> None:
     assert fast.quantized is not None and fast.quantized.record.metric is not None
 
 
+def test_a_mix_to_be_judged_takes_calls_of_any_form_and_size() -> None:
+    mixes, model = lab(1.0), net()
+    mix = mixes.all_at(QUANTIZED)
+    runnable = mixes.runnable(mix)
+    x = data()[0]
+    assert torch.equal(runnable(x), mixes.compiled(mix)(x)) and torch.equal(runnable(x=x), runnable(x))
+    assert runnable.refused == 0 and not runnable.training
+    assert torch.equal(runnable(x[:3]), mixes.simulated(mix)(x[:3])) and runnable.refused == 1
+    with pytest.raises(InputError, match="argument 'x'"):
+        runnable(x[:, :5])
+    assert relative_error(model, runnable) < 0.05
+
+
+@pytest.mark.parametrize(("size", "told"), [(16, False), (3, True)])
+def test_an_expensive_eval_fn_judges_code_where_its_calls_fit(size: int, told: bool) -> None:
+    seen: list[Any] = []
+
+    def eval_fn(candidate: Callable[..., Any]) -> float:
+        time.sleep(0.3)  # as long as a compilation may take
+        seen.append(candidate)
+        with torch.no_grad():
+            return -float((candidate(data()[0][:size]) - net(1000.0)(data()[0][:size])).norm())
+
+    slow = Lab(lab(1000.0).calibration, capture(data()[0]), lab(1000.0).quantized)
+    fast = find(slow, net(1000.0), goal_of(eval_fn, 0.1, None, 3.0), FakeTimer({**FASTER, ROWS: 3.5}), narrow=False)
+    assert isinstance(seen[1], Runnable) and seen[1].refused == told
+    assert all(isinstance(model, QuantizedModule) for model in seen[2:]) or not told
+    assert fast.search is not None and fast.search.chosen in ("mix", "fp32")
+
+
 def test_without_time_there_is_one_look_and_an_answer() -> None:
     model = net(1000.0)
     scores = Scores(model)
@@ -243,7 +287,7 @@ def test_an_eval_fn_that_gives_no_number(result: object, words: str) -> None:
 
 def test_an_eval_fn_that_raises() -> None:
     def eval_fn(model: Any) -> float:
-        if isinstance(model, QuantizedModule):
+        if not isinstance(model, Net):
             raise ValueError("no labels")
         return 1.0
 

@@ -63,6 +63,7 @@ CASES = (
     Case("decode", 2, 4, 1, 1, 133, 64, 64, "padding"),
     Case("one_key", 1, 2, 2, 5, 1, 16, 16),
     Case("odd", 1, 1, 1, 7, 11, 13, 9, "keep", columns=True),
+    Case("uneven", 1, 2, 2, 21, 13, 7, 5),
     Case("long", 1, 2, 2, 50, 515, 24, 40, "added", dynamic=True),
 )
 SYMBOLS = {"B": symbol("B", 1, 64), "M": symbol("M", 1, 4096), "S": symbol("S", 1, 4096)}

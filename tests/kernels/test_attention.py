@@ -22,6 +22,8 @@ from tests.kernels.attention_cases import CASES, Case, Emit, check, problem, run
 from tests.kernels.tile_emulation import EmulatedTiles
 
 BY_NAME = {case.name: case for case in CASES}
+BY_ROW = {row.name: row for row in ATTENTION}
+DOTS = replace(X86_64_V4, name="x86_64_v4_bf16", features=X86_64_V4.features | {"avx512_bf16"})
 # AVX-512 is tried once: where this machine has it, by the machine itself.
 MACHINES = [p for p in runners() if p.id != X86_64_V4.name]
 
@@ -32,6 +34,10 @@ def selected(module: Module, target: Target, spec: AttentionSpec, name: str) -> 
 
 def emulated(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
     return emit_amx(module, target, spec, name, EmulatedTiles())
+
+
+def dotted(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
+    return BY_ROW["attention_bf16_bf16_avx512bf16"].emit(module, target, spec, name)
 
 
 def referenced(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
@@ -45,7 +51,7 @@ def test_f32(runner: Runner, case: Case) -> None:
     check(run(runner, selected, given), given)
 
 
-@pytest.mark.parametrize("runner", MACHINES)
+@pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("name", ["bert", "keep", "odd", "decode"])
 def test_bf16(runner: Runner, name: str) -> None:
     given = problem(BY_NAME[name], bf16)
@@ -65,6 +71,13 @@ def test_amx_on_emulated_tiles(runner: Runner, case: Case) -> None:
     check(run(runner, emulated, given), given)
 
 
+@pytest.mark.parametrize("runner", runners(host_only=True, needs=["avx512_bf16"]))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bf16_dots(runner: Runner, case: Case) -> None:
+    given = problem(case, bf16)
+    check(run(runner, dotted, given), given)
+
+
 @pytest.mark.parametrize("runner", MACHINES)
 @pytest.mark.parametrize("dtype", [f32, bf16, f16, f64], ids=str)
 @pytest.mark.parametrize("name", ["keep", "odd"])
@@ -73,19 +86,33 @@ def test_reference_row(runner: Runner, dtype: DType, name: str) -> None:
     check(run(runner, referenced, given), given)
 
 
-@pytest.mark.parametrize("emit", [selected, emulated, referenced])
+@pytest.mark.parametrize("emit", [selected, emulated, dotted, referenced])
 @pytest.mark.parametrize("runner", runners(host_only=True, needs=["avx512bw", "avx512vl"])[:1])
 def test_nan_stays_in_its_row_and_infinite_scores_do_not_hide(runner: Runner, emit: Emit) -> None:
     """A NaN in a query makes exactly its row NaN, and so does a score of +inf, as inf - inf in a softmax does."""
-    given = problem(BY_NAME["plain"], bf16 if emit is emulated else f32)
+    short = emit in (emulated, dotted)
+    if emit is dotted and not runner.target.has("avx512_bf16"):
+        pytest.skip("this machine lacks avx512_bf16")
+    given = problem(BY_NAME["plain"], bf16 if short else f32)
     q = given.arrays[0].reshape(2, 3, 20, 32)
-    bits = 0x7FC0 if emit is emulated else float("nan")
+    bits = 0x7FC0 if short else float("nan")
     q[1, 2, 5, 7] = bits
-    huge = 0x7F00 if emit is emulated else 2.0**127
+    huge = 0x7F00 if short else 2.0**127
     q[0, 1, 19] = huge
     got = run(runner, emit, given)
     broken = got.isnan().any(-1)
     assert broken[1, 2, 5] and broken[0, 1, 19] and got[1, 2, 5].isnan().all() and broken.sum() == 2
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+@pytest.mark.parametrize("runner", MACHINES)
+def test_what_follows_the_keys_does_not_matter(runner: Runner, dtype: DType) -> None:
+    """The number of keys is odd and the next head's are NaN, which stays in that head."""
+    given = problem(BY_NAME["plain"], dtype)
+    for array in given.arrays[1:]:
+        array.reshape(2, 3, 37, 32)[:, 1] = 0x7FC0 if dtype == bf16 else float("nan")
+    got = run(runner, selected, given)
+    assert got[:, 1].isnan().all() and not got[:, ::2].isnan().any()
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.mask in ("padding", "added", "keep", "causal")])
@@ -110,6 +137,8 @@ def test_causal_scores_are_recognized() -> None:
 def test_selection_tells_why() -> None:
     bf16_spec, f32_spec, f64_spec = (problem(BY_NAME["bert"], dtype).spec for dtype in (bf16, f32, f64))
     assert select(X86_64_AMX, bf16_spec).kernel.name == "attention_bf16_bf16_amxbf16"
+    assert select(DOTS, bf16_spec).kernel.name == "attention_bf16_bf16_avx512bf16"
+    assert select(DOTS, f32_spec).kernel.name == "attention_f32_f32_avx512"
     chosen = select(X86_64_V3, bf16_spec)
     assert chosen.kernel.name == "attention_bf16_bf16_avx2"
     assert dict(chosen.refusals)["attention_bf16_bf16_amxbf16"] == "x86_64_v3 lacks amx_bf16, avx512f, avx512bw, avx512vl, avx512dq"
@@ -119,6 +148,14 @@ def test_selection_tells_why() -> None:
     assert last.kernel is ATTENTION[-1] and len(last.refusals) == len(ATTENTION) - 1
     wide = replace(f32_spec, width=2048)
     assert select(X86_64_V4, wide).kernel is ATTENTION[-1]
+
+
+@pytest.mark.parametrize("name", ["bert", "uneven", "odd"])
+def test_dots_are_instructions(name: str) -> None:
+    module = Module()
+    select(DOTS, problem(BY_NAME[name], bf16).spec).kernel.emit(module, DOTS, problem(BY_NAME[name], bf16).spec, "attention")
+    text = jit.assembly(module.text(), DOTS)
+    assert all(word in text for word in ("vdpbf16ps", "vcvtne2ps2bf16"))
 
 
 @pytest.mark.parametrize("name", ["bert", "grouped", "odd"])

@@ -19,8 +19,9 @@ from sashiko.kernels import amx, table
 from sashiko.kernels.packing import pack_grouped, packed_group
 from sashiko.kernels.spec import GemmSpec, Packing
 from sashiko.kernels.table import Kernel
-from sashiko.kernels.weight_only import AVX512
-from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4
+from sashiko.kernels.weight_digits import UNGROUPED, DigitMicro
+from sashiko.kernels.weight_only import AVX512, AVX512_VNNI, LEAST_GROUP
+from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.target import Target
 from tests.emulation import Runner, runners
 from tests.kernels.products import Case, M, array, halves, random, spec_of
@@ -29,9 +30,11 @@ from tests.kernels.tile_emulation import EmulatedTiles
 FEW = symbol("M", 1, 4)
 ROWS = tuple(row for row in table.TABLE if row.micros and row.micros[0].lhs.is_float and row.micros[0].rhs in (i4, i8))
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+_AMX = amx.amx(bf16, bf16, EmulatedTiles())[0]
 EMULATED = tuple(
-    replace(table.weight_only_row(amx.amx(bf16, bf16, EmulatedTiles())[0], AVX512, bf16, rhs, _AVX512, 1), name=f"emulated_amx_{rhs}")
+    replace(table.weight_only_row(_AMX, small, bf16, rhs, needs, 1), name=f"emulated_amx_{rhs}_{needs[-1]}")
     for rhs in (i8, i4)
+    for small, needs in ((AVX512, _AVX512), (AVX512_VNNI, (*_AVX512, "avx512_vnni")))
 )
 
 
@@ -90,9 +93,19 @@ def run(runner: Runner, row: Kernel, case: Case, group: int) -> None:
     # k + 2 roundings of an f32 sum, one of a scaled weight, one of the sum of a step; where weights become bf16, that rounding.
     narrow = 2.0**-9 if rhs == i4 and lhs == bf16 and _narrows(row) else 0.0
     allowed = ((case.k + 4) * 2.0**-24 + narrow) * (left.abs() @ real.abs().mT)
+    if any(isinstance(micro, DigitMicro) for micro in row.micros) and (rhs == i8 or group >= LEAST_GROUP):
+        allowed = allowed + digits_bound(left, real, packed_group(group) if rhs == i4 else UNGROUPED)
     for result in arrays[2:]:
         difference = (torch.from_numpy(result).double() - left @ real.mT).abs()
         assert bool((difference <= allowed).all()), f"{case} in groups of {group}: {(difference / allowed).max().item():.3g} of the bound"
+
+
+def digits_bound(x: torch.Tensor, real: torch.Tensor, step: int) -> torch.Tensor:
+    """What rounding x [m, k] to digits, step by step, may do to its product with real [n, k] at most: see `weight_digits`."""
+    pad = -x.shape[1] % step
+    steps = [torch.nn.functional.pad(t.double().abs(), (0, pad)).unflatten(1, (-1, step)) for t in (x, real)]
+    most, weights = steps[0].amax(2), steps[1].sum(2)
+    return torch.maximum(2.0**-23 * (1 + 2.0**-6) * most, torch.tensor(2.0**-127).double()) @ weights.mT
 
 
 def _narrows(row: Kernel) -> bool:
@@ -156,11 +169,14 @@ def test_groups_must_divide_k_and_fill_words(group: int) -> None:
     (X86_64_V4, f32, i4, FEW, "gemm_f32_f32_i4_8x32x8_avx512lookup"),
     (X86_64_V3, f32, i4, FEW, "gemm_f32_f32_i4_4x16x8_avx2shift"),
     (X86_64_V3, bf16, i8, M, "gemm_f32_bf16_i8_6x16x1_avx2unpack"),
-    (X86_64_AMX, bf16, i4, M, "gemm_f32_bf16_i4_32x32x8_amxbf16unpack"),
-    (X86_64_AMX, bf16, i8, FEW, "gemm_f32_bf16_i8_8x32x1_avx512extend"),
-    (NEOVERSE_N1, f32, i8, M, "gemm_f32_f32_i8_8x12x4_fmlaunpack"),
-    (NEOVERSE_N1, f32, i4, FEW, "gemm_f32_f32_i4_4x12x8_neonshift"),
-    (NEOVERSE_N2, bf16, i8, M, "gemm_f32_bf16_i8_8x12x4_bfmmlaunpack"),
+    (X86_64_VNNI, f32, i8, M, "gemm_f32_f32_i8_2x32x4_avx512vnnidigits"),
+    (X86_64_VNNI, bf16, i4, M, "gemm_f32_bf16_i4_2x32x8_avx512vnnidigits"),
+    (X86_64_AMX, f32, i4, M, "gemm_f32_f32_i4_2x32x8_avx512vnnidigits"),
+    (X86_64_AMX, bf16, i4, M, "gemm_f32_bf16_i4_32x32x8_amxbf16unpackdigits"),
+    (X86_64_AMX, bf16, i8, FEW, "gemm_f32_bf16_i8_2x32x4_avx512vnnidigits"),
+    (NEOVERSE_N1, f32, i8, M, "gemm_f32_f32_i8_8x12x4_fmlaunpackdigits"),
+    (NEOVERSE_N1, f32, i4, FEW, "gemm_f32_f32_i4_2x12x8_sdotdigits"),
+    (NEOVERSE_N2, bf16, i8, M, "gemm_f32_bf16_i8_8x12x4_bfmmlaunpackdigits"),
 ])
 def test_the_fastest_row_is_selected(target: Target, lhs: DType, rhs: DType, m: Dim, name: str) -> None:
     assert table.select(target, weight_spec(Case(1, 64, 256), lhs, rhs, 64, m)).kernel.name == name

@@ -166,3 +166,145 @@ def test_compiled(preset: str, weights: str, kind: str) -> None:
     tolerance = 0.02 if preset == "int8-dynamic" else 1e-5
     assert bool(actual.isfinite().all())
     assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+class Nested(nn.Module):
+    """Takes {"a": (x, y), "b": [z]} and a number; all [B, K]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(K, 8)
+
+    def forward(self, parts: Any, factor: float = 1.0) -> torch.Tensor:
+        x, y = parts["a"]
+        result: torch.Tensor = self.linear(x + y * factor) + self.linear(parts["b"][0])
+        return result
+
+
+class Indexed(nn.Module):
+    """A table behind which there is a linear; int64 [B, S] -> [B, S, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(8, K), nn.Linear(K, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.linear(self.table(ids))
+        return result
+
+
+class Doubled(nn.Module):
+    """A model without parameters."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+X, Y, Z = (torch.randn(4, K, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+NESTED: dict[str, Any] = {
+    "good": ({"a": (X, Y), "b": [Z]},),
+    "other order": ({"b": [Z], "a": (X, Y)},),
+    "a list for a tuple": ({"a": [X, Y], "b": [Z]},),
+    "by name": {"parts": {"a": (X, Y), "b": [Z]}},
+    "another batch size": ({"a": (X[:2], Y[:2]), "b": [Z[:2]]},),
+    "a bare tensor": (X,),
+    "another key": ({"a": (X, Y), "c": [Z]},),
+    "a key too few": ({"a": (X, Y)},),
+    "a key too many": ({"a": (X, Y), "b": [Z], "c": X},),
+    "one deeper": ({"a": ((X,), Y), "b": [Z]},),
+    "one flatter": ({"a": (X, Y), "b": Z},),
+    "a tensor too many": ({"a": (X, Y, Z), "b": [Z]},),
+    "a tensor too few": ({"a": (X,), "b": [Z]},),
+    "empty inside": ({"a": (X, Y), "b": []},),
+    "all empty": ({},),
+    "a number for a tensor": ({"a": (X, 1.0), "b": [Z]},),
+    "none for a tensor": ({"a": (X, None), "b": [Z]},),
+    "an array for a tensor": ({"a": (X, Y.numpy()), "b": [Z]},),
+    "complex inside": ({"a": (X, Y), "b": [Z.to(torch.complex64)]},),
+    "integers inside": ({"a": (X, Y.long()), "b": [Z]},),
+    "NaN inside": ({"a": (X, Y), "b": [Z.where(Z < 1, float("nan"))]},),
+    "another width inside": ({"a": (X, Y), "b": [Z[:, :8]]},),
+    "another batch size inside": ({"a": (X, Y), "b": [Z[:3]]},),
+    "another number": ({"a": (X, Y), "b": [Z]}, 2.0),
+}
+FITTING = ("good", "other order", "a list for a tuple", "by name", "another batch size")
+
+
+def applied(call: Any, function: Callable[..., Any]) -> Any:
+    return function(**call) if isinstance(call, dict) else function(*call)
+
+
+@pytest.mark.parametrize("kind", sorted(NESTED))
+def test_nested_arguments(kind: str) -> None:
+    """Containers are compared by the places of their leaves, both in calibration and when the result is called."""
+    torch.manual_seed(0)
+    original = Nested().eval()
+    small = quantize(original, [NESTED["good"]])
+    if kind in FITTING:
+        sound(quantize(original, [NESTED["good"], NESTED[kind]]), original, [NESTED[kind]])
+        assert torch.equal(applied(NESTED[kind], small), applied(NESTED[kind], quantize(original, [NESTED["good"]])))
+        return
+    with pytest.raises(CalibrationError, match="batch 2"):
+        quantize(original, [NESTED["good"], NESTED[kind]])
+    if kind != "NaN inside":  # as the model does, the module computes with it
+        with pytest.raises(InputError, match="argument"):
+            applied(NESTED[kind], small)
+
+
+@pytest.mark.parametrize("x", [(X,), [X], {"x": X}, ((X,),), {}, (), None], ids=str)
+def test_a_container_is_no_tensor(x: Any) -> None:
+    small = quantize(model("good", False), [X])
+    with pytest.raises(InputError, match=r"argument 'input'"):
+        small(x)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [(torch.tensor([[1, 2]]), torch.tensor([[1.0, 2.0]]), "float32, and was torch.int64"),
+     (torch.tensor([[1, 2]]), torch.tensor([[9, 0]]), "batch 2"),
+     (torch.tensor([[1.0, 2.0]]), torch.tensor([[1, 2]]), "batch 1"), (torch.tensor([[True]]), torch.tensor([[1]]), "batch 1"),
+     (torch.tensor([[-1, 2]]), torch.tensor([[1, 2]]), "batch 1")],
+    ids=["reals for indices", "an index too great", "reals first", "bools first", "an index below zero"],
+)
+def test_faulty_indices(first: torch.Tensor, second: torch.Tensor, words: str) -> None:
+    with pytest.raises(CalibrationError, match=words):
+        quantize(Indexed().eval(), [first, second])
+
+
+def test_integers_of_another_width_are_the_same_indices() -> None:
+    ids = torch.tensor([[1, 2, 3], [0, 7, 4]])
+    small = quantize(Indexed().eval(), [ids, ids.int()])
+    assert torch.equal(small(ids), small(ids.int()))
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 20])
+@pytest.mark.parametrize("preset", ["int8", "int8-entropy"])
+def test_data_that_breaks_off(after: int, preset: str) -> None:
+    """Before the first batch, within the sample and behind it; the error says where, and keeps the cause."""
+    with pytest.raises(CalibrationError, match=f"{after + 1}.*disk on fire") as caught:
+        quantize(model("good", True), raising([data("good")] * after), preset=preset)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("preset", NAMES)
+def test_a_model_without_parameters(preset: str) -> None:
+    small = quantize(Doubled().eval(), [X], preset=preset)
+    assert torch.equal(small(Y), 2 * Y) and not small.record.sites
+    assert "nothing was quantized" in small.report()
+
+
+def test_a_model_of_complex_numbers_is_left_as_it_is() -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(K, 8, dtype=torch.complex64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.linear(x)
+            return result
+
+    original, x = Complex().eval(), X.to(torch.complex64)
+    small = quantize(original, [x])
+    with torch.no_grad():
+        assert torch.equal(small(x), original(x))
+    assert not small.record.sites and len(small.record.left_out) == 1

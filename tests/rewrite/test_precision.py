@@ -72,3 +72,14 @@ def test_other_types_are_left_alone() -> None:
     w = b.cast(b.constant(WEIGHT), bf16)
     graph = Graph((X,), (b.linear(b.cast(X, bf16), w), b.exp(X)))
     assert ops(lower_precision(graph)) == ops(graph)
+
+
+def test_a_cast_comes_before_the_views_of_what_it_casts() -> None:
+    x = b.input_(0, f32, (2, 3, 8))
+    heads = b.permute(b.reshape(b.add(x, x), (2, 3, 2, 4)), (0, 2, 1, 3))
+    graph = lower_precision(Graph((x,), (b.attention(heads, heads, heads, scale=0.5),)))
+    assert ops(graph) == ["add", "cast", "reshape", "permute", "attention", "cast"], "a part of what computes the value"
+    data = torch.randn(2, 3, 8)
+    narrow = (data + data).bfloat16().view(2, 3, 2, 4).transpose(1, 2)
+    expected = torch.nn.functional.scaled_dot_product_attention(*[narrow.float()] * 3, scale=0.5)
+    assert (run(graph, [data])[0] - expected).abs().max() <= 2**-7 * expected.abs().max()

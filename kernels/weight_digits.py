@@ -1,0 +1,228 @@
+"""Micro-kernels for few rows of floats times integer weights that multiply the weights as they are stored, with dot products of bytes.
+
+Widening every weight to a float costs more than reading it. Here the floats become integers instead, once for all columns: the elements
+of a row that share a step are X * scale, where scale is a power of two and |X| < 2^23 has three balanced digits,
+X = d0 + 2^8 d1 + 2^16 d2 with d in [-128, 127] (the splitting of Ozaki et al., 2012, to fixed point). Then
+
+    sum of x w = scale * (S0 + 2^8 S1 + 2^16 S2),    S_j = sum of d_j w, exact in i32.
+
+An element is rounded to a multiple of scale <= 2^-22 (1 + 2^-7) max|x| over its step, so what a step adds is off by no more than
+2^-23 (1 + 2^-6) max|x| sum|w| and the roundings of an f32 sum; where max|x| < 2^-104, by 2^-127 sum|w|. Infinities and NaN give what f32
+products of the same step give.
+
+A step of a packed row is [-u * sum of d_0, -u * sum of d_1, -u * sum of d_2: i32][scale: f32][3][step_k: i8], the digits in the
+order in which words of weights hold the neighbours. Instructions that take one operand unsigned get w + u; the sums undo that.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import gcd
+
+from ..cpu_codegen.builder import F32, I8, I32, Function, Val, const, i64
+from ..cpu_codegen.convert import round_to_int
+from ..graph.types import i4
+from .micro import Lhs, Tile, offset, prefetch
+from .weight_float import WORD, WeightMicro
+
+DIGITS = 3
+HEADER = 4 * (DIGITS + 1)
+UNGROUPED = 64
+_SCALE = HEADER - 4
+_LINE = 64
+_INFINITY = 0x7F800000
+_HALF_DIGITS = 0x808080
+
+
+@dataclass(frozen=True)
+class DigitMicro(WeightMicro):
+    """A step is a group of neighbours along k that have one scale, or `UNGROUPED` of them."""
+
+    field = "digits"
+    ahead = 1
+    unsigned = False  # whether the instruction takes the weights unsigned
+
+    @property
+    def step_k(self) -> int:
+        return self.packing.group or UNGROUPED
+
+    @property
+    def layout(self) -> Lhs:
+        return Lhs(F32, step_bytes=HEADER + DIGITS * self.step_k)
+
+    @property
+    def panel_cost(self) -> float:
+        return 1.0
+
+    @abstractmethod
+    def dot(self, fn: Function, acc: Val, weights: Val, digits: Val) -> Val:
+        """Adds to every 32-bit lane of acc the products of its four bytes of weights (plus `shift`, if unsigned) and of digits."""
+
+    @property
+    def shift(self) -> int:
+        """What is added to a weight before it is multiplied."""
+        return 1 << (self.rhs.bits - 1) if self.unsigned else 0
+
+    @property
+    def quads(self) -> int:
+        """Operands of four bytes in a word: its even nibbles, then its odd ones; or the word itself."""
+        return self.parts // 4
+
+    def place_of(self, k: int) -> int:
+        """Where the digit of neighbour `k` of a word stands among those of the word."""
+        return k % self.quads * 4 + k // self.quads
+
+    # -- rows ---------------------------------------------------------------------------------------------------
+    def pack_step(self, fn: Function, floats: Val, to: Val) -> None:
+        lanes = gcd(self.step_k, 16)
+        ints = I32.vec(lanes)
+        bits = [fn.load(ints, offset(fn, floats, 4 * at)) for at in range(0, self.step_k, lanes)]
+        sizes = [fn.and_(value, const(ints, 0x7FFFFFFF)) for value in bits]
+        largest = sizes[0]
+        for value in sizes[1:]:
+            largest = fn.smax(largest, value)
+        most = fn.call(f"llvm.vector.reduce.smax.{ints.mangled}", I32, [largest])
+        factor, scale = self._scales(fn, most)
+        fn.store(scale, offset(fn, to, _SCALE))
+        sums = [const(ints, 0)] * DIGITS
+        for n, (value, size) in enumerate(zip(bits, sizes, strict=True)):
+            # Beside infinities and NaN everything finite counts as 0, and they themselves as 1 or -1, times a scale of infinity or NaN.
+            one = fn.or_(fn.and_(value, const(ints, -(1 << 31))), const(ints, 0x3F800000))
+            x = fn.mul(fn.convert("bitcast", value, F32.vec(lanes)), fn.splat(factor, lanes))
+            odd = fn.icmp("sge", size, const(ints, _INFINITY))
+            whole = round_to_int(fn, fn.select(odd, fn.convert("bitcast", one, F32.vec(lanes)), x), 32)
+            # With half a digit added to each digit they are the plain bytes of the number, from 0 to 255.
+            digits = fn.xor(fn.add(whole, const(ints, _HALF_DIGITS)), const(ints, _HALF_DIGITS))
+            for j in range(DIGITS):
+                low = fn.convert("trunc", fn.lshr(digits, const(ints, 8 * j)) if j else digits, I8.vec(lanes))
+                order = sorted(range(lanes), key=lambda k: k // self.parts * self.parts + self.place_of(k % self.parts))
+                fn.store(fn.shuffle(low, low, order), offset(fn, to, HEADER + j * self.step_k + n * lanes), 1)
+                sums[j] = fn.add(sums[j], fn.convert("sext", low, ints))
+        for j, total in enumerate(sums):
+            whole = fn.call(f"llvm.vector.reduce.add.{ints.mangled}", I32, [total])
+            fn.store(fn.mul(whole, const(I32, -self.shift)), offset(fn, to, 4 * j))
+
+    @staticmethod
+    def _scales(fn: Function, most: Val) -> tuple[Val, Val]:
+        """1 / scale and scale for a step whose largest magnitude has the bits `most`; 0 and that magnitude if it is not finite."""
+        # max|x| (1 + 2^-7) has the exponent e, and X = x 2^(22 - e): below 2^23 / (1 + 2^-7), so that three balanced digits hold it.
+        above = fn.mul(fn.convert("bitcast", most, F32), const(F32, 1 + 2.0**-7))
+        exponent = fn.and_(fn.lshr(fn.convert("bitcast", above, I32), const(I32, 23)), const(I32, 255))
+        exponent = fn.smax(exponent, const(I32, 23))  # both powers of two are normal numbers then
+        finite = fn.icmp("slt", most, const(I32, _INFINITY))
+        factor = fn.shl(fn.sub(const(I32, 276), exponent), const(I32, 23))
+        scale = fn.shl(fn.sub(exponent, const(I32, 22)), const(I32, 23))
+        pair = (fn.select(finite, factor, const(I32, 0)), fn.select(finite, scale, most))
+        return fn.convert("bitcast", pair[0], F32), fn.convert("bitcast", pair[1], F32)
+
+    # -- a step -------------------------------------------------------------------------------------------------
+    def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
+        panels = [fn.gep(panel, index, scale=self.packing.unit_bytes(self.rhs) * self.step_k // self.packing.unit_k) for panel in tile.b]
+        each = self.packing.nr // self.lanes
+        vectors = [offset(fn, panel, 4 * self.lanes * v) for panel in panels for v in range(each)]
+        scales = [fn.load(F32.vec(self.lanes), at) for at in vectors] if self.packing.group else []
+        words = [offset(fn, at, 4 * self.packing.nr) for at in vectors] if scales else vectors
+        start = fn.gep(tile.a, index, scale=self.layout.step_bytes)
+        rows = [fn.gep(start, fn.mul(i64(r), tile.a_pitch)) for r in range(self.mr)]
+        factors = [fn.load(F32, offset(fn, row, _SCALE)) for row in rows]
+        totals = self._totals(fn, rows, words)
+        odd = [fn.fcmp("ueq", factor, const(F32, float("inf"))) for factor in factors]
+        some = odd[0]
+        for value in odd[1:]:
+            some = fn.or_(some, value)
+        totals = [fn.mul(total, fn.splat(factors[n // self.vectors], self.lanes)) for n, total in enumerate(totals)]
+        totals = fn.branch(some, lambda: self._of_infinities(fn, rows, words, factors, odd, totals), lambda: totals)
+        if not scales:
+            return [fn.add(acc, total) for acc, total in zip(accumulators, totals, strict=True)]
+        return [self.product(fn, acc, t, scales[n % self.vectors]) for n, (acc, t) in enumerate(zip(accumulators, totals, strict=True))]
+
+    def _totals(self, fn: Function, rows: list[Val], words: list[Val]) -> list[Val]:
+        """Sums of integer products over a step, as f32, for every row and vector."""
+        ints, pitch, count = I32.vec(self.lanes), self.packing.nr * WORD // 8, self.step_k // self.parts
+        unroll = gcd(count, 4)
+        size = self.mr * self.vectors
+
+        def first(row: Val, j: int) -> Val:
+            return fn.splat(fn.load(I32, offset(fn, row, 4 * j)), self.lanes) if self.shift else const(ints, 0)
+
+        def some(begin: Val, sums: list[Val]) -> list[Val]:
+            values = list(sums)
+            for n in range(unroll):
+                at = fn.add(begin, i64(n))
+                operands = [self._quads_of(fn, fn.load(ints, fn.gep(word, at, scale=pitch))) for word in words]
+                for word in words[:: _LINE // (4 * self.lanes)] if self.ahead else ():
+                    prefetch(fn, fn.gep(offset(fn, word, self.ahead * pitch), at, scale=pitch))
+                for quad in range(self.quads):
+                    for j in range(DIGITS):
+                        for r, row in enumerate(rows):
+                            place = offset(fn, row, HEADER + j * self.step_k + 4 * quad)
+                            digits = fn.splat(fn.load(I32, fn.gep(place, at, scale=self.parts)), self.lanes)
+                            for v, weights in enumerate(operands):
+                                position = (j * self.mr + r) * self.vectors + v
+                                values[position] = self.dot(fn, values[position], weights[quad], digits)
+            return values
+
+        sums = [value for j in range(DIGITS) for row in rows for value in [first(row, j)] * self.vectors]
+        sums = fn.loop(i64(0), i64(count), unroll, sums, some)
+        low, middle, high = (sums[j * size : (j + 1) * size] for j in range(DIGITS))
+        return [self._joined(fn, *each) for each in zip(low, middle, high, strict=True)]
+
+    def _joined(self, fn: Function, low: Val, middle: Val, high: Val) -> Val:
+        """low + 2^8 middle + 2^16 high with two roundings; a step has at most 2^8 k, so that the two lower sums fit 31 bits."""
+        floats = F32.vec(self.lanes)
+        lower = fn.convert("sitofp", fn.add(fn.shl(middle, const(middle.ty, 8)), low), floats)
+        return fn.fma(fn.convert("sitofp", high, floats), const(floats, 65536.0), lower)
+
+    def _quads_of(self, fn: Function, word: Val) -> list[Val]:
+        """The operands of `dot` in words of weights."""
+        if self.rhs != i4:
+            return [fn.xor(word, const(word.ty, -0x7F7F7F80))] if self.shift else [word]
+        if self.shift:
+            word = fn.xor(word, const(word.ty, -0x77777778))
+            return [fn.and_(value, const(word.ty, 0x0F0F0F0F)) for value in (word, fn.lshr(word, const(word.ty, 4)))]
+        bytes_ = fn.convert("bitcast", word, I8.vec(4 * self.lanes))
+        four = const(bytes_.ty, 4)
+        return [fn.convert("bitcast", fn.ashr(value, four), word.ty) for value in (fn.shl(bytes_, four), bytes_)]
+
+    def _of_infinities(
+        self, fn: Function, rows: list[Val], words: list[Val], factors: list[Val], odd: list[Val], totals: list[Val]
+    ) -> list[Val]:
+        """The totals, in rows with infinities or NaN (`odd`) as sums of their f32 products with weights."""
+        pitch = self.packing.nr * WORD // 8
+
+        def word(at: Val, sums: list[Val]) -> list[Val]:
+            values = list(sums)
+            for part in range(self.parts):
+                columns = [self.load_b(fn, fn.gep(start, at, scale=pitch), 0, part) for start in words]
+                for r, row in enumerate(rows):
+                    place = offset(fn, row, HEADER + self.place_of(part))
+                    sign = fn.load(I8, fn.gep(place, at, scale=self.parts))
+                    x = fn.mul(fn.convert("sitofp", sign, F32), factors[r])
+                    x = fn.select(fn.icmp("eq", sign, const(I8, 0)), const(F32, 0), x)
+                    for v, column in enumerate(columns):
+                        values[r * self.vectors + v] = self.product(fn, values[r * self.vectors + v], fn.splat(x, self.lanes), column)
+            return values
+
+        zeros = [const(F32.vec(self.lanes), 0)] * len(totals)
+        sums = fn.loop(i64(0), i64(self.step_k // self.parts), 1, zeros, word)
+        return [fn.select(odd[n // self.vectors], s, t) for n, (s, t) in enumerate(zip(sums, totals, strict=True))]
+
+
+@dataclass(frozen=True)
+class VnniDigits(DigitMicro):
+    """x86-64: VPDPBUSD."""
+
+    unsigned = True
+
+    def dot(self, fn: Function, acc: Val, weights: Val, digits: Val) -> Val:
+        return fn.call(f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}", acc.ty, [acc, weights, digits])
+
+
+@dataclass(frozen=True)
+class SdotDigits(DigitMicro):
+    """AArch64: SDOT."""
+
+    def dot(self, fn: Function, acc: Val, weights: Val, digits: Val) -> Val:
+        operands = [fn.convert("bitcast", value, I8.vec(16)) for value in (weights, digits)]
+        return fn.call("llvm.aarch64.neon.sdot.v4i32.v16i8", acc.ty, [acc, *operands])

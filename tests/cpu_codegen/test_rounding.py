@@ -1,0 +1,56 @@
+"""Where a product and a sum are rounded once, and where they must not be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sashiko.graph.types import f32
+from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis
+from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same
+from tests.emulation import Runner
+
+SIZE = 67
+AXIS = axis("c", SIZE)
+
+
+def combined(runner: Runner, op: str, both_products: bool) -> tuple[torch.Tensor, ...]:
+    """x, y, z and x y `op` z, or x y `op` x y z."""
+    x, y, z = (normal(SIZE, seed=n) for n in range(3))
+    builder = BodyBuilder()
+    places = buffers(builder, x, y, z, empty(SIZE))
+    a, b, c = (builder.load(place, AXIS) for place in places[:3])
+    other = builder.op("mul", f32, builder.op("mul", f32, a, b), c) if both_products else c
+    builder.store(places[3], AXIS, builder.op(op, f32, builder.op("mul", f32, a, b), other))
+    return run(runner, LoopKernel("combined", builder.finish(), None, SIZE), [x, y, z, empty(SIZE)])
+
+
+@pytest.mark.parametrize("runner", few())
+@pytest.mark.parametrize("op", ["add", "sub"])
+def test_a_product_and_a_sum_are_rounded_once(runner: Runner, op: str) -> None:
+    x, y, z, got = combined(runner, op, False)
+    product = x.double() * y.double()
+    exact = product + z.double() if op == "add" else product - z.double()
+    same(got, exact.float())
+    assert not torch.equal(got, x * y + z if op == "add" else x * y - z), "the data shows no difference"
+
+
+@pytest.mark.parametrize("runner", few())
+@pytest.mark.parametrize("op", ["add", "sub"])
+def test_of_two_products_none_is_rounded_less(runner: Runner, op: str) -> None:
+    """Else x y - x y would not be 0."""
+    x, y, z, got = combined(runner, op, True)
+    same(got, x * y + x * y * z if op == "add" else x * y - x * y * z)
+
+
+@pytest.mark.parametrize("runner", few())
+def test_sums_of_products_are_as_exact_as_ever(runner: Runner) -> None:
+    x = normal(5, SIZE)
+    builder = BodyBuilder()
+    source, target = buffers(builder, x, empty(5))
+    row = axis("r", 5)
+    value = builder.load(source, SIZE * row + AXIS)
+    builder.store(target, row, reduce(builder, "sum", builder.op("mul", f32, value, value)))
+    _, got = run(runner, LoopKernel("squares", builder.finish(), 5, SIZE), [x, empty(5)])
+    exact = (x.double() ** 2).sum(1)
+    assert ((got.double() - exact).abs() <= SIZE * 2.0**-24 * exact).all()
