@@ -20,7 +20,7 @@ from ..cpu_codegen import jit
 from ..diagnostics import env
 from ..diagnostics.errors import InvalidGraph
 from ..platforms.target import Target
-from . import runner
+from . import runner, turns
 from .constants import Constants, ConstantSet
 from .frames import MAX_FRAMES, MIN_WORK, Context, Machine
 from .inputs import PLAIN, Argument, bind, checked
@@ -145,6 +145,8 @@ class Executable:
         pointers = inputs + [result.data_ptr() for result in results]
         threads = torch.get_num_threads() if self._runner.threads else 1
         failed = 0
+        order = turns.TURNS
+        order.take()
         try:
             context = self._contexts.pop()
         except IndexError:
@@ -164,6 +166,7 @@ class Executable:
                 self._refresh(used)
         finally:
             self._contexts.append(context)
+            order.give()
         if failed:
             raise IndexError(f"an index is out of range in {segment.sections[failed - 1].label}")
         return results

@@ -18,6 +18,7 @@ from .memory import Arena
 from .plan import NativeSegment, Operand, Section, Step
 from .records import Numbers, SegmentRecord, ShapeRecord, number
 from .runner import HEADER, SECTION, STEP
+from .turns import CALLERS
 
 # Scalar operations below which a section is not split, and twice the least that a thread is woken for. Measured with kernels of 3 and
 # 22 operations an element on a 2.5 GHz AVX-512 machine with 2 cores: one thread does 25 to 40 operations in 1 ns, so this is 13 to
@@ -127,6 +128,7 @@ class _Writer:
         words[8] = max((words[sections + at * SECTION + 5] for at in range(len(segment.sections))), default=1)
         for word, target in ((1, table), (3, externals), (4, sections)):
             self._point(word, target)
+        words[9] = ctypes.addressof(CALLERS)
         if self._site.watch:
             words[7] = self._site.constants.watch
         else:

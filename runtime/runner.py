@@ -2,7 +2,8 @@
 
 It is the same code for every model; what differs is the frame, a block of 8-byte words that `frames.py` writes:
 
-    header    10 words: status (i32), patches, patch count, externals, sections, first section, end section, watch, most threads, 0
+    header    10 words: status (i32), patches, patch count, externals, sections, first section, end section, watch, most threads,
+              the callers that run and those that wait (address of two words)
     patch     3 words: address of a slot, number of an external pointer, bytes to add
     section   8 words: steps, step count, units, units in a block, grain, threads, 0, 0
     step      4 words: kernel, its slots, rows of one unit, domain
@@ -153,19 +154,25 @@ def _emit_run(module: Module) -> None:
         return [f.or_(before[0], f.call("row_changed", I64, [_row(f, rows, number, ROW)]))]
 
     (changed,) = f.loop(i64(0), _int(f, watch, 1), 1, [i64(0)], check)
-    threads = _int(f, frame, 8)
+    most = _int(f, frame, 8)
     state = f.alloca(team.BYTES)
-
-    def together() -> list[Val]:
-        team.emit_begin(f, state, frame, threads)
-        f.call("GOMP_parallel", VOID, [Val(PTR, "@plan_member"), state, f.convert("trunc", threads, I32), const(I32, 0)])
-        return [_int(f, state, team.RESULT)]
 
     def alone() -> list[Val]:
         return [f.call("run_sections", I64, [frame, state])]
 
+    def several() -> list[Val]:
+        threads = team.emit_begin(f, state, frame, most, _pointer(f, frame, 9))
+
+        def together() -> list[Val]:
+            f.call("GOMP_parallel", VOID, [Val(PTR, "@plan_member"), state, f.convert("trunc", threads, I32), const(I32, 0)])
+            return [_int(f, state, team.RESULT)]
+
+        (result,) = f.branch(f.icmp("sgt", threads, i64(1)), together, alone)
+        team.emit_end(f, _pointer(f, frame, 9))
+        return [result]
+
     def unchanged() -> list[Val]:
-        return f.branch(f.icmp("sgt", threads, i64(1)), together, alone)
+        return f.branch(f.icmp("sgt", most, i64(1)), several, alone)
 
     (result,) = f.branch(f.icmp("ne", changed, i64(0)), lambda: [i64(CHANGED)], unchanged)
     f.ret(result)

@@ -5,6 +5,7 @@ range of units in whole grains; which share is which depends on the section alon
 cache. The leader says which section is on, and everybody claims shares, the own one first. A thread that is not there, because the
 machine runs something else on its core, takes none: the leader does its shares and waits only for shares that somebody has begun. So
 a busy core costs what it would have helped, and a caller inside a parallel region, whose team is one thread, gets the right result.
+Runs that are under way at once divide the threads: beside many callers each uses its own thread only.
 
 A share is claimed by raising its word from the number of the section before to that of the section that is on, both counted from 1.
 Every share of every section is claimed once, so who comes too late with an old number finds all words raised and can do no harm.
@@ -25,9 +26,9 @@ ON, SECTION, FRAME, RESULT, THREADS, TOTAL, DONE, SHARES = 0, 1, 2, 3, 4, 5, 8, 
 MOST = 512  # threads of a run
 BYTES = 8 * (SHARES + MOST)
 _HOME = -1
-# Looks at a word before the core is offered to others, some 50 to 100 us, and how often it is offered before a follower goes home. It
-# is missed only where one section is much longer than that and has no shares; it would be in the way of many callers on few cores.
-_PATIENCE, _OFFERS = 4096, 64
+# Looks at a word before the core is offered to others, some 50 to 100 us, and how often it is offered before a follower goes home:
+# after some 10 ms where nobody else wants the core, and after a few turns of the others where they do.
+_PATIENCE, _OFFERS = 4096, 1 << 15
 
 
 def word(f: Function, base: Val, number: int) -> Val:
@@ -35,8 +36,12 @@ def word(f: Function, base: Val, number: int) -> Val:
     return f.gep(base, i64(number), I64)
 
 
-def emit_begin(f: Function, state: Val, frame: Val, threads: Val) -> None:
-    """Writes the state of a run that begins."""
+def emit_begin(f: Function, state: Val, frame: Val, most: Val, callers: Val) -> Val:
+    """Writes the state of a run that begins and counts it as running; returns its number of threads, a fair part of `most`."""
+    running = f.emit(I64, f"atomicrmw add ptr {callers.ref}, i64 1 monotonic, align 8")
+    waiting = f.emit(I64, f"load atomic i64, ptr {word(f, callers, 1).ref} monotonic, align 8")
+    others = f.add(running, waiting)
+    threads = f.smax(f.udiv(most, f.add(others, i64(1))), i64(1))
     for number in (ON, RESULT, TOTAL, DONE):
         f.store(i64(0), word(f, state, number))
     f.store(frame, word(f, state, FRAME), 8)
@@ -47,6 +52,12 @@ def emit_begin(f: Function, state: Val, frame: Val, threads: Val) -> None:
         return []
 
     f.loop(i64(0), threads, 1, [], share)
+    return threads
+
+
+def emit_end(f: Function, callers: Val) -> None:
+    """The run is over."""
+    f.emit(I64, f"atomicrmw sub ptr {callers.ref}, i64 1 monotonic, align 8")
 
 
 def emit_dismiss(f: Function, state: Val) -> None:
@@ -110,10 +121,12 @@ def emit_follow(module: Module, arch: str) -> None:
 
 
 def _emit_share(module: Module) -> None:
-    """run_share(section, share): the units of one share, shares differing by one grain at most; nothing beyond the section's threads."""
-    f = Function(module, "run_share", VOID, [PTR, I64], internal=True)
-    section, share = f.args
-    units, grain, parts = (f.load(I64, word(f, section, n)) for n in (2, 4, 5))
+    """run_share(section, share, threads): the units of one share, shares differing by one grain at most; nothing beyond the section's
+    own number of threads."""
+    f = Function(module, "run_share", VOID, [PTR, I64, I64], internal=True)
+    section, share, threads = f.args
+    units, grain, wanted = (f.load(I64, word(f, section, n)) for n in (2, 4, 5))
+    parts = f.smin(wanted, threads)
     grains = f.udiv(f.sub(f.add(units, grain), i64(1)), grain)
 
     def run() -> list[Val]:
@@ -135,7 +148,7 @@ def _shares(f: Function, state: Val, number: Val, threads: Val, first: Val) -> N
         place = f.gep(word(f, state, SHARES), share, I64)
 
         def run() -> list[Val]:
-            f.call("run_share", VOID, [f.load(PTR, word(f, state, SECTION), 8), share])
+            f.call("run_share", VOID, [f.load(PTR, word(f, state, SECTION), 8), share, threads])
             f.emit(I64, f"atomicrmw add ptr {word(f, state, DONE).ref}, i64 1 acq_rel, align 8")
             return []
 

@@ -1,0 +1,93 @@
+"""Whose turn it is: no more native runs at once than there are cores.
+
+More callers than cores would only take the cores from one another in the middle of a run, with cold caches after each switch and some
+callers far behind; so they wait for a turn instead, in the order of their coming. A waiting caller holds no memory of the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from _thread import LockType, allocate_lock
+from collections import deque
+from queue import Empty, SimpleQueue
+
+# Callers that run with several threads, which native code counts, and callers that wait: among so many are the cores to be shared.
+CALLERS = (ctypes.c_int64 * 2)()
+
+
+class Turns:
+    """`count` turns. Who finds one takes it without a lock; the others queue up, and a turn that ends goes to the first of them."""
+
+    def __init__(self, count: int) -> None:
+        self._free: SimpleQueue[None] = SimpleQueue()
+        for _ in range(count):
+            self._free.put(None)
+        self._get, self._put = self._free.get_nowait, self._free.put
+        self._waiting: deque[LockType] = deque()
+        self._lock = threading.Lock()
+
+    def take(self) -> None:
+        """Returns when it is the caller's turn."""
+        if not self._waiting:
+            try:
+                self._get()
+                return
+            except Empty:
+                pass
+        self._queue_up()
+
+    def give(self) -> None:
+        """Ends a turn."""
+        if not self._waiting or not self._hand_over():
+            self._put(None)
+            # Somebody may have begun to wait in between; either sees the other, since each writes before it looks.
+            if self._waiting and self._found() and not self._hand_over():
+                self._free.put(None)
+
+    def _found(self) -> bool:
+        try:
+            self._get()
+        except Empty:
+            return False
+        return True
+
+    def _hand_over(self) -> bool:
+        if not self._waiting:
+            return False
+        with self._lock:
+            if not self._waiting:
+                return False
+            first = self._waiting.popleft()
+            CALLERS[1] = len(self._waiting)
+        first.release()
+        return True
+
+    def _queue_up(self) -> None:
+        mine = allocate_lock()
+        mine.acquire()
+        with self._lock:
+            self._waiting.append(mine)
+            if len(self._waiting) == 1 and self._found():
+                self._waiting.pop()
+                return
+            CALLERS[1] = len(self._waiting)
+        mine.acquire()
+
+
+def _turns() -> Turns:
+    return Turns(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+TURNS = _turns()
+
+
+def _renew() -> None:
+    """In a forked child, where the threads that had turns are gone."""
+    global TURNS
+    TURNS, CALLERS[0], CALLERS[1] = _turns(), 0, 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
