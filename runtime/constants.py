@@ -32,11 +32,29 @@ class Seen:
 
 def look(tensor: torch.Tensor) -> Seen:
     """The present state of a watched tensor."""
+    return Seen(_version(tensor), tensor.data_ptr())
+
+
+def _version(tensor: torch.Tensor) -> int:
     try:
-        version = tensor._version
+        return tensor._version
     except RuntimeError:  # made under inference mode; it never gets a version, whatever `is_inference()` says later
-        version = NO_VERSION
-    return Seen(version, tensor.data_ptr())
+        return NO_VERSION
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Tensors that constants are derived from: as they were then, and their data of then. Keeping the data keeps its address from
+    being given to other data, which would look unchanged."""
+
+    seen: tuple[Seen, ...]
+    held: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> Watched:
+        """The present state of tensors. What other threads change meanwhile is noticed at the next look."""
+        held = tuple(tensor.detach() for tensor in tensors)
+        return cls(tuple(Seen(_version(t), data.data_ptr()) for t, data in zip(tensors, held, strict=True)), held)
 
 
 class Handles:
@@ -65,10 +83,11 @@ class ConstantSet:
     """Derived constants. `pointers[i]` is the address of constant i; `watch` that of the watch words of runner.py; `frame` that of
     a frame that only watches. `in_python`: the watched tensors that native code does not look at."""
 
-    def __init__(self, tensors: tuple[torch.Tensor, ...], seen: tuple[Seen, ...], handles: Sequence[int]) -> None:
+    def __init__(self, tensors: tuple[torch.Tensor, ...], watched: Watched, handles: Sequence[int]) -> None:
         self.tensors = tensors
         self.pointers = tuple(tensor.data_ptr() for tensor in tensors)
-        self.seen = seen
+        self._watched = watched
+        self.seen = seen = watched.seen
         # Native code must not ask for a version that does not exist: that throws.
         native = [n for n, state in enumerate(seen) if handles and state.version != NO_VERSION]
         self.in_python = tuple(n for n in range(len(seen)) if n not in set(native))
@@ -91,11 +110,11 @@ class Constants:
         self._position = {key: position for position, key in enumerate(watched)}
         native = bool(watched) and runner.watch and _native_watch_available()
         self._handles = Handles(self._watched) if native else None
-        seen = tuple(map(look, self._watched))
-        self.current = self._set(tuple(_derived(source, None) for source in self._sources), seen)
+        now = Watched.of(self._watched)
+        self.current = self._set(tuple(_derived(source, None) for source in self._sources), now)
 
-    def _set(self, tensors: tuple[torch.Tensor, ...], seen: tuple[Seen, ...]) -> ConstantSet:
-        return ConstantSet(tensors, seen, self._handles.addresses if self._handles is not None else ())
+    def _set(self, tensors: tuple[torch.Tensor, ...], watched: Watched) -> ConstantSet:
+        return ConstantSet(tensors, watched, self._handles.addresses if self._handles is not None else ())
 
     def changed_in_python(self, known: ConstantSet) -> bool:
         """Whether a weight that the native table does not hold has changed since `known`: 200 ns for each such weight."""
@@ -108,16 +127,16 @@ class Constants:
     def refresh(self) -> None:
         """Derives again what comes from changed weights. The caller holds a lock. InputError when one changed shape or dtype."""
         # First the look, then the derivation: a change in between is noticed by the next call.
-        seen = tuple(map(look, self._watched))
+        now = Watched.of(self._watched)
         before = self.current
-        stale = {n for n, state in enumerate(seen) if state != before.seen[n]}
+        stale = {n for n, state in enumerate(now.seen) if state != before.seen[n]}
 
         def tensor(source: ConstantSource, old: torch.Tensor) -> torch.Tensor:
             touched = any(self._position[id(w)] in stale for w in source.watched)
             return _derived(source, old) if touched else old
 
         tensors = tuple(tensor(source, old) for source, old in zip(self._sources, before.tensors, strict=True))
-        self.current = self._set(tensors, seen)
+        self.current = self._set(tensors, now)
 
 
 def _derived(source: ConstantSource, old: torch.Tensor | None) -> torch.Tensor:

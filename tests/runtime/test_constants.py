@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -83,6 +84,22 @@ def test_new_storage_is_noticed(weights: Weights) -> None:
         weights.w.data = torch.randn(3, 4)
     weights.check()
     weights.check()
+
+
+def test_old_data_keeps_its_address_until_the_change_is_noticed(weights: Weights) -> None:
+    """Otherwise new data could be given the same memory, and look unchanged."""
+    owner = np.ones((3, 4), dtype=np.float32)
+    alive = weakref.ref(owner)
+    weights.w.data = torch.from_numpy(owner)
+    del owner
+    weights.check()
+    weights.w.data = torch.randn(3, 5)
+    with pytest.raises(InputError):
+        weights.executable(torch.randn(3, 4))
+    assert alive() is not None
+    weights.w.data = torch.randn(3, 4)
+    weights.check()
+    assert alive() is None
 
 
 def test_looking_at_times_does_not_stop_the_watch(weights: Weights) -> None:
