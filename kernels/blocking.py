@@ -16,6 +16,7 @@ _LINE = 64
 _BAD_PITCH = 2048
 _SCRATCH_TILES_BYTES = 96 << 10
 _GROUP_COLUMNS = 256
+_PASS_COST = 3.0  # of another variant, which reads all panels once more; in rows, like the cost of a tile
 _STACK_BYTES = 512 << 10  # for packed rows; the stacks of threads are small on some systems
 
 
@@ -92,6 +93,38 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         rows = _rows(target, spec, micro, pitch * (pieces or 1) if direct else pitch, pieces, panel_block * nr)
         variants.append(Variant(micro, rows, _least(micros[position:]), pitch, direct))
     return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), most)
+
+
+def tailored(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
+    """The tiles for a product, most rows first: where the number of rows is known and tiles can have any, these are as few and as
+    full as possible, and as wide as a result of one or three panels; else the family as it is."""
+    first, m = _as_wide(spec, micros[0]), spec.m
+    if not isinstance(m, int) or m < 1 or first.resized(first.mr, first.panels) is None:
+        return micros
+    widths = [first.panels] if first != micros[0] else sorted({micro.panels for micro in micros}, reverse=True)
+    full, rest = divmod(m, first.mr)
+    tiles = -(-m // first.mr)
+    even = _of_height(-(-m // tiles), first, widths)
+    if rest == 0 or full == 0:
+        return (even,)
+    last = _of_height(rest, first, widths)
+    apart = full * _tile_cost(first) + _tile_cost(last) + _PASS_COST
+    return (even,) if tiles * _tile_cost(even) <= apart else (first, last)
+
+
+def _as_wide(spec: GemmSpec, micro: MicroKernel) -> MicroKernel:
+    """The tile as wide as the whole result, with as many accumulators, where that is less than two tiles and no whole number of them."""
+    panels = micro.packing.panels(spec.n)
+    if not isinstance(panels, int) or panels % micro.panels == 0 or panels >= 2 * micro.panels:
+        return micro
+    return micro.resized(micro.mr * micro.panels // panels, panels) or micro
+
+
+def _of_height(rows: int, tallest: MicroKernel, widths: Sequence[int]) -> MicroKernel:
+    """The lowest tile of at least `rows` rows, with as many panels of `widths` (most first) as registers allow."""
+    held = tallest.mr * tallest.panels + tallest.panels  # accumulators and the vectors of the rhs, in panels
+    fitting = (width for width in widths if rows == 1 or rows * width + width <= held)
+    return tallest.resized(rows, next(fitting, widths[-1])) or _of_height(rows + 1, tallest, widths)
 
 
 def _up(value: int, step: int) -> int:

@@ -19,7 +19,7 @@ from ..cpu_codegen.epilogue import emit_tile_epilogue
 from ..cpu_codegen.slots import Slots
 from ..graph.dims import Dim, ceildiv
 from ..platforms.target import Target
-from .blocking import Blocking, choose
+from .blocking import Blocking, choose, tailored
 from .indexing import batch_offset, request, wanted_slots
 from .micro import MicroKernel
 from .nest import Body
@@ -38,7 +38,7 @@ def emit(module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroK
 class _Gemm:
     def __init__(self, module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> None:
         self.module, self.target, self.spec, self.name = module, target, spec, name
-        self.micros = micros
+        self.micros = micros = tailored(spec, micros)
         self.packing = micros[0].packing
         self.panels = self.packing.panels(spec.n)
         self.blocking: Blocking = choose(target, spec, micros)

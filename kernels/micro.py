@@ -12,7 +12,7 @@ panels to those that will follow. `sums` is there only when it starts from them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
@@ -111,6 +111,11 @@ class MicroKernel(ABC):
     def name(self) -> str:
         """By the grammar gemm_<dst>_<lhs>_<rhs>_<mr>x<nr>x<kr>_<isa>; dst is the type of the accumulator."""
         return f"gemm_{self.acc}_{self.lhs}_{self.rhs}_{self.mr}x{self.nr}x{self.packing.kr}_{self.isa}"
+
+    def resized(self, mr: int, panels: int) -> MicroKernel | None:
+        """The same instructions on a tile of that size, with this packing; None where the size is part of the form of the operands."""
+        del mr, panels
+        return None
 
     def out_bytes(self, tile: Tile, row: int, col: int) -> int:
         """Where an accumulator lies in `tile.out`."""
@@ -220,6 +225,9 @@ class VectorMicro(MicroKernel):
     ahead = 8
     # Where panels come from beyond L2, tiles of so many rows fetch the panels that follow into it.
     tall = 6
+
+    def resized(self, mr: int, panels: int) -> MicroKernel | None:
+        return replace(self, mr=mr, panels=panels)
 
     @property
     def vectors(self) -> int:

@@ -34,6 +34,9 @@ class FmlaMicro(VectorMicro):
     isa = "fmla"
     ahead = 0
 
+    def resized(self, mr: int, panels: int) -> MicroKernel | None:
+        return super().resized(mr, panels) if mr % 4 == 0 else None
+
     @property
     def layout(self) -> Lhs:
         return Lhs(F32, group=self.packing.kr)
@@ -68,6 +71,9 @@ class SdotMicro(VectorMicro):
 
     isa = "sdot"
     ahead = 0
+
+    def resized(self, mr: int, panels: int) -> MicroKernel | None:
+        return super().resized(mr, panels) if mr % 4 == 0 else None
 
     @property
     def layout(self) -> Lhs:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..cpu_codegen.builder import VOID, Function, Val, i64
@@ -28,11 +28,16 @@ EachTile = Callable[[Val, Val, Val, Panels], None]
 
 @dataclass(frozen=True)
 class _Block:
-    """A block of rows [row, row + rows) under one variant. a: its lhs; pitch: bytes from row to row; piece: bytes from piece to piece."""
+    """A block of rows [row, row + rows) under one variant, and panels [begin, end).
+
+    a: its lhs; pitch: bytes from row to row; piece: bytes from piece to piece.
+    """
 
     variant: Variant
     row: Val
     rows: Val
+    begin: Val
+    end: Val
     a: Val
     pitch: Val
     piece: Val
@@ -51,9 +56,10 @@ class Body:
         self.row_bytes = slots.dim(spec.lhs_strides.row * spec.lhs.bytes)
         self.col_bytes = slots.dim(spec.lhs_strides.col * spec.lhs.bytes)
         self.k = slots.dim(spec.k)
+        self.panels = self.packing.panels(spec.n)
         self.rows_scratch = fn.alloca(max(blocking.packed_bytes(v) for v in blocking.variants))
         # Tiles take turns at distances that are no multiple of 4096, so that stores of one do not stall loads of the other.
-        self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v) for v in blocking.variants))
+        self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v) for each in blocking.variants for v in (each, *self._narrow(each))))
         self.unpacked = fn.alloca(blocking.unpacked_bytes) if blocking.unpacked_bytes else None
 
     def emit(self) -> None:
@@ -73,11 +79,26 @@ class Body:
             begin = end
 
     def _block(self, variant: Variant, row: Val, rows: Val) -> None:
-        block = self._lhs(variant, row, rows)
-        if self.blocking.pieces == 1:
-            self._one_piece(block)
-        else:
-            self.fn.loop(self.p0, self.p1, self.blocking.panel_block, [], lambda first, _: self._group(block, first))
+        for block in self._parts(self._lhs(variant, row, rows)):
+            if self.blocking.pieces == 1:
+                self._one_piece(block)
+            else:
+                self.fn.loop(block.begin, block.end, self.blocking.panel_block, [], partial(self._group, block))
+
+    def _narrow(self, variant: Variant) -> list[Variant]:
+        """The variant for the panels that do not fill a tile of this one, if there are any and it can be narrower."""
+        left = self.panels % variant.micro.panels if isinstance(self.panels, int) else 0
+        narrow = variant.micro.resized(variant.micro.mr, left) if left else None
+        return [] if narrow is None else [replace(variant, micro=narrow)]
+
+    def _parts(self, block: _Block) -> list[_Block]:
+        """The block over the panels that fill its tiles, and with narrower ones over the last panels of all."""
+        fn, narrow = self.fn, self._narrow(block.variant)
+        if not narrow:
+            return [block]
+        assert isinstance(self.panels, int)
+        edge = i64(self.panels - narrow[0].micro.panels)
+        return [replace(block, end=fn.smin(self.p1, edge)), replace(block, variant=narrow[0], begin=fn.smax(self.p0, edge))]
 
     # -- lhs ----------------------------------------------------------------------------------------------------
     def _lhs(self, variant: Variant, row: Val, rows: Val) -> _Block:
@@ -94,11 +115,11 @@ class Body:
             return [self.rows_scratch, i64(variant.pitch), i64(packed_piece)]
 
         if blocking.pack_late(variant):
-            return _Block(variant, row, rows, start, i64(variant.pitch), i64(0))
+            return _Block(variant, row, rows, self.p0, self.p1, start, i64(variant.pitch), i64(0))
         if not variant.direct:
-            return _Block(variant, row, rows, *packed())
+            return _Block(variant, row, rows, self.p0, self.p1, *packed())
         in_place = [start, self.row_bytes, i64(blocking.k_block * self.spec.lhs.bytes)]
-        return _Block(variant, row, rows, *fn.branch(fn.icmp("eq", rows, i64(variant.rows)), lambda: in_place, packed))
+        return _Block(variant, row, rows, self.p0, self.p1, *fn.branch(fn.icmp("eq", rows, i64(variant.rows)), lambda: in_place, packed))
 
     def _pack(self, variant: Variant, start: Val, rows: Val, count: Val, to: Val) -> None:
         fn, micro = self.fn, variant.micro
@@ -131,19 +152,20 @@ class Body:
 
             return fn.loop(i64(0), block.rows, micro.mr, at, tile)
 
-        fn.loop(self.p0, self.p1, micro.panels, [i64(0)], panel)
+        fn.loop(block.begin, block.end, micro.panels, [i64(0)], panel)
 
     @staticmethod
     def _first(block: _Block) -> Start:
         return Start.SUMS if block.variant.micro.sums_factor else Start.ZERO
 
     # -- k in pieces --------------------------------------------------------------------------------------------
-    def _group(self, block: _Block, first: Val) -> list[Val]:
+    def _group(self, block: _Block, first: Val, _: list[Val]) -> list[Val]:
         """All pieces of k for the panels from `first` on."""
         fn, pieces = self.fn, self.blocking.pieces
-        last = fn.smin(fn.add(first, i64(self.blocking.panel_block)), self.p1)
+        last = fn.smin(fn.add(first, i64(self.blocking.panel_block)), block.end)
 
-        def finish(p: Val, i: Val, out: Val, _: Panels) -> None:
+        def finish(p: Val, i: Val, out: Val, panels: Panels) -> None:
+            del panels
             self._finish(block, out, i, p)
 
         if pieces is None:
@@ -203,7 +225,7 @@ class Body:
     def _numbers(self, block: _Block, p: Val) -> list[Val]:
         """Panels p, p + 1, ... of a tile; beyond the end the last one is repeated."""
         fn, count = self.fn, block.variant.micro.panels
-        last = fn.sub(self.slots.dim(self.packing.panels(self.spec.n)), i64(1))
+        last = fn.sub(self.slots.dim(self.panels), i64(1))
         return [p, *(fn.smin(fn.add(p, i64(j)), last) for j in range(1, count))]
 
     def _stored(self, block: _Block, p: Val, skip: Val) -> Panels:
@@ -246,7 +268,7 @@ class Body:
         """The epilogue of a finished tile, over its valid rows and those columns that are this call's, block by block."""
         fn, micro, width = self.fn, block.variant.micro, self.blocking.out_pitch
         first = fn.mul(p, i64(self.packing.nr))
-        end = fn.smin(self.slots.dim(self.spec.n), fn.mul(self.p1, i64(self.packing.nr)))
+        end = fn.smin(self.slots.dim(self.spec.n), fn.mul(block.end, i64(self.packing.nr)))
         end = fn.smin(end, fn.add(first, i64(micro.nr)))
         result_row = fn.add(self.row_base, fn.add(block.row, i))
         rows = fn.smin(i64(micro.mr), fn.sub(block.rows, i))

@@ -6,7 +6,7 @@ Rows are tried in order, the fastest first; the last one always accepts. Tests a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -75,15 +75,10 @@ def _row(micros: Micros, features: tuple[str, ...], rate: float, unless: tuple[s
     return Kernel(first.name, when, _packer(micros), _emitter(micros), rate, micros)
 
 
-def _small(micros: Micros, features: tuple[str, ...], rate: float) -> Kernel:
+def _small(micros: Micros, features: tuple[str, ...], rate: float, unless: tuple[str, str] = ("", "")) -> Kernel:
     """The row of the small tiles of a family, for products that never have many rows."""
-    rest = micros[1:]
-
-    def when(target: Target, spec: GemmSpec) -> str | None:
-        reason = operands(rest[0].lhs, rest[0].rhs, spec) or lacks(target, features)
-        return reason or many_rows(spec)
-
-    return Kernel(rest[0].name, when, _packer(rest), _emitter(rest), rate, rest)
+    row = _row(micros[1:], features, rate, unless)
+    return replace(row, when=lambda target, spec: row.when(target, spec) or many_rows(spec))
 
 
 def _packer(micros: Micros) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -154,6 +149,7 @@ def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
 
 
 _BF16 = (
+    _small(x86_vector.dot_bf16(), ("avx512_bf16",), 64, ("amx_tile", _HALF_RATE)),
     _small(x86_vector.widen(16), _AVX512, 32),
     _row(amx.amx(bf16, bf16), ("amx_bf16", *_AVX512), 512),
     _row(x86_vector.dot_bf16(), ("avx512_bf16",), 64, ("amx_tile", _HALF_RATE)),

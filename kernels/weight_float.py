@@ -8,7 +8,7 @@ from ..cpu_codegen.builder import F32, I8, I32, I64, PTR, VOID, Function, Module
 from ..cpu_codegen.convert import narrow, widen
 from ..graph.types import DType, bf16, f32
 from ..platforms.target import Target
-from .micro import Lhs, Tile, VectorMicro, offset, prefetch
+from .micro import Lhs, MicroKernel, Tile, VectorMicro, offset, prefetch
 from .pack_rhs import interleaved
 from .spec import Packing
 
@@ -26,6 +26,9 @@ class WeightMicro(VectorMicro):
     fused: bool = True
 
     field = "shift"
+
+    def resized(self, mr: int, panels: int) -> MicroKernel | None:
+        return None  # panels are as wide as their tile
 
     @property
     def isa(self) -> str:  # type: ignore[override]

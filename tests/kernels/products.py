@@ -78,9 +78,11 @@ def bound(lhs: torch.Tensor, rhs: torch.Tensor, terms: int) -> torch.Tensor:
     return (terms + 2) * 2.0**-24 * (lhs.double().abs() @ rhs.double().abs().mT)
 
 
-def run(runner: Runner, emit: Emit, pack: Callable[[torch.Tensor], torch.Tensor], case: Case, lhs: DType, rhs: DType) -> None:
+def run(
+    runner: Runner, emit: Emit, pack: Callable[[torch.Tensor], torch.Tensor], case: Case, lhs: DType, rhs: DType, known_rows: bool = False
+) -> None:
     """Runs a product through both of its kernels, each in two calls as two threads would, and compares it with the exact one."""
-    spec = spec_of(case, lhs, rhs)
+    spec = spec_of(case, lhs, rhs, m=case.m if known_rows else M)
     module = Module()
     code = emit(module, runner.target, spec, "product")
     x, w = random((case.m, case.k + case.pitch), lhs, 1), random((case.n, case.k), rhs, 2)

@@ -14,12 +14,13 @@ from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.dims import evaluate, floordiv, mod, symbol
 from sashiko.graph.types import DType, bf16, f16, f32, i8, u8
 from sashiko.kernels import amx, gemm, neon, reference, x86_vector
+from sashiko.kernels.blocking import tailored
 from sashiko.kernels.packing import pack_rhs, unpack_rhs
 from sashiko.kernels.spec import BATCH, GemmSpec, Packing, Strides, dense
 from sashiko.kernels.table import TABLE
 from sashiko.platforms.target import Target
 from tests.emulation import Array, Native, Runner, runners
-from tests.kernels.products import Case, M, Micros, array, compare, of_micros, plain_store, random, run
+from tests.kernels.products import Case, M, Micros, array, compare, of_micros, plain_store, random, run, spec_of
 from tests.kernels.tile_emulation import EmulatedTiles
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
@@ -80,6 +81,32 @@ def test_products_cut_into_blocks(micros: Micros, runner: Runner) -> None:
     """Pieces of k packed before and in the loop over panels, blocks of several tiles of rows."""
     for small, case in (((1 << 10, 1 << 12), Case(33, 100, 300)), ((1 << 12, 1 << 15), Case(70, 90, 260, 5))):
         run(shrunk(runner, *small), *of_micros(micros), case, micros[0].lhs, micros[0].rhs)
+
+
+@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+def test_tiles_that_fit_a_known_number_of_rows(micros: Micros, runner: Runner) -> None:
+    """One tile, several of one height, two heights; one, three and five panels; pieces of k."""
+    for case in (Case(9, 10, 7), Case(13, 40, 6), Case(15, 70, 9), Case(31, 47, 10, 2)):
+        run(runner, *of_micros(micros), case, micros[0].lhs, micros[0].rhs, known_rows=True)
+    run(shrunk(runner, 1 << 10, 1 << 12), *of_micros(micros), Case(30, 80, 300), micros[0].lhs, micros[0].rhs, known_rows=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiles"),
+    [
+        ((1, 320), [(1, 4)]),
+        ((9, 320), [(9, 2)]),
+        ((14, 320), [(14, 2)]),
+        ((20, 320), [(10, 2)]),
+        ((64, 320), [(13, 2)]),
+        ((394, 320), [(14, 2), (2, 4)]),
+        ((64, 16), [(22, 1)]),
+        ((394, 48), [(9, 3)]),
+    ],
+)
+def test_tiles_are_few_and_full(shape: tuple[int, int], tiles: list[tuple[int, int]]) -> None:
+    spec = spec_of(Case(*shape, 64), f32, f32, m=shape[0])
+    assert [(micro.mr, micro.panels) for micro in tailored(spec, x86_vector.fma(16))] == tiles
 
 
 @pytest.mark.parametrize(("micros", "runner"), INTEGERS)

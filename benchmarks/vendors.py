@@ -1,0 +1,165 @@
+"""Generated matrix products beside those of the libraries that torch carries (MKL, oneDNN), over random shapes.
+
+    python -P benchmarks/vendors.py [--count 200] [--kinds fp32,bf16,int8] [--seed 0] [--json F]
+
+M is drawn from 1-2048, N and K from 32-4096, their logarithms uniformly. Weights are constant and packed beforehand on both sides;
+operands are random; one pinned core; candidates take turns. Ours is the time of the product's own section, a library's
+that of the fastest of its calls, each less what the same takes for 1 x 32 x 32, so that neither side pays for Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+
+import sashiko
+from sashiko.cli.bench.record import this_machine, versions
+from sashiko.cli.bench.timing import pin
+
+OPERATIONS = {"fp32": "linear", "bf16": "linear", "int8": "int_linear"}
+ROUNDS, SECONDS = 5, 0.01
+LEAST = (1, 32, 32)
+SLOWER = 1.05  # a library is faster when ours takes more than this times its time
+Call = Callable[[], object]
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One shape M, N, K. us: of ours with `kernel`, and of the fastest call of the libraries, less the overhead of the call."""
+
+    kind: str
+    shape: Shape
+    kernel: str
+    us: float
+    vendor: str
+    vendor_us: float
+
+    @property
+    def ratio(self) -> float:
+        return self.vendor_us / self.us
+
+
+def random_shapes(count: int, seed: int) -> list[Shape]:
+    draw = random.Random(seed)
+
+    def size(low: int, high: int) -> int:
+        return round(low * (high / low) ** draw.random())
+
+    return [(size(1, 2048), size(32, 4096), size(32, 4096)) for _ in range(count)]
+
+
+def vendor_calls(kind: str, shape: Shape) -> dict[str, Call]:
+    """The libraries' calls for a product with a bias: f32 to f32, bf16 to bf16, or u8 times i8 to f32."""
+    m, n, k = shape
+    x, w, b = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
+    if kind == "fp32":
+        return {"torch linear (MKL)": partial(nn.functional.linear, x, w, b), **_onednn(x, w, b)}
+    if kind == "bf16":
+        return _onednn(x.bfloat16(), w.bfloat16(), b.bfloat16())
+    qx = torch.randint(0, 256, (m, k), dtype=torch.uint8)
+    packed = torch.ops.onednn.qlinear_prepack(torch.randint(-127, 128, (n, k), dtype=torch.int8).t().contiguous().t(), [m, k])
+    scales, zeros = torch.rand(n), torch.zeros(n, dtype=torch.int32)
+    args = (qx, 0.1, 128, packed, scales, zeros, b, 1.0, 0, torch.float32, "none", [], "")
+    return {"oneDNN int8": partial(torch.ops.onednn.qlinear_pointwise, *args)}
+
+
+def _onednn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> dict[str, Call]:
+    packed = torch.ops.mkldnn._reorder_linear_weight(w, len(x))
+    return {"oneDNN packed": partial(torch.ops.mkldnn._linear_pointwise, x, packed, b, "none", [], "")}
+
+
+def our_section(kind: str, shape: Shape) -> tuple[str, Callable[[int], float]]:
+    """The name of our kernel, and what gives the shortest time of its section in so many runs."""
+    m, n, k = shape
+    layer, x = nn.Linear(k, n).eval(), torch.randn(m, k)
+    source: nn.Module = layer
+    if kind == "int8":
+        source = sashiko.quantize(layer, [(x,)], preset="int8-static", progress=False)
+    compiled = sashiko.compile(source, (x,), precision="bf16" if kind == "bf16" else "fp32")
+    compiled(x)
+
+    def seconds(repeat: int) -> float:
+        return min(s.seconds for s in compiled.times(x, repeat=repeat) if s.label.split(" + ")[0] == OPERATIONS[kind])
+
+    [kernel] = [n.kernel for notes in compiled.built.notes if isinstance(notes, tuple) for n in notes if n.ops[0] == OPERATIONS[kind]]
+    return kernel, seconds
+
+
+def shortest(call: Call, repeat: int) -> float:
+    """Seconds of the fastest of `repeat` calls."""
+    best = float("inf")
+    for _ in range(repeat):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def compare(kind: str, shape: Shape, overheads: dict[str, float]) -> Row:
+    """Times both sides of one shape. overheads: seconds of a call of each that hardly computes anything, ours by the name ""."""
+    kernel, seconds = our_section(kind, shape)
+    calls = vendor_calls(kind, shape)
+    once = seconds(2)
+    repeat = max(2, min(200, int(SECONDS / once)))
+    for call in calls.values():
+        call()
+    ours, theirs = [], {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        ours.append(seconds(repeat))
+        for name, call in calls.items():
+            theirs[name].append(shortest(call, repeat))
+    net = {name: max(min(times) - overheads[name], 1e-7) for name, times in theirs.items()}
+    vendor = min(net, key=net.__getitem__)
+    return Row(kind, shape, kernel, max(min(ours) - overheads[""], 1e-7) * 1e6, vendor, net[vendor] * 1e6)
+
+
+def measure(kind: str, shapes: Sequence[Shape], console: Console) -> list[Row]:
+    overheads = {name: shortest(call, 2000) for name, call in vendor_calls(kind, LEAST).items()}
+    overheads[""] = our_section(kind, LEAST)[1](2000)
+    return [compare(kind, shape, overheads) for shape in track(shapes, kind, console=console)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=200, help="shapes of each kind (default: %(default)s)")
+    parser.add_argument("--kinds", default="fp32,bf16,int8", help="%(default)s")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    pin()
+    torch.manual_seed(options.seed)
+    torch.set_grad_enabled(False)
+    console = Console(width=150)
+    rows = [row for kind in options.kinds.split(",") for row in measure(kind, random_shapes(options.count, options.seed), console)]
+    table = Table("kind", "M x N x K", "kernel", "us", "library", "us", "library / ours")
+    for row in sorted((r for r in rows if r.ratio * SLOWER < 1), key=lambda r: r.ratio):
+        shape = "x".join(map(str, row.shape))
+        table.add_row(row.kind, shape, row.kernel, f"{row.us:.1f}", row.vendor, f"{row.vendor_us:.1f}", f"{row.ratio:.2f}")
+    console.print(table)
+    for kind in options.kinds.split(","):
+        ratios = [r.ratio for r in rows if r.kind == kind]
+        slower = sum(ratio * SLOWER < 1 for ratio in ratios)
+        median = statistics.median(ratios)
+        console.print(f"{kind}: median {median:.2f}x the library's speed, slower by more than 5 % in {slower} of {len(ratios)}")
+    if options.json:
+        run = {"machine": dataclasses.asdict(this_machine()), "versions": dict(versions())}
+        options.json.write_text(json.dumps(run | {"rows": [dataclasses.asdict(r) for r in rows]}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
