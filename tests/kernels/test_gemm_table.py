@@ -135,8 +135,8 @@ def test_epilogue_with_bias_gelu_and_quantization(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("epilogue", [False, True], ids=["stores", "adds"])
-def test_vendor_row(epilogue: bool) -> None:
-    absent = symbols.reasons(("sgemm_", "MKL_Set_Num_Threads_Local"))
+def test_vendor_row(epilogue: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = symbols.reasons(("sgemm_", "MKL_Set_Num_Threads_Local", "mkl_serv_intel_cpu_true"))
     if absent:
         pytest.skip(f"not available: {absent}")
     case = Case(45, 100, 400, 3)
@@ -148,6 +148,9 @@ def test_vendor_row(epilogue: bool) -> None:
     many = symbol("M", 1024)
     spec = spec_of(case, f32, f32, builder.finish(), many)
     [runner] = [each.values[0] for each in runners(host_only=True)][:1]
+    monkeypatch.setattr(mkl, "full_speed", lambda: False)
+    assert "not Intel's" in (mkl.when(runner.target, spec) or "")
+    monkeypatch.setattr(mkl, "full_speed", lambda: True)
     assert mkl.when(runner.target, spec) is None
     module = Module()
     code = mkl.emit(module, runner.target, spec, "product")
