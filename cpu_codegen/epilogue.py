@@ -22,15 +22,26 @@ def accumulator_node(emitter: BodyEmitter) -> int:
 
 
 def emit_tile_epilogue(
-    fn: Function, emitter: BodyEmitter, acc_ptr: Val, acc_ty: Ty, pitch: int, rows: Val, cols: Val, row0: Val, col0: Val, tile_cols: int
+    fn: Function,
+    emitter: BodyEmitter,
+    acc_ptr: Val,
+    acc_ty: Ty,
+    pitch: int,
+    rows: Val,
+    cols: Val,
+    row0: Val,
+    col0: Val,
+    tile_cols: int,
+    last: int | None = None,
 ) -> None:
     """Evaluates the emitter's body over a tile of accumulators and stores what it stores.
 
     acc[i][j] = acc_ptr[i * pitch + j] of scalar type acc_ty is the accumulator of row row0 + i, column col0 + j, for
     0 <= i < rows, 0 <= j < cols <= tile_cols (i64 values); nothing else of acc is read. col0 is a multiple of tile_cols; acc_ptr needs
-    the alignment of one element. Body stores that do not depend on the column happen once a row.
+    the alignment of one element. Body stores that do not depend on the column happen once a row. last: what `cols` is where it is not
+    tile_cols, 0 where it always is; None: not known.
     """
-    _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols).emit(rows, cols)
+    _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols).emit(rows, cols, last)
 
 
 class _Tile:
@@ -43,30 +54,50 @@ class _Tile:
         self._lanes = gcd(vector_lanes(emitter.target, emitter.body), tile_cols)
         self._others = [n for n in range(len(emitter.body.stores)) if n not in emitter.column_stores]
 
-    def emit(self, rows: Val, cols: Val) -> None:
+    def emit(self, rows: Val, cols: Val, last: int | None) -> None:
+        if last == 0:
+            self._known(rows, self._tile_cols)
+            return
         full = self._fn.icmp("eq", cols, i64(self._tile_cols))
-        self._fn.branch(full, lambda: self._full(rows), lambda: self._ragged(rows, cols))
+        others = (lambda: self._ragged(rows, cols)) if last is None else (lambda: self._known(rows, last))
+        self._fn.branch(full, lambda: self._known(rows, self._tile_cols), others)
 
-    def _full(self, rows: Val) -> list[Val]:
-        """All columns: the vectors of a row are written out, what depends on the column alone is loaded before the rows."""
+    def _known(self, rows: Val, count: int) -> list[Val]:
+        """So many columns: the vectors of a row are written out, what depends on the column alone is loaded before the rows."""
         fn, emitter, lanes = self._fn, self._emitter, self._lanes
+        rest = count % lanes
+        masked = rest and emitter.target.masked_memory
         with emitter.scope():
-            columns = [fn.add(self._col0, i64(at)) for at in range(0, self._tile_cols, lanes)]
-            if len(columns) <= _HOISTED:
-                for c in columns:
-                    self._prepare(Point(lanes, {"c": c}), "c")
+            points = [Point(lanes, {"c": fn.add(self._col0, i64(at))}) for at in range(0, count - rest, lanes)]
+            if masked:
+                points.append(Point(lanes, {"c": fn.add(self._col0, i64(count - rest))}, tail_mask(fn, i64(rest), lanes)))
+            if len(points) <= _HOISTED:
+                for point in points:
+                    self._prepare(point, "c")
 
             def row(i: Val, _: list[Val]) -> list[Val]:
                 with emitter.scope():
                     r = fn.add(self._row0, i)
                     self._prepare(Point(lanes, {"r": r}), "r")
-                    for n, c in enumerate(columns):
-                        self._vector(Point(lanes, {"r": r, "c": c}), i, i64(n * lanes))
+                    for n, point in enumerate(points):
+                        self._vector(point.at(r=r), i, i64(n * lanes))
+                    if rest and not masked:
+                        self._elements(r, i, i64(count - rest), i64(count))
                     self._once_a_row(Point(0, {"r": r}))
                 return []
 
             fn.loop(i64(0), rows, 1, [], row)
         return []
+
+    def _elements(self, r: Val, row: Val, begin: Val, end: Val) -> None:
+        """Columns [begin, end) one by one."""
+
+        def element(j: Val, _: list[Val]) -> list[Val]:
+            with self._emitter.scope():
+                self._vector(Point(0, {"r": r, "c": self._fn.add(self._col0, j)}), row, j)
+            return []
+
+        self._fn.loop(begin, end, 1, [], element)
 
     def _ragged(self, rows: Val, cols: Val) -> list[Val]:
         """Fewer columns: one masked loop, or whole vectors and then single elements."""
@@ -84,15 +115,10 @@ class _Tile:
                         self._vector(Point(lanes, {"r": r, "c": fn.add(self._col0, j)}, mask), i, j)
                     return []
 
-                def elements(j: Val, _: list[Val]) -> list[Val]:
-                    with emitter.scope():
-                        self._vector(Point(0, {"r": r, "c": fn.add(self._col0, j)}), i, j)
-                    return []
-
                 whole = cols if masked else fn.and_(cols, i64(-lanes))
                 fn.loop(i64(0), whole, lanes, [], vectors)
                 if not masked:
-                    fn.loop(whole, cols, 1, [], elements)
+                    self._elements(r, i, whole, cols)
                 self._once_a_row(Point(0, {"r": r}))
             return []
 

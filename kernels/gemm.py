@@ -87,7 +87,9 @@ class _Gemm:
         width = self.blocking.out_pitch
         emitter = BodyEmitter(fn, self.target, self.spec.epilogue, slots, self.spec.params, FIRST_EPILOGUE_BUFFER)
         with emitter.scope():
-            emit_tile_epilogue(fn, emitter, tile, self.micros[0].acc_ty, width, rows, cols, row, col, width)
+            # Panels are split at multiples of the width alone, so that only the last columns of all do not fill it.
+            last = self.spec.n % width if isinstance(self.spec.n, int) else None
+            emit_tile_epilogue(fn, emitter, tile, self.micros[0].acc_ty, width, rows, cols, row, col, width, last)
         self.order = slots.order
         fn.ret()
         fn.finish()

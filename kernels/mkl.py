@@ -123,7 +123,7 @@ def _epilogue(fn: Function, emitter: BodyEmitter, result: Val, n: int, row: Val,
     def columns(col: Val, _: list[Val]) -> list[Val]:
         with emitter.scope():
             cols = fn.smin(i64(_COLUMNS), fn.sub(i64(n), col))
-            emit_tile_epilogue(fn, emitter, fn.gep(result, col, F32), F32, n, rows, cols, row, col, _COLUMNS)
+            emit_tile_epilogue(fn, emitter, fn.gep(result, col, F32), F32, n, rows, cols, row, col, _COLUMNS, n % _COLUMNS)
         return []
 
     fn.loop(i64(0), i64(n), _COLUMNS, [], columns)

@@ -40,8 +40,8 @@ def body(cols: int, acc: DType, offset: int = 0) -> Body:
     return builder.finish()
 
 
-def tile_kernel(target: Target, cols: int, acc: DType) -> tuple[str, Slots]:
-    """Accumulators acc[cols / 32 tiles][4][32] as operand 0; then the buffers of the body."""
+def tile_kernel(target: Target, cols: int, acc: DType, known: bool) -> tuple[str, Slots]:
+    """Accumulators acc[cols / 32 tiles][4][32] as operand 0; then the buffers of the body. known: how many the last tile has."""
     module = Module()
     fn = Function(module, "tiles", VOID, [PTR, I64, I64])
     slots = Slots(fn)
@@ -53,7 +53,8 @@ def tile_kernel(target: Target, cols: int, acc: DType) -> tuple[str, Slots]:
         with emitter.scope():
             left = fn.smin(fn.sub(i64(cols), c), i64(TILE_COLS))
             scratch = fn.gep(base, fn.mul(c, i64(TILE_ROWS)), ty)
-            emit_tile_epilogue(fn, emitter, scratch, ty, TILE_COLS, i64(ROWS), left, i64(0), c, TILE_COLS)
+            last = cols % TILE_COLS if known else None
+            emit_tile_epilogue(fn, emitter, scratch, ty, TILE_COLS, i64(ROWS), left, i64(0), c, TILE_COLS, last)
         return []
 
     fn.loop(i64(0), i64(cols), TILE_COLS, [], tile)
@@ -67,15 +68,16 @@ def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return (a.double() * b.double() + c.double()).float()
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["any_columns", "known_columns"])
 @pytest.mark.parametrize("acc", [f32, i32], ids=str)
 @pytest.mark.parametrize("runner", runners())
-def test_tiles(runner: Runner, acc: DType) -> None:
+def test_tiles(runner: Runner, acc: DType, known: bool) -> None:
     for cols in (32, 33, 47, 64, 71):
         tiles = -(-cols // TILE_COLS)
         accumulators = (normal(tiles, TILE_ROWS, TILE_COLS) * 100).to(acc.torch)
         scale, bias, residual = normal(cols, seed=1) * 0.01, normal(cols, seed=2), normal(ROWS, cols, seed=3)
         tensors = [accumulators, scale, bias, residual, empty(ROWS, cols, dtype=torch.int8), empty(ROWS, cols), empty(ROWS)]
-        text, slots = tile_kernel(runner.target, cols, acc)
+        text, slots = tile_kernel(runner.target, cols, acc, known)
         arrays = runner.run(text, "tiles", [to_numpy(t) for t in tensors], order=slots.order)
         out, wide, seen = (from_numpy(array, like) for array, like in zip(arrays[4:], tensors[4:]))
         joined = torch.cat(list(accumulators), 1)[:ROWS, :cols].float()
