@@ -172,7 +172,7 @@ CASES: tuple[Case, ...] = (
     Case("minilm", "all-MiniLM-L6-v2, real weights, real sentences", _TEXT, ((8, 128), (1, 32)), _minilm, embeddings=True),
     Case("vit-s16", "ViT-S/16 without its classifier", _IMAGE, ((1, 224),), _vit),
     Case("resnet50", "ResNet-50 without its classifier", _IMAGE, ((1, 224),), _resnet50),
-    Case("gpt2-small", "GPT-2 of 124 million, prefill", _TEXT, ((1, 64),), _gpt2),
+    Case("gpt2-small", "GPT-2 of 124 million, prefill", _TEXT, ((1, 128),), _gpt2),
     Case("chain", "add, LayerNorm, GELU, softmax: memory-bound", "rows x columns", ((512, 1024),), _chain),
     Case("mlp", "two small linear layers: what a call costs", "rows x width", ((1, 64),), _mlp),
     Case("gemm", "one linear layer", "M x N x K", _GEMMS, _gemm),

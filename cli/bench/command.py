@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints tables to stdout. Returns 0, or 1 when something got slower than in the run of --against."""
+    """Prints tables to stdout. Returns 0, or 1 when something got slower than in the run of --against, or by a search for precisions."""
     from rich.console import Console
 
     from . import compare, plot, record, show
@@ -59,11 +59,13 @@ def run(options: argparse.Namespace) -> int:
     show.show(found, console)
     if options.plot:
         plot.draw(found, options.plot)
+    held_back = compare.held_back(found)
+    show.show_held_back(held_back, console)
     if old is None:
-        return 0
+        return 1 if held_back else 0
     comparison = compare.compare(old, found)
     show.show_comparison(comparison, console)
-    return 1 if comparison.worse else 0
+    return 1 if comparison.worse or held_back else 0
 
 
 def measured(options: argparse.Namespace) -> Run:

@@ -63,6 +63,28 @@ def compare(old: Run, new: Run) -> Comparison:
     return Comparison(changes, tuple(_remarks(old, new, [key for key in before if key not in now])))
 
 
+@dataclass(frozen=True)
+class Held:
+    """A searched model of ours that is slower than ours in another precision. speed: of the searched one over the other."""
+
+    row: Row
+    faster: Row
+    speed: Spread
+
+
+def held_back(run: Run) -> tuple[Held, ...]:
+    """The models that a search for precisions made slower than fp32 or bf16 alone, by more than the noise: there should be none."""
+    from ...quant.presets import AUTO
+
+    found: list[Held] = []
+    for rows in run.groups().values():
+        plain = [row for row in rows if row.ours and row.precision in ("fp32", "bf16") and row.timing]
+        for row in (r for r in rows if r.ours and r.precision == AUTO):
+            speeds = [Held(row, other, row.timing.speed(other.timing)) for other in plain if row.timing and other.timing]
+            found += [held for held in speeds if held.speed.high < 1 and held.speed.median < 1 - LEAST]
+    return tuple(found)
+
+
 _Key = tuple[str, str, int, str]
 
 

@@ -160,9 +160,10 @@ class _Reader:
 
 
 class Sashiko(Framework):
-    """This compiler. Every preset of quantization is a precision; the rest of a quantized model is in what `precision="auto"` chooses."""
+    """This compiler. Every preset of quantization is a precision; the rest of a quantized model is in what `precision="auto"` chooses.
+    "auto" is the search of `quantize_and_compile`, with its usual bounds."""
 
-    libraries = (f"{PACKAGE}.driver.compile", f"{PACKAGE}.quant")
+    libraries = (f"{PACKAGE}.driver.compile", f"{PACKAGE}.driver.quantized", f"{PACKAGE}.quant")
     precisions = ("fp32", "bf16")
 
     @classmethod
@@ -172,13 +173,20 @@ class Sashiko(Framework):
         return precision in cls.precisions or precision in PRESETS
 
     def quantize(self, example: Example, precision: str) -> Any:
+        from ...driver.quantized import quantize_and_compile
         from ...quant import quantize
+        from ...quant.presets import AUTO
 
+        if precision == AUTO:
+            return quantize_and_compile(example.model, example.batches, preset=AUTO, progress=False)
         return quantize(example.model, example.batches, preset=precision, progress=False)
 
     def compile(self, source: Any, example: Example, precision: str) -> Runner:
         from ...driver.compile import compile as compiled
+        from ...driver.model import CompiledModel
 
+        if isinstance(source, CompiledModel):
+            return source
         return compiled(source, example.args, precision=precision if precision in self.precisions else "auto")
 
 

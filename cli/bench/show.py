@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .compare import Comparison
+from .compare import Comparison, Held
 from .record import Row, Run, title, yardstick
 from .timing import Spread, Timing
 
@@ -87,6 +87,13 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     console.print(view)
     for remark in comparison.remarks:
         console.print(escape(remark), style="yellow", highlight=False)
+
+
+def show_held_back(found: Sequence[Held], console: Console) -> None:
+    """Prints each model that a search made slower."""
+    for held in found:
+        text = f"{title(*held.row.group)}: {held.row.name} is slower than {held.faster.name}, {_spread(held.speed)} of its speed"
+        console.print(escape(text), style="red", highlight=False)
 
 
 def _spread(spread: Spread | None) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from sashiko.cli.app import run as command_line
 from sashiko.cli.bench import record
-from sashiko.cli.bench.compare import compare
+from sashiko.cli.bench.compare import compare, held_back
 from sashiko.cli.bench.record import Row, Run
 from tests.cli.bench.runs import EAGER, MACHINE, ours, row, run
 
@@ -54,6 +54,21 @@ def test_only_our_rows_are_compared() -> None:
     peer = row("openvino", "fp32", EAGER)
     slower_peer = dataclasses.replace(peer, ms=tuple(3 * t for t in EAGER))
     assert verdict(run(BASE, slower_peer), run(BASE, peer)) == ([], [])
+
+
+@pytest.mark.parametrize(("auto", "bf16", "slower"), [(3.0, 2.0, 0), (2.0, 2.02, 0), (2.0, 2.5, 1), (0.9, 2.5, 2)])
+def test_a_search_that_made_a_model_slower_is_told(auto: float, bf16: float, slower: int) -> None:
+    plain = (ours(1.0, precision="fp32"), ours(bf16, precision="bf16"))
+    found = held_back(run(BASE, *plain, ours(auto, precision="auto"), ours(0.5)))
+    assert len(found) == slower
+    assert all(held.row.precision == "auto" for held in found)
+
+
+def test_the_exit_status_tells_of_a_search_that_made_a_model_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(record.to_json(run(BASE, ours(3.0, precision="bf16"), ours(2.0, precision="auto"))), encoding="utf-8")
+    assert command_line(["bench", "--from", str(path)]) == 1
+    assert "sashiko auto is slower than sashiko bf16" in capsys.readouterr().out
 
 
 def test_remarks_tell_what_is_not_comparable() -> None:
