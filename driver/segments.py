@@ -239,7 +239,7 @@ class SegmentBuilder:
         return len(self.buffers) - 1
 
     def _note(self, value: Value, fused: tuple[Value, ...], kernel: str, refusals: Refusals = ()) -> Note:
-        ops = tuple(dict.fromkeys(v.op for v in fused if v.op not in ("full", "reshape", "expand", "permute")))
+        ops = tuple(dict.fromkeys(v.op for v in fused if v.op not in ("full", "reshape", "expand", "permute", "window")))
         note = Note(" + ".join(ops) or value.op, kernel, ops, value.origin, refusals)
         self.notes.append(note)
         return note

@@ -49,7 +49,8 @@ class _Gemm:
         spec, mr, group = self.spec, self.micros[0].mr, self.micros[0].panels
         packed = self.packing.bytes(spec.n, spec.k, spec.rhs)
         self._emit_epilogue()
-        wanted = wanted_slots(self._dims(), spec.lhs_strides.batch)
+        pieces = () if spec.lhs_pieces is None else (spec.lhs_pieces.row, spec.lhs_pieces.piece)
+        wanted = wanted_slots(self._dims(), spec.lhs_strides.batch, *pieces)
         self.order = tuple(dict.fromkeys((*self.order, BufferSlot(LHS), BufferSlot(RHS), *wanted)))
         self._emit_body()
         # Domains of a batch are padded, so that every matrix begins at a multiple of the grain.
