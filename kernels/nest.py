@@ -134,6 +134,7 @@ class Body:
 
             def tile(i: Val, at: list[Val]) -> list[Val]:
                 out = fn.gep(self.tiles, at[0])
+                self._fetch(block, i, p)
                 self._tile(block, self._first(block), block.a, i, steps, out, p, panels)
                 self._finish(block, out, i, p)
                 return [fn.sub(i64(turn), at[0])]
@@ -181,6 +182,8 @@ class Body:
         skip = fn.mul(fn.udiv(k0, i64(self.packing.unit_k)), i64(self.packing.unit_bytes(micro.rhs)))
 
         def act(p: Val, i: Val, out: Val, panels: Panels) -> None:
+            if then is not None:
+                self._fetch(block, i, p)
             self._tile(block, kind, a, i, steps, out, p, panels)
             if then is not None:
                 then(p, i, out, panels)
@@ -250,6 +253,15 @@ class Body:
         known = None if variant.direct else variant.pitch
         name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, known, variant.rows > micro.mr)
         fn.call(name, VOID, [rows, block.pitch, out, steps, fn.mul(panel_bytes, i64(micro.panels)), *pointers])
+
+    def _fetch(self, block: _Block, i: Val, p: Val) -> None:
+        """Asks for what the epilogue of a tile will read and write."""
+        name = f"{self.name}.fetch"
+        if name in self.fn.module.functions:
+            fn, micro = self.fn, block.variant.micro
+            row = fn.add(self.row_base, fn.add(block.row, i))
+            rows = fn.smin(i64(micro.mr), fn.sub(block.rows, i))
+            fn.call(name, VOID, [fn.args[0], row, rows, fn.mul(p, i64(self.packing.nr))])
 
     def _finish(self, block: _Block, out: Val, i: Val, p: Val) -> None:
         """The epilogue of a finished tile, over its valid rows and those columns that are this call's, block by block."""
