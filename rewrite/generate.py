@@ -178,7 +178,8 @@ def _full(rng: random.Random, op: str, want: TensorType) -> Operands:
 OPERANDS: dict[str, Callable[[random.Random, str, TensorType], Operands]] = {
     **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where"), _elementwise),
     "cast": _cast, "quantize": _quantize, "dequantize": _dequantize, "reduce": _reduce, "reshape": _reshape, "expand": _expand,
-    "permute": _permute, "slice": _slice, "window": _window, "concat": _concat, "linear": _contraction, "qlinear": _contraction, "matmul": _contraction,
+    "permute": _permute, "slice": _slice, "window": _window,
+    "concat": _concat, "linear": _contraction, "qlinear": _contraction, "matmul": _contraction,
     "full": _full,
 }
 

@@ -8,7 +8,8 @@ from . import creation, indexing, linear_algebra, normalization, pointwise, quan
 from .call import Call, Row, SymScalar
 
 TABLE: dict[Any, Row] = {
-    **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS, **windows.ROWS,
+    **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
+    **windows.ROWS,
 }
 
 __all__ = ["TABLE", "Call", "Row", "SymScalar", "quantized"]

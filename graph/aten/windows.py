@@ -154,7 +154,7 @@ def _avg_pool(rank: int) -> Row:
         total = pool.reduced(b.cast(image, opmath(x.dtype)), "sum", 0.0)
         whole = not any(pool.extra) and (count_include_pad or not any(pool.padding))
         if divisor is not None or whole:
-            mean = b.div(total, float(divisor or product(pool.size)))
+            mean = b.div(total, float(divisor or math.prod(pool.size)))
         else:
             ones = b.full(1.0, total.dtype, (1, *image.shape[1:-1], 1))
             if count_include_pad:  # what the last window has beyond that does not count
