@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Sequence
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, evaluate, floordiv, product
+from ..graph.dims import Dim, Shape, evaluate, floordiv, product
 from ..graph.ir import Value
 from ..graph.types import DType, bf16, f32, i4, i8, u8
 from ..kernels.attention_spec import AttentionSpec, HeadStrides
 from ..kernels.packing import packed_group
-from ..kernels.spec import BATCH, GemmSpec, Strides
+from ..kernels.spec import BATCH, GemmSpec, Pieces, Strides
 from ..rewrite.query import is_weight
 from ..stitch.program import ContractionItem, Strided
-from ..stitch.views import delinearize
+from ..stitch.views import delinearize, unmerged
 
 GEMM_TYPES: tuple[tuple[DType, DType], ...] = ((f32, f32), (bf16, bf16), (i8, i8), (u8, i8))
 WEIGHT_TYPES: tuple[tuple[DType, DType], ...] = ((f32, i8), (bf16, i8))  # for constant weights
@@ -52,13 +52,34 @@ def _linear_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
     static = isinstance(n, int) and isinstance(k, int)
     constant = static and right.value in constants and right.offset == 0 and right.strides == y.tensor.strides
     rhs = None if constant else Strides(0, right.strides[0], right.strides[1])
-    rows, row = _merged(x.shape[:-1], left.strides[:-1])
-    if row is not None:
+    rows, row = _merged(x.shape[:-1], left.strides[: x.tensor.rank - 1])
+    if row is not None and len(left.strides) == x.tensor.rank:
         lhs = Strides(0, row, left.strides[-1])
         return GemmSpec(x.dtype, kind, rows, n, k, lhs, item.epilogue, 1, constant, rhs, item.params, group)
+    if left.strides[-1] == 1:
+        lhs, pieces = Strides(0, 0), _pieces(x, left)
+        return GemmSpec(x.dtype, kind, rows, n, k, lhs, item.epilogue, 1, constant, rhs, item.params, group, pieces)
     *batch, m = x.shape[:-1]  # unequally spaced rows: as many matrices as the leading axes have elements
     lhs = Strides(_batched(left.strides[:-2], batch, batch), left.strides[-2], left.strides[-1])
     return GemmSpec(x.dtype, kind, m, n, k, lhs, item.epilogue, product(batch), constant, rhs, item.params, group)
+
+
+def _pieces(x: Value, left: Strided) -> Pieces:
+    """Where the rows of x lie, and what they consist of."""
+    lead = x.tensor.rank - 1
+    depth = list(zip(unmerged(x).shape[lead:] if len(left.strides) > x.tensor.rank else x.shape[lead:], left.strides[lead:], strict=True))
+    run: Dim = 1
+    while depth and depth[-1][1] == run:
+        run = depth.pop()[0] * run
+    return Pieces(_at(x.shape[:lead], left.strides[:lead]), _at(tuple(d for d, _ in depth), [s for _, s in depth]), evaluate(run, {}))
+
+
+def _at(shape: Shape, steps: Sequence[Dim]) -> Dim:
+    """Offset of the element with row-major number `BATCH`."""
+    total: Dim = 0
+    for i, step in zip(delinearize(BATCH, shape), steps, strict=True):
+        total = total + i * step
+    return total
 
 
 def _batched(steps: Sequence[Dim], shape: Sequence[Dim], batch: Sequence[Dim]) -> Dim:

@@ -10,6 +10,7 @@ from ..graph.types import bf16
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
 from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
+from ..rewrite.rules.permutes import sink_permutes
 from ..rewrite.rules.precision import lower_precision
 from ..rewrite.rules.short import shorten
 from ..stitch.expand import expand_contractions, expand_unsupported
@@ -41,6 +42,7 @@ def passes(
     return (
         Pass("canonical", canonical),
         Pass("cse", cse),
+        Pass("permutes", sink_permutes),
         rewrite("rewrite", (*rules, *CANONICAL)),  # the user's first: they are written over the operations that capture gives
         rewrite("integer", INTEGER),
         rewrite("weights", WEIGHTS),

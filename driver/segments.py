@@ -24,7 +24,7 @@ from ..kernels.spec import GemmCode, GemmSpec
 from ..platforms.target import Target
 from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, Section, SegmentOutput, Step, single
 from ..stitch.constants import compute, watched_tensors
-from ..stitch.loops import LoopKernel
+from ..stitch.loops import LoopKernel, in_place
 from ..stitch.program import CallItem, ContractionItem, LoopItem, Program
 from .contractions import attention_spec, gemm_spec
 
@@ -191,7 +191,7 @@ class SegmentBuilder:
         operands = tuple(self._operand(v) for v in item.operands)
         writes = tuple(n for n, v in enumerate(item.operands) if v in item.writes)
         note = self._note(item.writes[-1], item.fused, code.symbol)
-        return [single(Step(code, operands, writes, note.label))]
+        return [single(Step(code, operands, writes, note.label, reuses=in_place(item.kernel.body)))]
 
     def _contraction(self, item: ContractionItem) -> list[Section]:
         return self._attention(item) if item.anchor.op == "attention" else self._gemm(item)
@@ -215,11 +215,12 @@ class SegmentBuilder:
                 sections.append(single(Step(code.pack, (right, packed), (1,), f"{note.label} (pack)")))
                 right = packed
         operands = [left, right, *(self._operand(v) for v in item.operands)]
+        reuses = tuple((2 + written, 2 + read) for written, read in in_place(item.epilogue))
         writes = [2 + n for n, v in enumerate(item.operands) if v in item.writes]
         if code.workspace_bytes != 0:
             writes.append(len(operands))
             operands.append(Operand(self._scratch(code.workspace_bytes, item.anchor)))
-        sections.append(single(Step(code.rows, tuple(operands), tuple(writes), note.label, alternative=code.columns)))
+        sections.append(single(Step(code.rows, tuple(operands), tuple(writes), note.label, 1, code.columns, reuses)))
         return sections
 
     def _attention(self, item: ContractionItem) -> list[Section]:
@@ -239,7 +240,7 @@ class SegmentBuilder:
         return len(self.buffers) - 1
 
     def _note(self, value: Value, fused: tuple[Value, ...], kernel: str, refusals: Refusals = ()) -> Note:
-        ops = tuple(dict.fromkeys(v.op for v in fused if v.op not in ("full", "reshape", "expand", "permute")))
+        ops = tuple(dict.fromkeys(v.op for v in fused if v.op not in ("full", "reshape", "expand", "permute", "window")))
         note = Note(" + ".join(ops) or value.op, kernel, ops, value.origin, refusals)
         self.notes.append(note)
         return note

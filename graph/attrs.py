@@ -96,6 +96,21 @@ class SliceAttrs(Attrs):
 
 
 @dataclass(frozen=True)
+class WindowAttrs(Attrs):
+    """Windows of `size` elements, `dilation` apart, along one axis; one begins every `step` elements."""
+
+    axis: int
+    size: int
+    step: int = 1
+    dilation: int = 1
+
+    @property
+    def span(self) -> int:
+        """From the first element of a window to the one after its last."""
+        return self.dilation * (self.size - 1) + 1
+
+
+@dataclass(frozen=True)
 class PadAttrs(Attrs):
     """Constant padding: (low, high) per axis, negative amounts crop."""
 

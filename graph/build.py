@@ -150,6 +150,11 @@ def slice_(x: Value, axis: int, start: Dim, length: Dim, step: int = 1) -> Value
     return _make("slice", x, attrs=A.SliceAttrs(axis, start, length, step))
 
 
+def window(x: Value, axis: int, size: int, step: int = 1, dilation: int = 1) -> Value:
+    """result[..., i, j, ...] = x[..., i * step + j * dilation, ...]: all windows that lie inside; j < size is a new axis behind `axis`."""
+    return _make("window", x, attrs=A.WindowAttrs(axis_of(axis, x.tensor.rank), size, step, dilation))
+
+
 def pad(x: Value, amounts: Sequence[tuple[Dim, Dim]], value: float = 0.0) -> Value:
     """Constant padding, (low, high) for each axis; negative amounts crop."""
     return _make("pad", x, attrs=A.PadAttrs(tuple(amounts), value))

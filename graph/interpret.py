@@ -79,6 +79,12 @@ def _slice(v: Value, env: Env, x: Tensor) -> Tensor:
     return x.index_select(a.axis, torch.arange(length) * a.step + start)
 
 
+def _window(v: Value, env: Env, x: Tensor) -> Tensor:
+    a = v.attrs
+    assert isinstance(a, A.WindowAttrs)
+    return x.unfold(a.axis, a.span, a.step)[..., :: a.dilation].movedim(-1, a.axis + 1)
+
+
 def _pad(v: Value, env: Env, x: Tensor) -> Tensor:
     a = v.attrs
     assert isinstance(a, A.PadAttrs)
@@ -256,7 +262,8 @@ ROWS: dict[str, Callable[..., Any]] = {
     "reshape": lambda v, env, x: x.reshape(_shape(v, env)),
     "expand": lambda v, env, x: x.expand(_shape(v, env)),
     "permute": lambda v, env, x: x.permute(v.attrs.order),
-    "slice": _slice, "pad": _pad, "concat": lambda v, env, *xs: torch.cat(xs, v.attrs.axis), "take": _take, "gather": _gather,
+    "slice": _slice, "window": _window, "pad": _pad,
+    "concat": lambda v, env, *xs: torch.cat(xs, v.attrs.axis), "take": _take, "gather": _gather,
     "linear": _linear, "qlinear": _qlinear, "int_linear": _int_linear,
     "dequantize_groups": _dequantize_groups, "group_linear": _group_linear, "matmul": _matmul, "int_matmul": _int_matmul,
     "attention": _attention,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
-from .dims import Dim, Shape, ceildiv, mod, product
+from .dims import Dim, Shape, ceildiv, floordiv, mod, product
 from .ir import Value
 from .types import DType, TensorType, TupleType, Type, boolean, f32, i8, i32, i64
 
@@ -120,6 +120,15 @@ def _permute(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
 def _slice(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     assert isinstance(attrs, A.SliceAttrs)
     return types[0].with_shape(types[0].shape[: attrs.axis] + (attrs.length,) + types[0].shape[attrs.axis + 1:])
+
+
+def _window(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.WindowAttrs)
+    shape, axis, q = types[0].shape, attrs.axis, types[0].qparams
+    count = floordiv(shape[axis] - attrs.span, attrs.step) + 1
+    if q is not None and q.axis is not None and q.axis > axis:
+        q = replace(q, axis=q.axis + 1)
+    return TensorType(types[0].dtype, (*shape[:axis], count, attrs.size, *shape[axis + 1 :]), q)
 
 
 def _pad(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
@@ -239,6 +248,7 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("expand", (1, 1), A.ShapeAttrs, _expand, "view"),
     OpSpec("permute", (1, 1), A.PermuteAttrs, _permute, "view"),
     OpSpec("slice", (1, 1), A.SliceAttrs, _slice, "view"),
+    OpSpec("window", (1, 1), A.WindowAttrs, _window, "view"),  # [..., L, ...] -> [..., windows, size, ...]
     OpSpec("pad", (1, 1), A.PadAttrs, _pad, "index"),
     OpSpec("concat", (1, 1 << 30), A.AxisAttrs, _concat, "index"),
     OpSpec("take", (2, 2), A.AxisAttrs, _take, "index"),  # table, index: torch.embedding for axis 0; indices must be in [0, size)

@@ -195,6 +195,6 @@ def _cover_cost(count: int, micros: Sequence[MicroKernel]) -> float:
 def _direct(spec: GemmSpec, micro: MicroKernel) -> bool:
     """Whether whole blocks of rows can be read in place."""
     strides = spec.lhs_strides
-    if not micro.layout.direct or strides.col != 1 or not isinstance(spec.k, int) or spec.k % micro.step_k:
+    if spec.lhs_pieces is not None or not micro.layout.direct or strides.col != 1 or not isinstance(spec.k, int) or spec.k % micro.step_k:
         return False
     return not (isinstance(strides.row, int) and strides.row * spec.lhs.bytes % _BAD_PITCH == 0)

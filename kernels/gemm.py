@@ -20,6 +20,7 @@ from ..cpu_codegen.slots import Slots
 from ..graph.dims import Dim, ceildiv
 from ..platforms.target import Target
 from .blocking import Blocking, choose, tailored
+from .fetch import accesses, emit_fetch
 from .indexing import batch_offset, request, wanted_slots
 from .micro import MicroKernel
 from .nest import Body
@@ -42,6 +43,7 @@ class _Gemm:
         self.packing = micros[0].packing
         self.panels = self.packing.panels(spec.n)
         self.blocking: Blocking = choose(target, spec, micros)
+        self.fetched = accesses(target, spec)
         self.order: tuple[Slot, ...] = ()
 
     # -- functions ----------------------------------------------------------------------------------------------
@@ -49,8 +51,10 @@ class _Gemm:
         spec, mr, group = self.spec, self.micros[0].mr, self.micros[0].panels
         packed = self.packing.bytes(spec.n, spec.k, spec.rhs)
         self._emit_epilogue()
-        wanted = wanted_slots(self._dims(), spec.lhs_strides.batch)
+        pieces = () if spec.lhs_pieces is None else (spec.lhs_pieces.row, spec.lhs_pieces.piece)
+        wanted = wanted_slots(self._dims(), spec.lhs_strides.batch, *pieces)
         self.order = tuple(dict.fromkeys((*self.order, BufferSlot(LHS), BufferSlot(RHS), *wanted)))
+        self._emit_fetch()
         self._emit_body()
         # Domains of a batch are padded, so that every matrix begins at a multiple of the grain.
         padded_rows = spec.m if spec.batch == 1 else ceildiv(spec.m, mr) * mr
@@ -72,7 +76,8 @@ class _Gemm:
         rhs = (spec.n, spec.k, spec.rhs)
         sizes = (packing.panel_bytes(spec.k, spec.rhs), packing.sums_offset(*rhs), packing.bytes(*rhs))
         padded = (ceildiv(spec.m, mr) * mr, ceildiv(self.panels, group) * group)
-        return (spec.m, spec.n, spec.k, self.panels, *strides, *sizes, *padded)
+        places = tuple(part for access in self.fetched for part in (access.base, access.row))
+        return (spec.m, spec.n, spec.k, self.panels, *strides, *sizes, *padded, *places)
 
     def _slots(self, fn: Function) -> Slots:
         """All functions ask for all slots in the same order, so that one numbering serves them; LLVM drops unused loads."""
@@ -91,6 +96,14 @@ class _Gemm:
             last = self.spec.n % width if isinstance(self.spec.n, int) else None
             emit_tile_epilogue(fn, emitter, tile, self.micros[0].acc_ty, width, rows, cols, row, col, width, last)
         self.order = slots.order
+        fn.ret()
+        fn.finish()
+
+    def _emit_fetch(self) -> None:
+        if not self.fetched:
+            return
+        fn = Function(self.module, f"{self.name}.fetch", VOID, [PTR, I64, I64, I64], internal=True)
+        emit_fetch(fn, self._slots(fn), self.fetched, FIRST_EPILOGUE_BUFFER, self.micros[0].nr)
         fn.ret()
         fn.finish()
 

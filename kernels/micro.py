@@ -203,9 +203,9 @@ def offset(fn: Function, pointer: Val, bytes_: int) -> Val:
     return fn.gep(pointer, i64(bytes_)) if bytes_ else pointer
 
 
-def prefetch(fn: Function, pointer: Val, level: int = 1) -> None:
-    """Asks for a line in cache level 1 or 2, for reading. An address beyond the end of memory is ignored by the processor."""
-    flags = [Val(I32, flag) for flag in ("0", str(4 - level), "1")]
+def prefetch(fn: Function, pointer: Val, level: int = 1, writes: bool = False) -> None:
+    """Asks for a line in cache level 1 or 2, for reading unless said. An address beyond the end of memory is ignored by the processor."""
+    flags = [Val(I32, flag) for flag in (str(int(writes)), str(4 - level), "1")]
     fn.call("llvm.prefetch.p0", VOID, [pointer, *flags], params=[PTR, *["i32 immarg"] * 3])
 
 

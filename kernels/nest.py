@@ -20,6 +20,7 @@ from ..platforms.target import Target
 from .blocking import Blocking, Variant
 from .micro import Start, emit_tile
 from .pack_lhs import emit_pack_lhs
+from .pieces import PieceReader
 from .spec import GemmSpec
 
 Panels = list[Val]
@@ -60,6 +61,8 @@ class Body:
         self.rows_scratch = fn.alloca(max(blocking.packed_bytes(v) for v in blocking.variants))
         # Tiles take turns at distances that are no multiple of 4096, so that stores of one do not stall loads of the other.
         self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v) for each in blocking.variants for v in (each, *self._narrow(each))))
+        pieces = spec.lhs_pieces
+        self.pieces = None if pieces is None else PieceReader(fn, slots, target, spec, pieces, blocking)
         self.unpacked = fn.alloca(blocking.unpacked_bytes) if blocking.unpacked_bytes else None
 
     def emit(self) -> None:
@@ -104,14 +107,15 @@ class Body:
     def _lhs(self, variant: Variant, row: Val, rows: Val) -> _Block:
         """The block with its lhs: in place where that is possible, else packed, else still to be packed piece by piece."""
         fn, blocking = self.fn, self.blocking
-        start = fn.gep(self.lhs, fn.mul(row, self.row_bytes))
+        if self.pieces is not None:
+            self.pieces.enter_block(row, rows)
+        start = self.lhs if self.pieces is not None else fn.gep(self.lhs, fn.mul(row, self.row_bytes))
         packed_piece = blocking.piece_bytes(variant)
 
         def packed() -> Sequence[Val]:
             for piece in range(blocking.pieces or 0):
                 at = fn.gep(self.rows_scratch, i64(piece * packed_piece))
-                k0 = i64(piece * blocking.k_block)
-                self._pack(variant, fn.gep(start, fn.mul(k0, self.col_bytes)), rows, self._count(k0), at)
+                self._pack(variant, start, rows, i64(piece * blocking.k_block), at)
             return [self.rows_scratch, i64(variant.pitch), i64(packed_piece)]
 
         if blocking.pack_late(variant):
@@ -121,11 +125,16 @@ class Body:
         in_place = [start, self.row_bytes, i64(blocking.k_block * self.spec.lhs.bytes)]
         return _Block(variant, row, rows, self.p0, self.p1, *fn.branch(fn.icmp("eq", rows, i64(variant.rows)), lambda: in_place, packed))
 
-    def _pack(self, variant: Variant, start: Val, rows: Val, count: Val, to: Val) -> None:
-        fn, micro = self.fn, variant.micro
-        name = emit_pack_lhs(fn.module, self.target, micro, variant.pitch, self.spec.lhs_strides.col == 1)
+    def _pack(self, variant: Variant, start: Val, rows: Val, k0: Val, to: Val) -> None:
+        """Packs a piece of k of a block that begins at `start`."""
+        fn, micro, count = self.fn, variant.micro, self._count(k0)
         total = fn.mul(fn.udiv(fn.add(rows, i64(micro.mr - 1)), i64(micro.mr)), i64(micro.mr))
-        fn.call(name, VOID, [start, self.row_bytes, self.col_bytes, rows, total, count, to])
+        if self.pieces is not None:
+            self.pieces.pack(variant, start, rows, total, k0, count, to)
+            return
+        name = emit_pack_lhs(fn.module, self.target, micro, variant.pitch, self.spec.lhs_strides.col == 1)
+        first = fn.gep(start, fn.mul(k0, self.col_bytes))
+        fn.call(name, VOID, [first, self.row_bytes, self.col_bytes, rows, total, count, to])
 
     def _count(self, k0: Val) -> Val:
         """How many k the piece that begins at k0 has."""
@@ -146,6 +155,7 @@ class Body:
 
             def tile(i: Val, at: list[Val]) -> list[Val]:
                 out = fn.gep(self.tiles, at[0])
+                self._fetch(block, i, p)
                 self._tile(block, self._first(block), block.a, i, steps, out, p, panels)
                 self._finish(block, out, i, p)
                 return [fn.sub(i64(turn), at[0])]
@@ -186,7 +196,7 @@ class Body:
         fn, variant, micro = self.fn, block.variant, block.variant.micro
         count = self._count(k0)
         if self.blocking.pack_late(variant):
-            self._pack(variant, fn.gep(block.a, fn.mul(k0, self.col_bytes)), block.rows, count, self.rows_scratch)
+            self._pack(variant, block.a, block.rows, k0, self.rows_scratch)
             a = self.rows_scratch
         else:
             a = fn.gep(block.a, fn.mul(fn.udiv(k0, i64(self.blocking.k_block)), block.piece))
@@ -194,6 +204,8 @@ class Body:
         skip = fn.mul(fn.udiv(k0, i64(self.packing.unit_k)), i64(self.packing.unit_bytes(micro.rhs)))
 
         def act(p: Val, i: Val, out: Val, panels: Panels) -> None:
+            if then is not None:
+                self._fetch(block, i, p)
             self._tile(block, kind, a, i, steps, out, p, panels)
             if then is not None:
                 then(p, i, out, panels)
@@ -263,6 +275,15 @@ class Body:
         known = None if variant.direct else variant.pitch
         name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, known, variant.rows > micro.mr)
         fn.call(name, VOID, [rows, block.pitch, out, steps, fn.mul(panel_bytes, i64(micro.panels)), *pointers])
+
+    def _fetch(self, block: _Block, i: Val, p: Val) -> None:
+        """Asks for what the epilogue of a tile will read and write."""
+        name = f"{self.name}.fetch"
+        if name in self.fn.module.functions:
+            fn, micro = self.fn, block.variant.micro
+            row = fn.add(self.row_base, fn.add(block.row, i))
+            rows = fn.smin(i64(micro.mr), fn.sub(block.rows, i))
+            fn.call(name, VOID, [fn.args[0], row, rows, fn.mul(p, i64(self.packing.nr))])
 
     def _finish(self, block: _Block, out: Val, i: Val, p: Val) -> None:
         """The epilogue of a finished tile, over its valid rows and those columns that are this call's, block by block."""

@@ -51,7 +51,15 @@ def copy_elements(
     fn: Function, micro: MicroKernel, source: Val, target: Val, count: Val, lanes: tuple[int, ...], col_bytes: Val | None
 ) -> None:
     """Copies and converts `count` elements in pieces of `lanes`, then fills up with zeros to whole steps. col_bytes None: contiguous."""
-    element = memory_type(micro.lhs)
+    copy_run(fn, memory_type(micro.lhs), micro.convert, source, target, count, micro.layout.element, lanes, col_bytes)
+    fill_steps(fn, micro, target, count)
+
+
+def copy_run(
+    fn: Function, element: Ty, convert: Convert, source: Val, target: Val, count: Val, to_type: Ty, lanes: tuple[int, ...],
+    col_bytes: Val | None,
+) -> None:
+    """Copies `count` elements; lanes: the widths to copy with, widest first, 0 for one by one."""
     done: Val = i64(0)
     for width in lanes if col_bytes is None else (0,):
         size = max(1, width)
@@ -59,12 +67,15 @@ def copy_elements(
 
         def piece(index: Val, _: list[Val], width: int = width) -> list[Val]:
             at = fn.gep(source, index, element) if col_bytes is None else fn.gep(source, fn.mul(index, col_bytes))
-            value = micro.convert(fn, fn.load(element.vec(width), at))
-            fn.store(value, fn.gep(target, index, micro.layout.element))
+            fn.store(convert(fn, fn.load(element.vec(width), at)), fn.gep(target, index, to_type))
             return []
 
         fn.loop(done, stop, size, [], piece)
         done = stop
+
+
+def fill_steps(fn: Function, micro: MicroKernel, target: Val, count: Val) -> None:
+    """Fills up a row of `count` elements with zeros to whole steps."""
 
     def zero(index: Val, _: list[Val]) -> list[Val]:
         fn.store(const(micro.layout.element, 0), fn.gep(target, index, micro.layout.element))

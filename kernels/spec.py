@@ -28,6 +28,17 @@ class Strides:
     col: Dim = 1
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Rows that begin anywhere and have gaps, such as those that windows over an image make: element (i, t) of the matrix lies
+    `row + piece + t % run` elements from the start of its buffer. row and piece: expressions of `BATCH`, which stands for i in the one
+    and for t // run in the other. run divides k."""
+
+    row: Dim
+    piece: Dim
+    run: int
+
+
 def dense(rows: Dim, cols: Dim) -> Strides:
     """Strides of row-major [batch, rows, cols]."""
     return Strides(BATCH * rows * cols, cols)
@@ -42,6 +53,7 @@ class GemmSpec:
     that divides k: rhs[b, j, t] = integer[j, t] * scale[j, t / group]. The accumulator is i32 for integers, exact for k < 65536, and f32
     for floats. constant_rhs: one [n, k] weight for every b, packed once by the kernel's `pack`; n and k are ints then. Otherwise
     `rhs_strides` says where it lies, and a native kernel packs it in each call.
+    lhs_pieces: where the lhs lies instead, for a batch of one.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 
@@ -57,6 +69,7 @@ class GemmSpec:
     rhs_strides: Strides | None = None
     params: tuple[float, ...] = ()
     group: int = 0
+    lhs_pieces: Pieces | None = None
 
     def __post_init__(self) -> None:
         if self.dtypes not in _OPERANDS:
@@ -67,6 +80,8 @@ class GemmSpec:
             raise InvalidGraph("a dynamic rhs needs strides", "contraction")
         if self.lhs.is_float and not self.rhs.is_float and not self.constant_rhs:
             raise InvalidGraph("integers times floats must be a constant weight", "contraction")
+        if self.lhs_pieces is not None and (self.batch != 1 or not isinstance(self.k, int) or self.k % self.lhs_pieces.run):
+            raise InvalidGraph(f"rows of {self.k} k in pieces of {self.lhs_pieces.run}", "contraction")
         if (self.rhs == i4) != bool(self.group) or (self.group and (self.group % 8 or not isinstance(self.k, int) or self.k % self.group)):
             raise InvalidGraph(f"{self.rhs} weights of {self.k} k in groups of {self.group}", "contraction")
 

@@ -139,6 +139,18 @@ def _slice(rng: random.Random, op: str, want: TensorType) -> Operands:
     return (replace(want, shape=(*want.shape[:axis], size, *want.shape[axis + 1:])),), A.SliceAttrs(axis, start, length, step)
 
 
+def _window(rng: random.Random, op: str, want: TensorType) -> Operands:
+    if want.rank < 2:
+        raise Impossible
+    axis, step = rng.randrange(want.rank - 1), rng.randint(1, 2)
+    width = want.shape[axis + 1]
+    if not isinstance(width, int):
+        raise Impossible
+    attrs = A.WindowAttrs(axis, width, step, rng.randint(1, 2))
+    size = (want.shape[axis] - 1) * step + attrs.span + rng.randint(0, step - 1)
+    return (replace(want, shape=(*want.shape[:axis], size, *want.shape[axis + 2 :])),), attrs
+
+
 def _contraction(rng: random.Random, op: str, want: TensorType) -> Operands:
     if want.dtype != f32 or want.rank < (2 if op == "matmul" else 1):
         raise Impossible
@@ -166,7 +178,8 @@ def _full(rng: random.Random, op: str, want: TensorType) -> Operands:
 OPERANDS: dict[str, Callable[[random.Random, str, TensorType], Operands]] = {
     **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where"), _elementwise),
     "cast": _cast, "quantize": _quantize, "dequantize": _dequantize, "reduce": _reduce, "reshape": _reshape, "expand": _expand,
-    "permute": _permute, "slice": _slice, "concat": _concat, "linear": _contraction, "qlinear": _contraction, "matmul": _contraction,
+    "permute": _permute, "slice": _slice, "window": _window,
+    "concat": _concat, "linear": _contraction, "qlinear": _contraction, "matmul": _contraction,
     "full": _full,
 }
 

@@ -22,7 +22,7 @@ COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "and", "or", "xor",
 GROUPS: dict[str, tuple[str, ...]] = {
     "unary": UNARY,
     "binary": BINARY + COMPARE,
-    "view": ("reshape", "expand", "permute", "slice"),
+    "view": ("reshape", "expand", "permute", "slice", "window"),
 }
 
 

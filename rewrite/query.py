@@ -14,7 +14,7 @@ from .pattern import Number
 
 # Larger constants are not searched for being one repeated number.
 _UNIFORM_LIMIT = 4096
-_SAME_NUMBERS = ("expand", "reshape", "permute", "slice")
+_SAME_NUMBERS = ("expand", "reshape", "permute", "slice", "window")
 # Operations that `number` reads.
 NUMBER_OPS = ("full", "constant", "cast", *_SAME_NUMBERS)
 _FROM_WEIGHTS = ("cast", "permute", "reshape", "quantize", "dequantize")

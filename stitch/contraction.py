@@ -12,7 +12,8 @@ from .domain import Axis, finish_epilogue
 from .loops import Node
 from .lower import Lowering, NeedsBuffer
 from .program import ContractionItem, Strided
-from .views import axes, broadcast_index, reshape_index, strided
+from .roots import PIECEWISE
+from .views import axes, broadcast_index, in_pieces, reshape_index, strided
 
 
 def lower_epilogue(anchor: Value, roots: Sequence[Value], stored: set[Value]) -> Lowering:
@@ -36,6 +37,8 @@ def item(anchor: Value, roots: Sequence[Value], stored: set[Value], readable: se
     pointers = []
     for operand in anchor.inputs[:3] if anchor.op == "attention" else anchor.inputs[:2]:
         found = strided(operand, readable)
+        if found is None and operand is anchor.inputs[0] and anchor.op in PIECEWISE:
+            found = in_pieces(operand, readable)
         if found is None:
             raise NeedsBuffer(operand, "it is no strided view of a buffer")
         pointers.append(Strided(*found))

@@ -15,34 +15,10 @@ from ..graph.dims import product, symbol
 from ..graph.ir import Value
 from ..graph.ops import OPS
 from .domain import Axis, Domain
-from .lower import Lowering, NeedsBuffer
+from .lower import EXPENSIVE, Lowering, NeedsBuffer
 from .roots import ANCHORS
 from .views import VIEWS, Index, reshape_index
 
-EXPENSIVE = {
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "tanh",
-    "sigmoid",
-    "erf",
-    "normal_cdf_short",
-    "sigmoid_short",
-    "pow",
-    "atan2",
-    "reduce",
-    "take",
-    "gather",
-    "remainder",
-    "fmod",
-}
 CHEAP_OPS = 6  # elementwise operations that are repeated in a second kernel rather than stored and loaded
 
 

@@ -99,6 +99,34 @@ class Body:
         return self._operands[position]
 
 
+def in_place(body: Body) -> tuple[tuple[int, int], ...]:
+    """Pairs (written, read) of buffers that may be the same memory: each element is read once, at the place where what is computed from
+    it is stored. Nothing may be reduced, for a reduction reads elements again that are stored by then."""
+    if any(node.op == "reduce" for node in body.nodes):
+        return ()
+    found: list[tuple[int, int]] = []
+    for store in body.stores:
+        below = _below(body, store.node)
+        for buffer in dict.fromkeys(body.nodes[n].buffer for n in below if body.nodes[n].op == "load"):
+            loads = [n for n, node in enumerate(body.nodes) if node.op == "load" and node.buffer == buffer]
+            alike = body.buffers[buffer].bytes == body.buffers[store.buffer].bytes and store.guard < 0
+            if alike and loads[0] in below and len(loads) == 1 and body.nodes[loads[0]].index == store.index:
+                found.append((store.buffer, buffer))
+    return tuple(found)
+
+
+def _below(body: Body, position: int) -> set[int]:
+    """A node and every node that it is computed from."""
+    seen: set[int] = set()
+    stack = [position]
+    while stack:
+        at = stack.pop()
+        if at not in seen:
+            seen.add(at)
+            stack.extend(body.operands(at))
+    return seen
+
+
 @dataclass(frozen=True)
 class LoopKernel:
     """A body and its domain. `rows` None: a flat kernel, the caller cuts the columns. `depth`: extent of axis k, or None."""

@@ -13,6 +13,12 @@ from ..graph.types import DType, boolean, f32, i32, i64
 from .loops import BodyBuilder, Node
 from .views import VIEWS, Index, axes, broadcast_index, offset, through
 
+# Operations that are not repeated where their result could be stored and loaded.
+EXPENSIVE = {
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "normal_cdf_short",
+    "sigmoid_short", "pow", "atan2", "reduce", "take", "gather", "remainder", "fmod",
+}
+
 
 class NeedsBuffer(Exception):
     """A value cannot be inlined where it is wanted; with a buffer of its own it can be read."""
@@ -69,6 +75,7 @@ class Lowering:
                 raise NeedsBuffer(value, "computed by this kernel at another index")
             return self._load(value, index, guard)
         if value.op in VIEWS:
+            self._need_source(value)
             return self.value(*through(value, index), guard)
         self.inlined[value] = None
         group = OPS[value.op].group
@@ -81,6 +88,19 @@ class Lowering:
         if row is None:
             raise NeedsBuffer(value, f"{value.op} has a kernel of its own")
         return row(self, value, index, guard)
+
+    def _need_source(self, view: Value) -> None:
+        """An expensive value that overlapping windows are over is computed once, not for every window. Raises NeedsBuffer."""
+        if not isinstance(view.attrs, A.WindowAttrs) or view.attrs.size <= view.attrs.step:
+            return
+        stack = [view]
+        while stack:
+            value = stack.pop()
+            if value in self.stored:
+                continue
+            if value.op in EXPENSIVE:
+                raise NeedsBuffer(value, "windows over it overlap")
+            stack.extend(value.inputs)
 
     def _load(self, value: Value, index: Index, guard: int) -> int:
         other = self.builder.const(0, value.dtype) if guard >= 0 else -1

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from ..graph.dims import Dim, product
 from ..graph.ir import Value
 from ..graph.ops import OPS
-from .views import affine, axes, offset, strip
+from .views import VIEWS, affine, axes, in_pieces, offset, strip, unmerged
 
 WITH_EPILOGUE = ("linear", "group_linear", "int_linear", "matmul", "int_matmul")
+PIECEWISE = ("linear", "group_linear", "int_linear")  # their left operand may lie in pieces
 ANCHORS = (*WITH_EPILOGUE, "attention", "call")
 
 
@@ -50,6 +51,22 @@ def operand_root(operand: Value, available: set[Value], stored: dict[Value, None
     return root if (fits and OPS[root.op].group != "leaf") or (root in available and fits) else operand
 
 
+def rows_root(operand: Value, available: set[Value], stored: dict[Value, None]) -> Value:
+    """The same for rows that may lie in pieces. Where the elements of a piece are apart, the smallest view that brings them together is
+    what must have a buffer, not the windows over it."""
+    root = operand_root(operand, available, stored)
+    if root is not operand or operand.op not in VIEWS:
+        return root
+    chain = [unmerged(operand)]
+    while chain[-1].op in VIEWS and chain[-1] not in available and chain[-1] not in stored:
+        chain.append(chain[-1].inputs[0])
+    for value in reversed(chain):
+        moved = value.op in VIEWS and product(value.shape) == product(operand.shape)  # one copy is enough then
+        if OPS[value.op].group != "leaf" and not moved and in_pieces(operand, {value}) is not None:
+            return value
+    return operand
+
+
 def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
     """Analyse one segment: `outputs` are stored, `available` values (inputs, constants, earlier segments) exist already."""
     roots = Roots()
@@ -78,7 +95,7 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
         if value.op in ANCHORS:
             flush(value.inputs)
             for operand in _read_by_pointer(value):
-                root = operand if value.op == "call" else operand_root(operand, available, roots.stored)
+                root = operand if value.op == "call" else _root_of(operand, value, available, roots.stored)
                 if root not in available:
                     roots.stored[root] = None
             below[value] |= 1 << position[value]
@@ -104,6 +121,11 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
         if value not in available:
             roots.stored[value] = None
     return roots
+
+
+def _root_of(operand: Value, anchor: Value, available: set[Value], stored: dict[Value, None]) -> Value:
+    lhs = anchor.op in PIECEWISE and operand is anchor.inputs[0]
+    return rows_root(operand, available, stored) if lhs else operand_root(operand, available, stored)
 
 
 def _read_by_pointer(anchor: Value) -> tuple[Value, ...]:

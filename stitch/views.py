@@ -65,7 +65,7 @@ def _smaller(a: Dim, b: Dim) -> bool:
 
 
 def through(view: Value, index: Index) -> tuple[Value, Index]:
-    """(operand, index) that hold the element `index` of a reshape, permute, expand or slice."""
+    """(operand, index) that hold the element `index` of a view."""
     source = view.inputs[0]
     attrs = view.attrs
     if isinstance(attrs, A.PermuteAttrs):
@@ -76,6 +76,10 @@ def through(view: Value, index: Index) -> tuple[Value, Index]:
     if isinstance(attrs, A.SliceAttrs):
         moved = attrs.start + index[attrs.axis] * attrs.step
         return source, index[: attrs.axis] + (moved,) + index[attrs.axis + 1 :]
+    if isinstance(attrs, A.WindowAttrs):
+        axis = attrs.axis
+        moved = index[axis] * attrs.step + index[axis + 1] * attrs.dilation
+        return source, index[:axis] + (moved,) + index[axis + 2 :]
     if view.op == "expand":
         return source, broadcast_index(index, source.shape)
     return source, reshape_index(index, view.shape, source.shape)
@@ -87,7 +91,7 @@ def broadcast_index(index: Index, shape: Shape) -> Index:
     return tuple(0 if extent == 1 else i for i, extent in zip(own, shape, strict=True))
 
 
-VIEWS = ("reshape", "permute", "expand", "slice")
+VIEWS = ("reshape", "permute", "expand", "slice", "window")
 
 
 def strip(value: Value, index: Index, stop: set[Value]) -> tuple[Value, Index]:
@@ -118,6 +122,19 @@ def affine(position: Dim, shape: Shape, names: Sequence[str]) -> tuple[Dim, Inde
         slopes.append(parts[0])
         position = parts[1]
     return position, tuple(slopes)
+
+
+def unmerged(operand: Value) -> Value:
+    """The left operand of a product before a reshape that only merges its last axes: windows are strided there."""
+    source = operand.inputs[0] if operand.op == "reshape" else operand
+    rows = operand.shape[:-1]
+    return source if source.shape[: len(rows)] == rows and source.tensor.rank > len(rows) else operand
+
+
+def in_pieces(operand: Value, stop: set[Value]) -> tuple[Value, Dim, Index] | None:
+    """As `strided`, of the unmerged left operand of a product, when the elements of its last axis lie side by side."""
+    found = strided(unmerged(operand), stop)
+    return found if found is not None and found[2][-1] == 1 else None
 
 
 def axes(shape: Shape, prefix: str) -> tuple[Index, tuple[str, ...]]:

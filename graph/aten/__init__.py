@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import creation, indexing, linear_algebra, normalization, pointwise, quantized, reductions, shape
+from . import creation, indexing, linear_algebra, normalization, pointwise, quantized, reductions, shape, windows
 from .call import Call, Row, SymScalar
 
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
+    **windows.ROWS,
 }
 
 __all__ = ["TABLE", "Call", "Row", "SymScalar", "quantized"]

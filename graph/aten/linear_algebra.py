@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ import torch
 from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..attrs import PermuteAttrs
-from ..dims import divides, floordiv, product
 from ..ir import Value
 from ..ops import broadcast
 from ..types import boolean, f32
@@ -117,23 +115,6 @@ def flash_attention(c: Call, q: Value, k: Value, v: Value, dropout: float = 0.0,
     return attention_of(inner, q, k, v, mask, causal, scale, False), None
 
 
-def patches(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-            flipped: bool, output_padding: Sequence[int], groups: int) -> Value:
-    """A convolution whose windows do not overlap (patch embedding) is a linear layer over the windows; any other is left alone."""
-    kernel = w.shape[2:]
-    tiles = all(divides(k, d) for k, d in zip(kernel, x.shape[2:], strict=True)) and set(kernel) != {1}
-    if flipped or groups != 1 or tuple(stride) != kernel or any(padding) or any(d != 1 for d in dilation) or not tiles:
-        raise Unsupported("a convolution with overlapping windows")
-    need_float(x, w)
-    spatial = range(len(kernel))
-    split = b.reshape(x, (*x.shape[:2], *(d for a in spatial for d in (floordiv(x.shape[2 + a], kernel[a]), kernel[a]))))
-    ordered = b.permute(split, (0, *(2 + 2 * a for a in spatial), 1, *(3 + 2 * a for a in spatial)))
-    size = product((x.shape[1], *kernel))
-    rows = b.reshape(ordered, (*ordered.shape[: 1 + len(kernel)], size))
-    out = b.linear(rows, b.reshape(w, (w.shape[0], size)), bias)
-    return b.cast(b.permute(out, (0, out.tensor.rank - 1, *range(1, out.tensor.rank - 1))), c.dtype)
-
-
 ROWS: dict[Any, Row] = {
     aten.linear.default: linear,
     aten.addmm.default: addmm,
@@ -143,7 +124,6 @@ ROWS: dict[Any, Row] = {
     aten.mv.default: matmul,
     aten.matmul.default: matmul,
     aten.dot.default: bilinear_sum,
-    aten.convolution.default: patches,
     aten.scaled_dot_product_attention.default: attention,
     aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
 }

@@ -18,7 +18,7 @@ from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import make
 from ...graph.types import DType, bf16, f32
 
-_VIEWS = ("reshape", "permute", "expand")
+_VIEWS = ("reshape", "permute", "expand", "window", "pad")
 # How many operands, counted from the first, are multiplied.
 _FACTORS = {"linear": 2, "group_linear": 1, "matmul": 2, "attention": 3}
 

@@ -20,7 +20,7 @@ from ...graph.ops import SHORT, make
 from ...graph.types import bf16, f32
 
 # Operations whose result has the relative error of their operands, one operand or all of them.
-_RELATIVE = ("mul", "div", "neg", "reciprocal", "relu", "reshape", "expand", "permute", "slice")
+_RELATIVE = ("mul", "div", "neg", "reciprocal", "relu", "reshape", "expand", "permute", "slice", "window")
 _FUNCTIONS = ("erf", "tanh", "sigmoid")
 _LARGEST = 256.0
 

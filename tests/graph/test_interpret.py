@@ -135,3 +135,11 @@ def test_slices_walk_backwards_and_pads_crop() -> None:
     x0 = b.input_(0, f32, (6,))
     assert evaluate(b.slice_(x0, 0, 5, 3, -2), x).tolist() == [5.0, 3.0, 1.0]
     assert evaluate(b.pad(x0, [(-1, 2)], 9.0), x).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 9.0, 9.0]
+
+
+def test_windows_begin_every_step_and_skip_by_dilation() -> None:
+    x = torch.arange(9.0)
+    windows = b.window(b.input_(0, f32, (9,)), 0, 3, 2, 2)
+    assert evaluate(windows, x).tolist() == [[0.0, 2.0, 4.0], [2.0, 4.0, 6.0], [4.0, 6.0, 8.0]]
+    image = torch.randn(2, 7, 3)
+    assert torch.equal(evaluate(b.window(b.input_(0, f32, (2, 7, 3)), 1, 4), image), image.unfold(1, 4, 1).movedim(-1, 2))

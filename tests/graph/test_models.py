@@ -101,7 +101,7 @@ CASES: dict[str, Case] = {
     "t5": Case(hugging("T5EncoderModel", "T5Config", d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=99), tokens),
     "vit": Case(hugging("ViTModel", "ViTConfig", image_size=32, patch_size=8, **SMALL), pictures, axes=(0,)),
     "resnet": Case(hugging("ResNetModel", "ResNetConfig", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"),
-                   pictures, frozenset({"aten.convolution.default", "aten.max_pool2d_with_indices.default"}), (0,)),
+                   pictures, axes=(0,)),
     "lstm": Case(Recurrent, lambda batch, length: (torch.randn(batch, 5, 8),), axes=(0,), slow=False),
 }
 

@@ -89,5 +89,5 @@ def test_what_a_pattern_binds() -> None:
 
 def test_root_operations() -> None:
     assert root_ops(parse_pattern("a@(neg(x) | abs(x))")) == ("neg", "abs")
-    assert root_ops(parse_pattern("view(x)")) == ("reshape", "expand", "permute", "slice")
+    assert root_ops(parse_pattern("view(x)")) == ("reshape", "expand", "permute", "slice", "window")
     assert root_ops(parse_pattern("neg(x) | x")) == ()

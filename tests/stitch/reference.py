@@ -12,6 +12,7 @@ from sashiko.graph.ir import Value
 from sashiko.graph.types import boolean
 from sashiko.stitch.loops import Body, LoopKernel, Node
 from sashiko.stitch.program import ContractionItem, LoopItem, Program, Strided
+from sashiko.stitch.views import unmerged
 
 Env = Mapping[str, int]
 Grid = dict[str, torch.Tensor]
@@ -131,9 +132,15 @@ def _view(strided: Strided, buffer: torch.Tensor, shape: tuple[Dim, ...], env: E
     return buffer.as_strided(sizes, [evaluate(s, env) for s in strided.strides], evaluate(strided.offset, env))
 
 
+def _operand(strided: Strided, buffer: torch.Tensor, value: Value, env: Env) -> torch.Tensor:
+    """What a pointer points to, in the shape of the operand: a left operand in pieces has more axes than that."""
+    source = unmerged(value) if len(strided.strides) > value.tensor.rank else value
+    return _view(strided, buffer, source.shape, env).reshape([evaluate(d, env) for d in value.shape])
+
+
 def _contraction(item: ContractionItem, memory: dict[Value, torch.Tensor], env: Env) -> bool:
     anchor = item.anchor
-    operands = [_view(p, memory[p.value], v.shape, env) for p, v in zip(item.pointers, anchor.inputs)]
+    operands = [_operand(p, memory[p.value], v, env) for p, v in zip(item.pointers, anchor.inputs)]
     buffers = [memory[v] for v in item.operands]
     wide = [o.long() if not o.dtype.is_floating_point else o.float() if o.dtype != torch.float64 else o for o in operands]
     if anchor.op == "attention":

@@ -226,3 +226,43 @@ def test_contractions_spelled_out(causal: bool) -> None:
     tensors = [torch.randn(2, 4, 3, 8, dtype=torch.float64), torch.randn(2, 2, 5, 8, dtype=torch.float64), keep]
     p = check(list(graph.outputs), [q, k, mask], tensors, {"S": 5})
     assert set(kinds(p)) == {"loop"}
+
+
+def patches(image: Value, size: int, step: int) -> Value:
+    """[B, H, W, C] as [B, rows, columns, size * size * C]."""
+    windows = b.permute(b.window(b.window(image, 1, size, step), 3, size, step), (0, 1, 3, 2, 4, 5))
+    return b.reshape(windows, (*windows.shape[:3], size * size * image.shape[3]))
+
+
+def test_windows_are_read_in_place() -> None:
+    """The padded image is stored; its windows, nine times as large, are not."""
+    image = b.input_(0, f32, (2, 6, 7, 4))
+    rows = patches(b.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0))), 3, 2)
+    p = check([b.relu(b.linear(rows, b.constant(torch.randn(5, 36)), b.constant(torch.randn(5))))], [image], [torch.randn(2, 6, 7, 4)])
+    assert kinds(p) == ["loop", "linear"] and p.items[0].writes[0].op == "pad"
+
+
+def test_an_image_whose_channels_lie_apart_is_stored_with_them_together() -> None:
+    image = b.input_(0, f32, (2, 4, 6, 7))
+    rows = patches(b.permute(image, (0, 2, 3, 1)), 3, 1)
+    p = check([b.linear(rows, b.constant(torch.randn(5, 36)))], [image], [torch.randn(2, 4, 6, 7)])
+    assert kinds(p) == ["loop", "linear"] and p.items[0].writes[0].op == "permute"
+
+
+def test_windows_that_do_not_overlap_are_copied_once() -> None:
+    image = b.input_(0, f32, (2, 4, 6, 8))
+    rows = patches(b.permute(image, (0, 2, 3, 1)), 2, 2)
+    p = check([b.linear(rows, b.constant(torch.randn(5, 16)))], [image], [torch.randn(2, 4, 6, 8)])
+    assert kinds(p) == ["loop", "linear"] and p.items[0].writes[0].op == "reshape"
+
+
+def test_what_overlapping_windows_are_over_is_computed_once() -> None:
+    """A function that costs more than a load has a kernel of its own; others, and windows side by side, have not."""
+    x, data = b.input_(0, f32, (2, 9, 4)), torch.randn(2, 9, 4)
+
+    def pooled(value: Value, step: int) -> Value:
+        return b.reduce(b.window(b.pad(value, ((0, 0), (1, 0), (0, 0))), 1, 3, step), "max", 2)
+
+    assert kinds(check([pooled(b.exp(x), 1)], [x], [data])) == ["loop", "loop"]
+    assert kinds(check([pooled(b.exp(x), 3)], [x], [data])) == ["loop"]
+    assert kinds(check([pooled(b.relu(x), 1)], [x], [data])) == ["loop"]

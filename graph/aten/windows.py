@@ -1,0 +1,188 @@
+"""Convolutions and pooling: contractions and reductions over windows.
+
+The image is brought to channels-last order, [batch, spatial..., channels], where a window is a few long pieces of memory, and back. The
+rules for views take the permutations between two such operations out again.
+
+    convolution(x, w)  = linear over windows: sum over (k, c) of x[n, o * stride + k * dilation, c] * w[m, k, c]
+    depthwise          = sum over k of x[n, o * stride + k * dilation, c] * w[k, c]
+    pooling            = maximum or mean over k of x[n, o * stride + k * dilation, c]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...diagnostics.errors import Unsupported
+from .. import build as b
+from ..dims import Dim, Shape, floordiv, product
+from ..ir import Value
+from ..types import bf16, f32
+from .call import Call, Row, opmath
+
+aten = torch.ops.aten
+
+
+def channels_last(x: Value) -> Value:
+    """[batch, channels, spatial...] as [batch, spatial..., channels]."""
+    return b.permute(x, (0, *range(2, x.tensor.rank), 1))
+
+
+def channels_first(x: Value) -> Value:
+    """The inverse of `channels_last`."""
+    return b.permute(x, (0, x.tensor.rank - 1, *range(1, x.tensor.rank - 1)))
+
+
+def windows(x: Value, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Value:
+    """[n, spatial..., c] as [n, windows..., window..., c], with as many window axes as there are numbers in `size`."""
+    count = len(size)
+    for axis, n, step, apart in zip(range(1, 2 * count, 2), size, stride, dilation, strict=True):
+        if n == 1:
+            x = b.unsqueeze(b.slice_(x, axis, 0, floordiv(x.shape[axis] - 1, step) + 1, step), axis + 1)
+        else:
+            x = b.window(x, axis, n, step, apart)
+    return b.permute(x, (0, *range(1, 2 * count, 2), *range(2, 2 * count + 1, 2), 2 * count + 1))
+
+
+def surrounded(x: Value, low: Sequence[Dim], high: Sequence[Dim], value: float = 0.0) -> Value:
+    """x[n, spatial..., c] with so many elements before and after along each spatial axis."""
+    amounts = (*zip(low, high, strict=True),)
+    return x if not any(any(pair) for pair in amounts) else b.pad(x, ((0, 0), *amounts, (0, 0)), value)
+
+
+def numbers(given: Sequence[int], count: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+    """An argument that may be one number for all axes, or empty for the default."""
+    found = tuple(given) or tuple(default)
+    return found * count if len(found) == 1 else found
+
+
+def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+                flipped: bool, output_padding: Sequence[int], groups: int) -> Value:
+    """x[N, C, spatial...], w[M, C / groups, window...], bias[M]."""
+    if flipped:
+        raise Unsupported("a transposed convolution")
+    if x.dtype not in (f32, bf16) or w.dtype != x.dtype:
+        raise Unsupported(f"a convolution of {x.dtype} and {w.dtype}")
+    size = tuple(w.shape[2:])
+    if not all(isinstance(k, int) for k in size) or 0 in (*x.shape, *w.shape):
+        raise Unsupported("a convolution of tensors without elements, or with windows of unknown size")
+    rank = len(size)
+    steps, edges, spread = (numbers(given, rank) for given in (stride, padding, dilation))
+    image = surrounded(channels_last(x), edges, edges)
+    if groups == 1:
+        out = _dense(windows(image, size, steps, spread), w, bias)  # type: ignore[arg-type]
+    elif w.shape[1] == 1 and w.shape[0] == groups:
+        out = _depthwise(windows(image, size, steps, spread), w, bias)  # type: ignore[arg-type]
+    else:
+        raise Unsupported("a convolution in groups")
+    return channels_first(b.cast(out, c.dtype))
+
+
+def _dense(patches: Value, w: Value, bias: Value | None) -> Value:
+    depth = product(patches.shape[w.tensor.rank - 1 :])
+    rows = b.reshape(patches, (*patches.shape[: w.tensor.rank - 1], depth))
+    return b.linear(rows, b.reshape(channels_last(w), (w.shape[0], depth)), bias)
+
+
+def _depthwise(patches: Value, w: Value, bias: Value | None) -> Value:
+    work = opmath(w.dtype)
+    taps = b.permute(b.reshape(w, (w.shape[0], *w.shape[2:])), (*range(1, w.tensor.rank - 1), 0))
+    spatial = range(w.tensor.rank - 1, 2 * w.tensor.rank - 3)
+    out = b.reduce(b.mul(b.cast(patches, work), b.cast(taps, work)), "sum", tuple(spatial))
+    return out if bias is None else b.add(out, b.cast(bias, work))
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Windows over the last axes of a tensor, and what is missing at the end for all windows of a result with sizes `out`."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    extra: tuple[Dim, ...]
+
+    @classmethod
+    def of(cls, c: Shape, x: Value, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], ceil: bool,
+           rank: int) -> _Pool:
+        size = numbers(size, rank)
+        stride, padding, dilation = numbers(stride, rank, size), numbers(padding, rank), numbers(dilation, rank)
+        extra: list[Dim] = [0] * rank
+        for axis in range(rank if ceil else 0):
+            reach = (c[axis - rank] - 1) * stride[axis] + dilation[axis] * (size[axis] - 1) + 1
+            beyond = reach - x.shape[axis - rank] - 2 * padding[axis]
+            if not isinstance(beyond, int):
+                raise Unsupported("pooling that may end with a part of a window")
+            extra[axis] = max(0, beyond)
+        return cls(size, stride, padding, dilation, tuple(extra))
+
+    def reduced(self, image: Value, kind: str, value: float) -> Value:
+        """image[n, spatial..., c], surrounded by `value`, reduced over each window."""
+        rank = len(self.size)
+        high = tuple(p + e for p, e in zip(self.padding, self.extra, strict=True))
+        image = surrounded(image, self.padding, high, value)
+        return b.reduce(windows(image, self.size, self.stride, self.dilation), kind, tuple(range(1 + rank, 1 + 2 * rank)))
+
+
+def _image(x: Value, rank: int) -> Value:
+    """x[n, c, spatial...], or without n, in channels-last order and in the type that torch computes in."""
+    if not x.dtype.is_float or 0 in x.shape:
+        raise Unsupported(f"pooling of {x.type}")
+    return channels_last(x if x.tensor.rank == rank + 2 else b.unsqueeze(x, 0))
+
+
+def _max_pool(rank: int) -> Row:
+    def row(c: Call, x: Value, size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
+            dilation: Sequence[int] = (1,), ceil_mode: bool = False) -> tuple[Value | None, ...]:
+        c.need_only(0)
+        shape = c.element(0).shape
+        pool = _Pool.of(shape, x, size, stride, padding, dilation, ceil_mode, rank)
+        return b.reshape(channels_first(pool.reduced(_image(x, rank), "max", -math.inf)), shape), None
+
+    return row
+
+
+def _avg_pool(rank: int) -> Row:
+    def row(c: Call, x: Value, size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), ceil_mode: bool = False,
+            count_include_pad: bool = True, divisor: int | None = None) -> Value:
+        pool = _Pool.of(c.shape, x, size, stride, padding, (1,), ceil_mode, rank)
+        image = _image(x, rank)
+        total = pool.reduced(b.cast(image, opmath(x.dtype)), "sum", 0.0)
+        whole = not any(pool.extra) and (count_include_pad or not any(pool.padding))
+        if divisor is not None or whole:
+            mean = b.div(total, float(divisor or math.prod(pool.size)))
+        else:
+            ones = b.full(1.0, total.dtype, (1, *image.shape[1:-1], 1))
+            if count_include_pad:  # what the last window has beyond that does not count
+                ones = b.full(1.0, total.dtype, tuple(d + 2 * p for d, p in zip(ones.shape, (0, *pool.padding, 0), strict=True)))
+                pool = replace(pool, padding=(0,) * rank)
+            mean = b.div(total, pool.reduced(ones, "sum", 0.0))
+        return b.cast(b.reshape(channels_first(mean), c.shape), c.dtype)
+
+    return row
+
+
+def _adaptive_avg_pool(rank: int) -> Row:
+    def row(c: Call, x: Value, out: Sequence[Dim]) -> Value:
+        sizes = x.shape[-rank:]
+        if not all(isinstance(n, int) and isinstance(m, int) and n and m and n % m == 0 for n, m in zip(sizes, out, strict=True)):
+            raise Unsupported(f"windows of unequal sizes, of {sizes} for {tuple(out)} results")
+        return _avg_pool(rank)(c, x, [n // m for n, m in zip(sizes, out, strict=True)])  # type: ignore[operator,return-value]
+
+    return row
+
+
+ROWS: dict[Any, Row] = {
+    aten.convolution.default: convolution,
+    aten.max_pool2d_with_indices.default: _max_pool(2),
+    aten.max_pool3d_with_indices.default: _max_pool(3),
+    aten.avg_pool1d.default: _avg_pool(1),
+    aten.avg_pool2d.default: _avg_pool(2),
+    aten.avg_pool3d.default: _avg_pool(3),
+    aten._adaptive_avg_pool2d.default: _adaptive_avg_pool(2),
+    aten._adaptive_avg_pool3d.default: _adaptive_avg_pool(3),
+}

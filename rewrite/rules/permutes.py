@@ -1,0 +1,123 @@
+"""Permutations move towards the outputs, until they meet and cancel.
+
+    f(permute x) = permute (f x)                          elementwise functions, also of several operands permuted alike
+    g(permute x, y) = permute (g(x, y'))                  y permuted back for free: a number, a weight, axes of size 1 that move
+    reduce (permute x) = permute (reduce x)               likewise pad, slice, expand, and concat of operands permuted alike
+    permute p (permute q x) = permute (q o p) x
+
+So the channels-last images of two convolutions meet through everything between them. Sums may be taken in another order; the rest is
+exact. It is one walk, operands first, and no set of rules: a permutation would need a sweep of the graph for every operation it passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...graph import attrs as A
+from ...graph import build as b
+from ...graph.ir import Graph, Value, rebuild, with_inputs
+from ...graph.ops import OPS, make
+from ..query import is_weight
+
+Order = tuple[int, ...]
+
+
+def sink_permutes(graph: Graph) -> Graph:
+    """The graph with every permutation as late as it can be had for free."""
+
+    def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
+        value = with_inputs(old, inputs)
+        rule = _elementwise if OPS[value.op].group == "elementwise" else _ROWS.get(value.op)
+        order = next((found for v in value.inputs if (found := order_of(v)) is not None), None) if rule is not None else None
+        if rule is None or order is None:
+            return value
+        with b.at(value.origin):
+            sunk = rule(value, order)
+        return value if sunk is None or sunk.type != value.type else sunk
+
+    return rebuild(graph, visit)
+
+
+def order_of(value: Value) -> Order | None:
+    """The order of a permutation."""
+    return value.attrs.order if isinstance(value.attrs, A.PermuteAttrs) else None
+
+
+def _elementwise(value: Value, order: Order) -> Value | None:
+    if len(order) != value.tensor.rank:
+        return None
+    operands = [before(v, order) for v in value.inputs]
+    if any(v is None for v in operands):
+        return None
+    attrs = value.attrs
+    if isinstance(attrs, A.QuantizeAttrs) and attrs.qparams.axis is not None:
+        attrs = replace(attrs, qparams=replace(attrs.qparams, axis=order[attrs.qparams.axis]))
+    return b.permute(_like(value, *operands, attrs=attrs), order)
+
+
+def before(value: Value, order: Order) -> Value | None:
+    """y with permute(y, order) == value, up to broadcasting, where that costs nothing; None: it would move elements."""
+    if order_of(value) == order:
+        return value.inputs[0]
+    if value.tensor.rank == 0:
+        return value
+    if value.tensor.rank > len(order) or value.tensor.qparams is not None:
+        return None
+    wide = b.reshape(value, (*(1,) * (len(order) - value.tensor.rank), *value.shape))
+    inverse = tuple(order.index(axis) for axis in range(len(order)))
+    moving = [axis for axis in inverse if wide.shape[axis] != 1]
+    if moving == sorted(moving):
+        return b.reshape(wide, tuple(wide.shape[axis] for axis in inverse))
+    return b.permute(wide, inverse) if is_weight(value) else None
+
+
+def _like(value: Value, *operands: Value | None, attrs: A.Attrs) -> Value:
+    """The operation of `value` on other operands."""
+    return make(value.op, *(v for v in operands if v is not None), attrs=attrs, origin=value.origin, name=value.name)
+
+
+def _permute(value: Value, order: Order) -> Value:
+    outer = order_of(value)
+    assert outer is not None
+    return b.permute(value.inputs[0].inputs[0], tuple(order[axis] for axis in outer))
+
+
+def _reduce(value: Value, order: Order) -> Value:
+    attrs = value.attrs
+    assert isinstance(attrs, A.ReduceAttrs)
+    axes = tuple(sorted(order[axis] for axis in attrs.axes))
+    inner = _like(value, value.inputs[0].inputs[0], attrs=replace(attrs, axes=axes))
+    if attrs.keepdim:
+        return b.permute(inner, order)
+    left = [order[axis] for axis in range(len(order)) if axis not in attrs.axes]
+    return b.permute(inner, tuple(sorted(left).index(axis) for axis in left))
+
+
+def _pad(value: Value, order: Order) -> Value:
+    assert isinstance(value.attrs, A.PadAttrs)
+    amounts = tuple(value.attrs.amounts[order.index(axis)] for axis in range(len(order)))
+    return b.permute(_like(value, value.inputs[0].inputs[0], attrs=replace(value.attrs, amounts=amounts)), order)
+
+
+def _slice(value: Value, order: Order) -> Value:
+    assert isinstance(value.attrs, A.SliceAttrs)
+    return b.permute(_like(value, value.inputs[0].inputs[0], attrs=replace(value.attrs, axis=order[value.attrs.axis])), order)
+
+
+def _expand(value: Value, order: Order) -> Value | None:
+    if value.tensor.rank != len(order):
+        return None
+    return b.permute(b.expand(value.inputs[0].inputs[0], tuple(value.shape[order.index(axis)] for axis in range(len(order)))), order)
+
+
+def _concat(value: Value, order: Order) -> Value | None:
+    assert isinstance(value.attrs, A.AxisAttrs)
+    if any(order_of(v) != order for v in value.inputs):
+        return None
+    return b.permute(_like(value, *(v.inputs[0] for v in value.inputs), attrs=A.AxisAttrs(order[value.attrs.axis])), order)
+
+
+_ROWS: dict[str, Callable[[Value, Order], Value | None]] = {
+    "permute": _permute, "reduce": _reduce, "pad": _pad, "slice": _slice, "expand": _expand, "concat": _concat,
+}

@@ -1,0 +1,191 @@
+"""Convolutions and pooling as compiled code: against eager in f64, in one native segment, and what is left to PyTorch with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import sashiko
+from sashiko.driver.model import CompiledModel
+from sashiko.platforms.catalogue import CATALOGUE
+from sashiko.platforms.host import host
+from sashiko.quant.presets import PRESETS
+from sashiko.runtime.plan import AtenStep
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def left(compiled: CompiledModel) -> list[str]:
+    assert compiled.built is not None
+    return [str(note.target) for note in compiled.built.notes if isinstance(note, AtenStep)]
+
+
+def labels(compiled: CompiledModel) -> list[str]:
+    assert compiled.built is not None
+    return [note.label for notes in compiled.built.notes if not isinstance(notes, AtenStep) for note in notes]
+
+
+def roundings(layer: nn.Module, x: Tensor) -> Tensor:
+    """What the sums of a layer in f32 may be off by: k + 2 roundings of the sum of magnitudes (Higham, section 3.1)."""
+    magnitudes = _double(layer)
+    with torch.no_grad():
+        for parameter in magnitudes.parameters():
+            parameter.abs_()
+        terms = next(layer.parameters())[0].numel() if list(layer.parameters()) else 128
+        return (terms + 2) * EPS / 2 * magnitudes(x.double().abs())
+
+
+def _double(layer: nn.Module) -> nn.Module:
+    copy = nn.Module.__new__(type(layer))
+    copy.__dict__ = dict(layer.__dict__) | {"_parameters": {k: v if v is None else nn.Parameter(v.detach().double().clone())
+                                                           for k, v in layer._parameters.items()}}
+    return copy
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "3x3": (lambda: nn.Conv2d(5, 37, 3, padding=1), (2, 5, 9, 11)),
+    "strided": (lambda: nn.Conv2d(16, 20, (3, 5), stride=(2, 3), padding=(0, 2)), (2, 16, 13, 14)),
+    "dilated": (lambda: nn.Conv2d(4, 6, 3, padding=2, dilation=2), (1, 4, 10, 8)),
+    "1x1": (lambda: nn.Conv2d(16, 24, 1), (2, 16, 5, 7)),
+    "1x1 strided": (lambda: nn.Conv2d(16, 24, 1, stride=2, bias=False), (2, 16, 8, 7)),
+    "patches": (lambda: nn.Conv2d(3, 10, 4, stride=4), (2, 3, 8, 12)),
+    "same": (lambda: nn.Conv1d(6, 5, 4, padding="same"), (2, 6, 17)),
+    "volume": (lambda: nn.Conv3d(3, 7, (3, 2, 3), padding=1, dilation=(1, 2, 1)), (1, 3, 5, 6, 7)),
+    "depthwise": (lambda: nn.Conv2d(20, 20, 3, padding=1, stride=2, groups=20), (2, 20, 9, 9)),
+    "depthwise 1d": (lambda: nn.Conv1d(9, 9, 5, groups=9, bias=False), (2, 9, 21)),
+    "average": (lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True), (2, 5, 8, 10)),
+    "maximum": (lambda: nn.MaxPool2d(3, 2, 1), (2, 5, 8, 10)),
+    "regions": (lambda: nn.AdaptiveAvgPool2d((2, 5)), (2, 5, 8, 10)),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_native_and_agree_with_f64(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape = LAYERS[name]
+    layer, x = make().eval(), torch.randn(shape)
+    compiled = sashiko.compile(layer, (x,), strict=True)
+    error = (compiled(x).double() - _double(layer)(x.double())).abs()
+    assert (error <= roundings(layer, x)).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("layer", "reason"), [
+    (nn.ConvTranspose2d(4, 6, 3, stride=2), "a transposed convolution"), (nn.Conv2d(8, 12, 3, groups=4), "a convolution in groups"),
+    (nn.Conv2d(8, 16, 3, groups=8), "a convolution in groups"), (nn.Conv2d(8, 4, 3).double(), "a convolution of f64"),
+    (nn.AdaptiveAvgPool2d(3), "windows of unequal sizes"), (nn.MaxPool2d(2, return_indices=True), "result number 1 is used"),
+], ids=lambda v: v if isinstance(v, str) else "")
+def test_what_is_left_to_pytorch_is_right_and_says_why(layer: nn.Module, reason: str) -> None:
+    channels = 4 if isinstance(layer, nn.ConvTranspose2d) else 8
+    x = torch.randn(2, channels, 10, 10, dtype=next(iter(layer.parameters()), torch.empty(0)).dtype)
+    compiled = sashiko.compile(nn.Sequential(layer).eval(), (x,))
+    torch.testing.assert_close(compiled(x), layer(x))
+    assert len(left(compiled)) == 1 and reason in compiled.explain()
+
+
+class Block(nn.Module):
+    """The kinds of layers of a residual network."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.inner, self.other = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.short, self.head = nn.Conv2d(width, width, 1, stride=2), nn.Linear(width, 10)
+        for norm in (self.norm, self.other):
+            norm.running_mean, norm.running_var = torch.randn(width), torch.rand(width) + 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.norm(self.stem(x))))
+        x = F.relu(self.other(self.inner(x)) + x)
+        return self.head(self.short(x).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def block() -> nn.Module:
+    torch.manual_seed(1)
+    return Block().eval()
+
+
+X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+
+
+@torch.no_grad()
+def test_a_network_is_one_segment_whose_products_take_in_what_follows(block: nn.Module) -> None:
+    """Nothing is permuted between the first image and the result, and the images of windows are not laid out."""
+    compiled = sashiko.compile(block, (X,), strict=True)
+    torch.testing.assert_close(compiled(X), block(X), rtol=1e-5, atol=1e-5)
+    kinds = [next(kind for kind in ("linear", "reduce", "pad") if kind in label) for label in labels(compiled)]
+    assert kinds == ["pad", "linear", "reduce", "pad", "linear", "linear", "reduce", "linear"]
+    assert [set(label.split(" + ")) for label in labels(compiled) if "relu" in label] == [{"linear", "mul", "add", "relu"}] * 2
+
+
+@torch.no_grad()
+def test_any_batch_and_size() -> None:
+    torch.manual_seed(3)
+    first, second, last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, dilation=2), nn.Conv2d(8, 5, 1)
+    model = nn.Sequential(first, nn.ReLU(), second, nn.MaxPool2d(3, 2, 1), last).eval()
+    shapes = ({0: torch.export.Dim("batch", max=8), 2: torch.export.Dim("height", min=12, max=64)},)
+    compiled = sashiko.compile(model, (X,), dynamic_shapes=shapes, strict=True)
+    for shape in ((2, 3, 32, 32), (1, 3, 17, 32), (3, 3, 40, 32)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("target", [t for t in (*CATALOGUE, host()) if t.triple == host().triple and t.features <= host().features],
+                         ids=lambda t: t.name)
+def test_on_smaller_machines(block: nn.Module, target: object) -> None:
+    compiled = sashiko.compile(block, (X,), target=target, strict=True)  # type: ignore[arg-type]
+    torch.testing.assert_close(compiled(X), block(X), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_products_in_bf16(block: nn.Module) -> None:
+    compiled = sashiko.compile(block, (X,), precision="bf16", strict=True)
+    assert compiled.built is not None
+    kernels = [note.kernel for notes in compiled.built.notes if not isinstance(notes, AtenStep) for note in notes]
+    assert sum("bf16_bf16" in kernel for kernel in kernels) == 4
+    error = (compiled(X) - block(X)).norm() / block(X).norm()
+    assert 1e-5 < error < 4 * 2.0**-8  # each of four products in a row rounds its operands to 8 bits
+
+
+@torch.no_grad()
+def test_quantized_convolutions_are_integer_products(block: nn.Module) -> None:
+    """What calibration simulates, bit for bit up to the order of sums in the last float layers."""
+    scheme = replace(PRESETS["int8-minmax"], operations=("linear", "convolution"))
+    small = sashiko.quantize(block, [(X,)], preset=scheme, progress=False)
+    compiled = sashiko.compile(small, (X,), strict=True)
+    assert [label.split(" + ")[0] for label in labels(compiled)].count("int_linear") == 4
+    assert (compiled(X) - small(X)).norm() <= 0.01 * small(X).norm() < (block(X)).norm()
+    assert (compiled(X) - block(X)).norm() <= 0.1 * block(X).norm()
+
+
+@torch.no_grad()
+def test_changed_weights_and_statistics_are_noticed(block: nn.Module) -> None:
+    compiled = sashiko.compile(block, (X,))
+    compiled(X)
+    block.inner.weight.mul_(1.5)  # type: ignore[union-attr, operator]
+    block.norm.running_mean.add_(0.5)  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(compiled(X), block(X), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_saved_and_loaded(block: nn.Module, tmp_path: Path) -> None:
+    compiled = sashiko.compile(block, (X,))
+    compiled.save(tmp_path / "block.sashiko")
+    assert torch.equal(sashiko.load(tmp_path / "block.sashiko")(X), compiled(X))
+
+
+@torch.no_grad()
+def test_through_torch_compile_and_in_channels_last(block: nn.Module) -> None:
+    fast = torch.compile(block, backend="sashiko")
+    for x in (X, X.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(fast(x), block(x), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,40 @@
+"""What tiles fetch ahead: whole matrices of a large result, and nothing else. What a fetch asks for is never needed for the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sashiko.graph.dims import floordiv, symbol
+from sashiko.graph.types import bf16, f32
+from sashiko.kernels.fetch import Access, accesses
+from sashiko.kernels.spec import GemmSpec, Strides
+from sashiko.platforms.catalogue import CATALOGUE
+from sashiko.stitch.loops import COLUMN, ROW, Body, BodyBuilder, Node
+
+TARGET = replace(CATALOGUE[0], l2=1 << 20)
+N = 256
+
+
+def residual() -> Body:
+    """acc * scale[c] + other[r, c], stored in bf16; a number of each row and one from elsewhere are added."""
+    b = BodyBuilder()
+    scale, other, row, out = (b.buffer(d) for d in (f32, f32, f32, bf16))
+    total = b.op("mul", f32, b.add(Node("acc", f32)), b.load(scale, COLUMN))
+    total = b.op("add", f32, total, b.load(other, 8 + ROW * N + COLUMN))
+    total = b.op("add", f32, total, b.load(row, ROW))
+    total = b.op("add", f32, total, b.load(row, floordiv(ROW, 2) * N + COLUMN))
+    b.store(out, ROW * N + COLUMN, b.cast(total, bf16))
+    return b.finish()
+
+
+def spec(rows: int) -> GemmSpec:
+    return GemmSpec(f32, f32, rows, N, 64, Strides(0, 64), residual())
+
+
+def test_matrices_are_fetched_and_rows_and_columns_are_not() -> None:
+    assert accesses(TARGET, spec(4096)) == (Access(1, 8, N, 4, False), Access(3, 0, N, 2, True))
+
+
+def test_a_result_that_stays_in_the_cache_is_not_fetched() -> None:
+    assert accesses(TARGET, spec(64)) == ()
+    assert accesses(TARGET, replace(spec(64), m=symbol("M", 1))) != ()

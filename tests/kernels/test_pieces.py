@@ -1,0 +1,83 @@
+"""Rows in pieces: windows over an image as the left operand of every family of tiles, against the same rows laid out one after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from sashiko.cpu_codegen.builder import Module
+from sashiko.diagnostics.errors import InvalidGraph
+from sashiko.graph.dims import evaluate, floordiv, mod
+from sashiko.graph.types import f32
+from sashiko.kernels import gemm
+from sashiko.kernels.packing import pack_rhs
+from sashiko.kernels.spec import BATCH, GemmSpec, Pieces, Strides
+from tests.emulation import Runner
+from tests.kernels.products import Case, M, Micros, acc_of, array, compare, halves, plain_store, random
+from tests.kernels.test_gemm import PAIRS, shrunk
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of size x size over a square image of `side`, `channels` last, one every `step`, their elements `apart`."""
+
+    side: int
+    channels: int
+    size: int
+    step: int = 1
+    apart: int = 1
+
+    @property
+    def count(self) -> int:
+        return (self.side - self.apart * (self.size - 1) - 1) // self.step + 1
+
+    @property
+    def pieces(self) -> Pieces:
+        row, column = self.side * self.channels, self.channels
+        first = floordiv(BATCH, self.count) * (self.step * row) + mod(BATCH, self.count) * (self.step * column)
+        if self.apart == 1:
+            return Pieces(first, BATCH * row, self.size * self.channels)
+        inner = mod(BATCH, self.size) * (self.apart * column)
+        return Pieces(first, floordiv(BATCH, self.size) * (self.apart * row) + inner, self.channels)
+
+
+# Pieces of a few elements and of several vectors; strides; gaps in both directions; one piece.
+CASES = (Windows(9, 3, 3), Windows(7, 37, 2, 2), Windows(11, 5, 3, 2, 2), Windows(6, 66, 1, 2))
+
+
+def check(runner: Runner, micros: Micros, case: Windows, n: int) -> None:
+    lhs, rhs = micros[0].lhs, micros[0].rhs
+    k, m = case.size**2 * case.channels, case.count**2
+    spec = GemmSpec(lhs, rhs, M, n, k, Strides(0, 0), plain_store(n, acc_of(lhs)), lhs_pieces=case.pieces)
+    module = Module()
+    code = gemm.emit(module, runner.target, spec, micros, "product")
+    assert code.columns is not None
+    image, w = random((case.side, case.side, case.channels), lhs, 1), random((n, k), rhs, 2)
+    span = case.apart * (case.size - 1) + 1
+    rows = image.unfold(0, span, case.step).unfold(1, span, case.step)[..., :: case.apart, :: case.apart].permute(0, 1, 3, 4, 2)
+    out = np.full((m, n), 77, np.float32 if lhs.is_float else np.int32)
+    calls = [call for number, kernel in enumerate((code.rows, code.columns)) for call in halves(kernel, 2 + number, {"M": m})]
+    arrays = runner.run_calls(module.text(), [array(image), pack_rhs(w, micros[0].packing).numpy(), out, out], calls)
+    for result in arrays[2:]:
+        compare(result, rows.reshape(m, k), w, Case(m, n, k))
+    assert evaluate(code.rows.domain, {"M": m}) == m
+
+
+@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+def test_windows_are_read_in_place(micros: Micros, runner: Runner) -> None:
+    for case in CASES:
+        check(runner, micros, case, 37)
+
+
+@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+def test_pieces_of_rows_and_pieces_of_k_need_not_agree(micros: Micros, runner: Runner) -> None:
+    """With caches so small that k is cut in the middle of a piece."""
+    check(shrunk(runner, 1 << 10, 1 << 12), micros, Windows(8, 29, 3), 70)
+
+
+def test_what_no_product_can_be() -> None:
+    for batch, run in ((2, 4), (1, 5)):
+        with pytest.raises(InvalidGraph, match="pieces"):
+            GemmSpec(f32, f32, M, 3, 12, Strides(0, 0), plain_store(3, f32), batch, lhs_pieces=Pieces(BATCH, BATCH, run))

@@ -1,0 +1,84 @@
+"""Permutations sink: they cancel across what lies between them, cost nothing where they do not, and never change a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sashiko.graph import build as b
+from sashiko.graph.interpret import run
+from sashiko.graph.ir import Graph, Value
+from sashiko.graph.types import QParams, f32, i8, u8
+from sashiko.graph.verify import verify
+from sashiko.rewrite.query import is_weight
+from sashiko.rewrite.rules.permutes import sink_permutes
+
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+X, Y = b.input_(0, f32, (2, 5, 4, 3)), b.input_(1, f32, (2, 5, 4, 3))
+IMAGE, OTHER = b.permute(X, FIRST), b.permute(Y, FIRST)  # [2, 3, 5, 4]
+PER_CHANNEL = b.constant(torch.randn(3, 1, 1), "scale", True)
+WEIGHT = b.constant(torch.randn(3, 5, 4), "weight", True)
+UNSIGNED = QParams((0.02,), 120, None, 0, 255)
+BY_CHANNEL = QParams((0.01, 0.02, 0.03), 0, 1)
+
+
+def sunk(*outputs: Value) -> Graph:
+    """The graph after the pass, which must be sound and compute the same numbers."""
+    graph = Graph((X, Y), outputs)
+    result = sink_permutes(graph)
+    verify(result)
+    inputs = [torch.randn(2, 5, 4, 3), torch.randn(2, 5, 4, 3)]
+    for got, want in zip(run(result, inputs), run(graph, inputs), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    return result
+
+
+def permuted(graph: Graph) -> list[str]:
+    """The operations that permutations other than of weights are applied to."""
+    return [v.inputs[0].op for v in graph.order if v.op == "permute" and not is_weight(v)]
+
+
+THROUGH: dict[str, Callable[[], Value]] = {
+    "unary": lambda: b.relu(IMAGE),
+    "a number": lambda: b.mul(IMAGE, 2.0),
+    "one for each channel": lambda: b.add(b.mul(IMAGE, PER_CHANNEL), b.reshape(PER_CHANNEL, (1, 3, 1, 1))),
+    "a weight": lambda: b.mul(IMAGE, WEIGHT),
+    "one for each sample and channel": lambda: b.mul(IMAGE, b.reduce(IMAGE, "max", (2, 3), True)),
+    "two permuted alike": lambda: b.add(IMAGE, b.relu(OTHER)),
+    "where": lambda: b.where(b.gt(IMAGE, 0.0), IMAGE, b.mul(OTHER, 0.1)),
+    "quantization": lambda: b.dequantize(b.quantize(IMAGE, u8, UNSIGNED)),
+    "quantization of channels": lambda: b.dequantize(b.quantize(IMAGE, i8, BY_CHANNEL)),
+    "pad": lambda: b.pad(IMAGE, ((0, 0), (0, 0), (1, 2), (0, -1)), 3.0),
+    "slice": lambda: b.slice_(IMAGE, 2, 1, 2, 2),
+    "concat": lambda: b.concat([IMAGE, OTHER], 1),
+    "expand": lambda: b.expand(b.slice_(IMAGE, 1, 0, 1), (2, 7, 5, 4)),
+    "permutation": lambda: b.permute(b.permute(IMAGE, (1, 0, 2, 3)), (1, 0, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", THROUGH)
+def test_permutations_cancel_across(name: str) -> None:
+    assert permuted(sunk(b.permute(THROUGH[name](), LAST))) == []
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("axes", [(1,), (2, 3), (0, 3), (0, 1, 2, 3)])
+def test_reductions_take_their_axes_along(axes: tuple[int, ...], keepdim: bool) -> None:
+    graph = sunk(b.reduce(b.exp(IMAGE), "sum", axes, keepdim))
+    assert "input" not in permuted(graph) and "exp" not in permuted(graph)
+
+
+def test_nothing_is_moved_for_a_permutation() -> None:
+    """An operand that is no permutation stays as it is, and so does what reads both."""
+    plain = b.input_(1, f32, (2, 3, 5, 4))
+    graph = Graph((X, plain), (b.add(IMAGE, plain), b.concat([IMAGE, plain], 1)))
+    assert sink_permutes(graph).outputs == graph.outputs
+
+
+def test_a_long_chain_is_one_walk() -> None:
+    value = IMAGE
+    for _ in range(500):
+        value = b.sin(value)
+    assert permuted(sunk(b.permute(value, LAST))) == []
