@@ -6,8 +6,8 @@
     (x / 2) (2 y)         = x y
 
 The short functions have a relative error below 2^-12. They stand where all that becomes of the value is a number of bf16 (which rounds
-by 2^-8), or an 8-bit integer: quantized as it is or with the scale of its own row, or clamped and converted. From the function to there only operations may lie that pass a
-relative error on as it is, so that nothing that cancels can make it grow.
+by 2^-8), or an 8-bit integer: quantized as it is or with the scale of its own row, or clamped and converted. From the function to there
+only operations may lie that pass a relative error on as it is, so that nothing that cancels can make it grow.
 """
 
 from __future__ import annotations
