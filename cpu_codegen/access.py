@@ -35,6 +35,7 @@ class Memory:
     def __init__(self, fn: Function, target: Target) -> None:
         self._fn, self._target = fn, target
         self._nowhere: Val | None = None
+        self.streamed = False
 
     def nowhere(self) -> Val:
         """Bytes on the stack that nobody reads for their value."""
@@ -63,6 +64,11 @@ class Memory:
             for lane in range(ty.lanes):
                 value = fn.insert(value, fn.load(ty.vec(0), self._lane(ty, place, lane, mask)), lane)
         return value if mask is None or other is None else fn.select(mask, value, other)
+
+    def stream(self, value: Val, pointer: Val) -> None:
+        """Stores a whole, aligned vector around the caches."""
+        self._fn.stream(value, pointer)
+        self.streamed = True
 
     def store(self, value: Val, place: Place, mask: Val | None = None) -> None:
         """Stores the active lanes of a vector; where lanes meet, the last one stays."""

@@ -199,6 +199,11 @@ class BodyEmitter:
             bad = self.fn.and_(bad, point.mask)
         self.fn.store(const(I32, 1), self._transfers.memory.only_if(any_lane(self.fn, bad), self.slots.status()))
 
+    @property
+    def streams(self) -> bool:
+        """Whether stores go around the caches: `intrinsics.stores_done` is due at the end."""
+        return self._transfers.memory.streamed
+
     # -- effects ---------------------------------------------------------------------------------------------------
     def save(self, node: int, pointer: Val, point: Point) -> None:
         """Writes a value into an array over the columns, for `keep`. The array has room for whole vectors."""

@@ -211,6 +211,12 @@ class Function:
     def store(self, value: Val, pointer: Val, align: int = 0) -> None:
         self.effect(f"store {value.ty} {value.ref}, ptr {pointer.ref}, align {align or max(1, value.ty.bits // 8)}")
 
+    def stream(self, value: Val, pointer: Val) -> None:
+        """Stores a vector around the caches; the pointer is a multiple of its size. `intrinsics.stores_done` before others read it."""
+        size = value.ty.bits * value.ty.lanes // 8
+        once = self.module.note("{i32 1}")
+        self.effect(f"store {value.ty} {value.ref}, ptr {pointer.ref}, align {size}, !nontemporal {once}")
+
     def masked_load(self, ty: Ty, pointer: Val, mask: Val, other: Val) -> Val:
         name = f"llvm.masked.load.{ty.mangled}.p0"
         self.module.declare(name, ty, ["ptr", "i32 immarg", f"<{ty.lanes} x i1>", str(ty)])

@@ -39,7 +39,7 @@ def apply(fn: Function, target: Target, op: str, dtype: DType, args: Sequence[Va
         return {"or": fn.or_, "and": fn.and_, "xor": fn.xor}[_BOOL_OPS[op]](args[0], args[1])
     table = _FLOAT if dtype.is_float else _INTEGER
     emit = table.get(op)
-    return emit(fn, dtype, args) if emit is not None else math_call(fn, op, list(args))
+    return emit(fn, dtype, args) if emit is not None else math_call(fn, target, op, list(args))
 
 
 def compare(fn: Function, op: str, dtype: DType, a: Val, b: Val) -> Val:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..graph.dims import Atom, Dim, Func, Poly, bounds, divides, product, symbols
+from ..graph.dims import Atom, Dim, Func, Poly, Symbol, bounds, divides, product, symbols
 
 Varies = Callable[[str], bool]
 Terms = dict[tuple[Atom, ...], Dim]
@@ -42,6 +42,15 @@ def monomial(atoms: tuple[Atom, ...], factor: int = 1) -> Dim:
 
 def varies_over_lanes(atom: Atom, varies: Varies) -> bool:
     return any(varies(s.name) for s in symbols(atom_dim(atom)))
+
+
+def aligned(index: Dim, lanes: int) -> bool:
+    """Whether lane 0, whose column is a multiple of `lanes`, is at one too, wherever else the index leads."""
+    return isinstance(index, Poly) and all(factor % lanes == 0 or _is_column(mono) for mono, factor in index.terms)
+
+
+def _is_column(mono: tuple[Atom, ...]) -> bool:
+    return len(mono) == 1 and isinstance(mono[0], Symbol) and mono[0].name == "c"
 
 
 def lane_form(index: Dim, lanes: int, varies: Varies) -> LaneForm | None:

@@ -58,6 +58,11 @@ def pause(fn: Function, arch: str) -> None:
     fn.call(name, VOID, args)
 
 
+def stores_done(fn: Function) -> None:
+    """Makes what `Function.stream` stored visible to other threads before whatever this thread stores next. x86 only."""
+    fn.call("llvm.x86.sse.sfence", VOID, [])
+
+
 def refusal(ir_text: str, target: Target) -> str:
     """Returns why code for `target` cannot be generated from this LLVM IR, or an empty string when it can."""
     for match in _DECLARED.finditer(ir_text):

@@ -7,15 +7,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from dataclasses import replace
+
 from ..graph.dims import Dim, bounds
 from ..graph.types import DType, f64
 from ..platforms.target import Target
-from ..stitch.loops import Body, LoopKernel
-from . import schedule
+from ..stitch.loops import Body, LoopKernel, Store
+from . import convert, schedule
 from .body import BodyEmitter, Point
 from .builder import I1, I64, PTR, VOID, Function, Module, Val, const_vec, i64
 from .contract import KernelCode
 from .depth import Depth
+from .index import aligned
+from .intrinsics import stores_done
 from .reduce import Reduction, State
 from .slots import Slots
 from .sweep import Copies, Sweep, merge_copies
@@ -43,6 +48,8 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
 
     # Nothing is read when there is nothing to do: what does not change during the call is loaded inside.
     fn.branch(fn.icmp("slt", begin, end), inside)
+    if writer.emitter.streams:
+        stores_done(fn)
     fn.ret()
     fn.finish()
     grain = max(writer.lanes, _FLAT_GRAIN) if kernel.rows is None else 1
@@ -55,6 +62,23 @@ def vector_lanes(target: Target, body: Body) -> int:
     widths = {_width(body.nodes[n].dtype) for n in used if "c" in body.deps[n] and body.nodes[n].op not in ("const", "check")}
     narrower = {bits for bits in widths if bits < 64}
     return target.lanes(max(narrower) if narrower else 64 if widths else 32)
+
+
+def streaming(target: Target, kernel: LoopKernel, buffers: Set[int]) -> LoopKernel:
+    """The kernel that stores into these buffers around the caches: those of its stores that always fill whole registers. x86 only.
+
+    On one core of Zen 4, results larger than the caches take 0.85 of the time so. Parts of a register gain nothing.
+    """
+    lanes, body = vector_lanes(target, kernel.body), kernel.body
+
+    def whole(store: Store) -> bool:
+        fills = convert.memory_type(body.buffers[store.buffer], lanes)
+        return fills.bits * fills.lanes == target.vector_bits and store.guard < 0 and aligned(store.index, lanes)
+
+    if not target.has("avx2"):
+        return kernel
+    stores = tuple(replace(store, streams=store.buffer in buffers and whole(store)) for store in body.stores)
+    return replace(kernel, body=replace(body, stores=stores))
 
 
 def _width(dtype: DType) -> int:

@@ -58,7 +58,10 @@ class Transfers:
         place, mask = self._restricted(place, lanes, point.mask, guard)
         if mask is not None and data.ty.bits < 32 and not point.axes["c"].ref.startswith("%"):
             mask = fn.and_(mask, self._true(lanes))
-        self.memory.store(data, place, mask)
+        if spec.streams and mask is None:
+            self.memory.stream(data, place.pointer)
+        else:
+            self.memory.store(data, place, mask)
 
     def _true(self, lanes: int) -> Val:
         """A mask of all lanes that LLVM cannot see through.

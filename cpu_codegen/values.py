@@ -108,6 +108,7 @@ class Module:
     functions: dict[str, str] = field(default_factory=dict)
     declarations: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
+    metadata: list[str] = field(default_factory=list)
 
     def declare(self, name: str, ret: Ty, params: Sequence[Ty | str], attributes: str = "") -> None:
         text = f"declare {ret} @{name}({', '.join(str(p) for p in params)}) {attributes}".rstrip()
@@ -120,7 +121,14 @@ class Module:
         name = self.constants.setdefault(text, f"table.{len(self.constants)}")
         return Val(PTR, f"@{name}")
 
+    def note(self, body: str) -> str:
+        """The name of a metadata node, for what instructions say about themselves."""
+        if body not in self.metadata:
+            self.metadata.append(body)
+        return f"!{self.metadata.index(body)}"
+
     def text(self) -> str:
         constants = [f"@{name} = {body}" for body, name in self.constants.items()]
         external = [d for n, d in self.declarations.items() if n not in self.functions]
-        return "\n".join([*constants, *external, *self.functions.values(), ""])
+        notes = [f"!{n} = !{body}" for n, body in enumerate(self.metadata)]
+        return "\n".join([*constants, *external, *self.functions.values(), *notes, ""])

@@ -9,10 +9,10 @@ import torch
 
 from ..cpu_codegen.builder import Module
 from ..cpu_codegen.contract import KernelCode, ParamSlot
-from ..cpu_codegen.loops import emit_loop_kernel
+from ..cpu_codegen.loops import emit_loop_kernel, streaming
 from ..diagnostics.errors import Unsupported
 from ..graph.attrs import CallAttrs
-from ..graph.dims import Dim, product
+from ..graph.dims import Dim, bounds, product
 from ..graph.ir import Value
 from ..graph.sites import site_of
 from ..graph.types import i8
@@ -23,6 +23,7 @@ from ..kernels.selection import Selection
 from ..kernels.spec import GemmCode, GemmSpec
 from ..platforms.target import Target
 from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, Section, SegmentOutput, Step, single
+from ..runtime.records import LARGE
 from ..stitch.constants import compute, watched_tensors
 from ..stitch.loops import LoopKernel, in_place
 from ..stitch.program import CallItem, ContractionItem, LoopItem, Program
@@ -145,6 +146,9 @@ class SegmentBuilder:
         self.products: list[Product | None] = []  # of every section
         self._constant_values = set(program.constants)
         self._packed: dict[int, int] = {}
+        self._read = {value for item in program.items for value in item.reads}
+        # Such results are aligned: they are no part of the arena, and the runtime puts large ones on pages of their own.
+        self._beyond = max(kernels.target.l3, LARGE)
         outputs = {v: n for n, v in enumerate(program.outputs)}
         for n, value in enumerate(program.inputs):
             self._add(value, "input", n)
@@ -187,11 +191,29 @@ class SegmentBuilder:
         return Operand(number, offset)
 
     def _loop(self, item: LoopItem) -> list[Section]:
-        code = self.kernels.loop(item.kernel)
+        always, if_large = self._streams(item)
+        kernels, target = self.kernels, self.kernels.target
+        code, large = (kernels.loop(streaming(target, item.kernel, which)) for which in (always, always | if_large))
         operands = tuple(self._operand(v) for v in item.operands)
         writes = tuple(n for n, v in enumerate(item.operands) if v in item.writes)
         note = self._note(item.writes[-1], item.fused, code.symbol)
-        return [single(Step(code, operands, writes, note.label, reuses=in_place(item.kernel.body)))]
+        reuses = in_place(item.kernel.body)
+        step = Step(code, operands, writes, note.label, reuses=reuses, large=None if large == code else large, large_from=self._beyond)
+        return [single(step)]
+
+    def _streams(self, item: LoopItem) -> tuple[set[int], set[int]]:
+        """Buffers of a loop that go around the caches, since they are larger and nothing here reads them again: for all shapes, and
+        those where it depends on the shapes."""
+        always: set[int] = set()
+        if_large: set[int] = set()
+        for number, value in enumerate(item.operands):
+            if self.kernels.target.l3 and value in item.writes and value in self.program.outputs and value not in self._read:
+                least, most = bounds(product(value.shape) * value.dtype.bytes)
+                if least is not None and least >= self._beyond:
+                    always.add(number)
+                elif most is None or most >= self._beyond:
+                    if_large.add(number)
+        return always, if_large
 
     def _contraction(self, item: ContractionItem) -> list[Section]:
         return self._attention(item) if item.anchor.op == "attention" else self._gemm(item)

@@ -105,7 +105,7 @@ class _Row:
     def _add(self, row: Val, j: Val, largest: Val, total: Val) -> Val:
         """Adds one key to the sums; returns the new total of the weights."""
         fn, spec, dim = self.fn, self.spec, self.slots.dim
-        weight = math_call(fn, "exp", [fn.sub(self._score(row, j), largest)])
+        weight = math_call(fn, self.target, "exp", [fn.sub(self._score(row, j), largest)])
 
         def column(e: Val) -> None:
             v = self._load(self._element(self.v, (j, dim(spec.v.row)), (e, dim(spec.v.col))))

@@ -156,6 +156,7 @@ def _step_json(step: Step) -> Json:
         "operands": [[operand.buffer, dim_json(operand.offset)] for operand in step.operands],
         "writes": step.writes, "label": step.label, "unit_rows": dim_json(step.unit_rows),
         "alternative": kernel_json(step.alternative), "reuses": step.reuses,
+        "large": kernel_json(step.large), "large_from": step.large_from,
     }
 
 
@@ -168,4 +169,6 @@ def _step_from(data: Json) -> Step:
         dim_from(data["unit_rows"]),
         None if data["alternative"] is None else kernel_from(data["alternative"]),
         tuple((int(written), int(read)) for written, read in data["reuses"]),
+        None if data["large"] is None else kernel_from(data["large"]),
+        int(data["large_from"]),
     )

@@ -25,13 +25,11 @@ from .constants import Constants, ConstantSet
 from .frames import MAX_FRAMES, MIN_WORK, Context, Machine
 from .inputs import PLAIN, Argument, bind, checked
 from .plan import InputTensor, NativeSegment, OutputTensor, Plan
-from .records import OutputShape, ShapeRecord, make_record
+from .records import ShapeRecord, make_record
+from .results import Results, allocate
 from .segments import Values, last_uses, run_aten, take_inputs, untrusted
 from .timing import SectionTime, Stopwatch, fastest
 from .verify import verify
-
-# Inductor's allocator skips the dispatcher: 0.8 instead of 1.9 us. It is not part of torch's stable interface, hence the fallback.
-_EMPTY = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
 
 # Another thread may write the weights all the time; then a call uses what it derived last instead of trying for ever.
 MAX_REFRESHES = 16
@@ -70,6 +68,7 @@ class Executable:
         self._machine = Machine(_addresses(plan, self._libraries), MIN_WORK if minimum is None else minimum)
         self._constants = Constants(plan.constants, self._runner)
         self._contexts: deque[Context] = deque()
+        self._results = Results()
         self._records: dict[tuple[Any, ...], ShapeRecord] = {}
         self._tick = 0
         self._lock = threading.Lock()
@@ -141,7 +140,10 @@ class Executable:
         """Runs native segment `at`; `inputs` are addresses that the caller keeps alive. Without `constants` it watches the weights."""
         shape = record.segments[at]
         assert shape is not None, "the segment is native"
-        results = [_allocate(output) for output in shape.outputs]
+        if shape.large_bytes:
+            results = self._results.make(shape.outputs, record.large_bytes)
+        else:
+            results = [allocate(output) for output in shape.outputs]
         pointers = inputs + [result.data_ptr() for result in results]
         threads = torch.get_num_threads() if self._runner.threads else 1
         failed = 0
@@ -224,13 +226,6 @@ class Executable:
             self._through_values(inputs, stopwatch)
             runs.append(stopwatch.times)
         return fastest(runs)
-
-
-def _allocate(output: OutputShape) -> torch.Tensor:
-    if _EMPTY is not None:
-        tensor: torch.Tensor = _EMPTY(output.shape, output.strides, output.dtype)
-        return tensor
-    return torch.empty_strided(output.shape, output.strides, dtype=output.dtype, device="cpu")
 
 
 def _addresses(plan: Plan, libraries: Sequence[jit.Library]) -> dict[str, int]:

@@ -149,7 +149,7 @@ class _Writer:
     def _cut(self, section: Section) -> _Cut:
         numbers = self._site.numbers
         units, block, grain = number(numbers, section.units), number(numbers, section.block_units), section.grain
-        codes = tuple((step.kernel, number(numbers, step.unit_rows)) for step in section.steps)
+        codes = tuple((self._kernel(step), number(numbers, step.unit_rows)) for step in section.steps)
         threads = team(sum(number(numbers, step.kernel.work) for step in section.steps), self._site.threads, self._machine.min_work)
         other = section.steps[0].alternative
         if len(section.steps) == 1 and other is not None and pieces(units, grain) < threads:
@@ -162,6 +162,13 @@ class _Writer:
             if (threads > 1 and grain * rows % code.grain) or (block < units and block * rows % code.grain):
                 raise InvalidGraph(f"ranges of {code.symbol} start off its grain {code.grain}", f"section {section.label}")
         return _Cut(units, block, grain, threads, codes)
+
+    def _kernel(self, step: Step) -> KernelCode:
+        """The kernel of a step for the sizes of what it writes."""
+        if step.large is None:
+            return step.kernel
+        written = (self._segment.buffers[step.operands[operand].buffer] for operand in step.writes)
+        return step.large if all(number(self._site.numbers, b.nbytes) >= step.large_from for b in written) else step.kernel
 
     def _slots(self, step: Step, code: KernelCode) -> int:
         """Writes the slots of a kernel; returns the number of their first word, the address of the status word."""

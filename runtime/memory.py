@@ -1,4 +1,4 @@
-"""Memory for intermediate results: pages of the process's own, aligned, on huge pages where they pay."""
+"""Memory of the process's own: for intermediate results and for large ones, aligned, on huge pages where they pay."""
 
 from __future__ import annotations
 
@@ -30,3 +30,8 @@ class Arena:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.address = -(-base // align) * align
+        self._start = self.address - base
+
+    def view(self, nbytes: int) -> memoryview:
+        """The first `nbytes` bytes, at least 1; what it returns keeps them."""
+        return memoryview(self._map)[self._start : self._start + nbytes]

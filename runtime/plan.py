@@ -51,7 +51,8 @@ class Step:
     `writes`: numbers of the operands that are written. `reuses`: pairs (written operand, read operand) that may be the same
     memory, for kernels that read every element before they write it. `unit_rows`: how many rows of the kernel's domain one
     unit of the section is. `alternative`: the same work cut along another domain, used when that one has too few pieces
-    for the threads; it has the same operands.
+    for the threads; it has the same operands. `large`: the same kernel for results of `large_from` bytes and more, which it stores around
+    the caches.
     """
 
     kernel: KernelCode
@@ -61,10 +62,12 @@ class Step:
     unit_rows: Dim = 1
     alternative: KernelCode | None = None
     reuses: tuple[tuple[int, int], ...] = ()
+    large: KernelCode | None = None
+    large_from: int = 0
 
     @property
     def variants(self) -> tuple[KernelCode, ...]:
-        return (self.kernel,) if self.alternative is None else (self.kernel, self.alternative)
+        return tuple(code for code in (self.kernel, self.alternative, self.large) if code is not None)
 
 
 @dataclass(frozen=True)

@@ -56,12 +56,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Store:
-    """buffer[index] = node, at every point the index depends on (once a row when `c` is not in it). `guard`: node or -1."""
+    """buffer[index] = node, at every point the index depends on (once a row when `c` is not in it). `guard`: node or -1.
+
+    `streams`: the buffer is larger than the caches and not read again soon, and it starts at a multiple of the vector's size.
+    """
 
     buffer: int
     index: Dim
     node: int
     guard: int = -1
+    streams: bool = False
 
 
 @dataclass(frozen=True)

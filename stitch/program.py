@@ -9,6 +9,10 @@ from ..graph.ir import Value
 from .loops import Body, LoopKernel
 
 
+def _loaded(body: Body, operands: tuple[Value, ...]) -> tuple[Value, ...]:
+    return tuple(operands[node.buffer] for node in body.nodes if node.op == "load")
+
+
 @dataclass(frozen=True, eq=False)
 class LoopItem:
     """A stitched kernel. `operands[i]` is the value in buffer i of the kernel's body; `writes` are those it computes."""
@@ -17,6 +21,10 @@ class LoopItem:
     operands: tuple[Value, ...]
     writes: tuple[Value, ...]
     fused: tuple[Value, ...]  # everything that is evaluated inside, for explain()
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return _loaded(self.kernel.body, self.operands)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +53,10 @@ class ContractionItem:
     writes: tuple[Value, ...]
     fused: tuple[Value, ...]
 
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return (*(pointer.value for pointer in self.pointers), *_loaded(self.epilogue, self.operands))
+
 
 @dataclass(frozen=True, eq=False)
 class CallItem:
@@ -55,6 +67,10 @@ class CallItem:
     @property
     def writes(self) -> tuple[Value, ...]:
         return (self.value,)
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return self.value.inputs
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,13 +1,14 @@
 """Mathematical functions as vector code: for any lanes, any target with fused multiply-add, in portable LLVM IR.
 
-`call(fn, name, args)` is the way in; float32 functions are written here, float64 ones are those of the C library. bfloat16 and float16
-are widened by the caller. Accuracy and method: `docs/math.md`.
+`call(fn, target, name, args)` is the way in; float32 functions are written here, float64 ones are those of the C library. bfloat16 and
+float16 are widened by the caller. Accuracy and method: `docs/math.md`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...platforms.target import Target
 from ..builder import Function, Val
 from .double import LIBRARY, library
 from .double import sigmoid as sigmoid_wide
@@ -19,9 +20,9 @@ from .trigonometric import atan2, cos, sin, tan
 
 # Of float32 only.
 SHORT: dict[str, Callable[[Function, Val], Val]] = {"normal_cdf_short": normal_cdf_short, "sigmoid_short": sigmoid_short}
-MATH: dict[str, Callable[[Function, Val], Val]] = {
-    "exp": exp,
-    "exp2": exp2,
+# Those with an instruction of their own on some target.
+_BY_TARGET: dict[str, Callable[[Function, Target, Val], Val]] = {"exp": exp, "exp2": exp2, "sigmoid": sigmoid}
+_PORTABLE: dict[str, Callable[[Function, Val], Val]] = {
     "expm1": expm1,
     "log": log,
     "log2": log2,
@@ -31,14 +32,14 @@ MATH: dict[str, Callable[[Function, Val], Val]] = {
     "cos": cos,
     "tan": tan,
     "tanh": tanh,
-    "sigmoid": sigmoid,
     "erf": erf,
     **SHORT,
 }
+MATH = (*_BY_TARGET, *_PORTABLE)
 MATH2: dict[str, Callable[[Function, Val, Val], Val]] = {"pow": power, "atan2": atan2}
 
 
-def call(fn: Function, name: str, args: list[Val]) -> Val:
+def call(fn: Function, target: Target, name: str, args: list[Val]) -> Val:
     """The function `name` of `MATH` or `MATH2` applied to arguments of one type, float or double, scalar or vector."""
     scalar = args[0].ty.scalar
     assert scalar in ("float", "double"), f"{name} of {scalar}: widen it first"
@@ -49,4 +50,4 @@ def call(fn: Function, name: str, args: list[Val]) -> Val:
         return library(fn, name, args)
     if name in MATH2:
         return MATH2[name](fn, args[0], args[1])
-    return MATH[name](fn, args[0])
+    return _BY_TARGET[name](fn, target, args[0]) if name in _BY_TARGET else _PORTABLE[name](fn, args[0])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...platforms.target import Target
 from ..builder import I1, Function, Ty, Val, const, i64
 
 ABS_MASK, SIGN_MASK, INFINITY = 0x7FFFFFFF, -0x80000000, 0x7F800000
 # 1.5 * 2^23: adding it to a float of magnitude below 2^22 rounds that to an integer, found in the low bits of the sum.
 MAGIC = float(3 << 22)
+_AS_SET = 4  # rounding as the control register says
 
 
 def k(like: Val, value: float) -> Val:
@@ -59,7 +61,7 @@ def nearest(fn: Function, x: Val, factor: float, offset: int = 0) -> tuple[Val, 
     |x * factor| + offset < 2^22; beyond it n is meaningless but nothing traps.
     """
     magic = k(x, MAGIC + offset)
-    shifted = fn.fma(x, k(x, factor), magic)
+    shifted = fn.add(x, magic) if factor == 1.0 else fn.fma(x, k(x, factor), magic)
     return fn.sub(shifted, magic), bits(fn, shifted)
 
 
@@ -68,11 +70,16 @@ def power_of_two(fn: Function, exponent_bits: Val) -> Val:
     return from_bits(fn, fn.shl(exponent_bits, const(exponent_bits.ty, 23)))
 
 
-def scaled(fn: Function, x: Val, exponent_bits: Val) -> Val:
-    """x * 2^n for n in [-252, 254] from the second result of `nearest(..., offset=254)`, rounded once even where it is denormal.
+def scaled(fn: Function, target: Target, x: Val, n: Val, exponent_bits: Val) -> Val:
+    """x * 2^n for n in [-252, 254], both results of `nearest(..., offset=254)`, rounded once even where it is denormal.
 
-    2^n is not a float for all these n, hence two factors 2^(n // 2) and 2^(n - n // 2); only the second product can round.
+    2^n is not a float for all these n, hence two factors 2^(n // 2) and 2^(n - n // 2); only the second product can round. AVX-512 has
+    an instruction for all that, which also leaves the units of multiplication free.
     """
+    if target.has("avx512bw", "avx512dq", "avx512vl") and x.ty.lanes * x.ty.bits == 512:
+        all_lanes, rounding = Val(Ty("i16"), "-1"), const(Ty("i32"), _AS_SET)
+        types = (*map(str, [x.ty] * 3), "i16", "i32 immarg")
+        return fn.call("llvm.x86.avx512.mask.scalef.ps.512", x.ty, [x, n, x, all_lanes, rounding], params=types)
     half = fn.lshr(exponent_bits, const(exponent_bits.ty, 1))
     rest = fn.sub(exponent_bits, half)
     return fn.mul(fn.mul(x, power_of_two(fn, half)), power_of_two(fn, rest))

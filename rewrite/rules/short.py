@@ -6,8 +6,8 @@
     (x / 2) (2 y)         = x y
 
 The short functions have a relative error below 2^-12. They stand where all that becomes of the value is a number of bf16 (which rounds
-by 2^-8), or an 8-bit integer: as it is, or with the scale of its own row. From the function to there only operations may lie that pass a
-relative error on as it is, so that nothing that cancels can make it grow.
+by 2^-8), or an 8-bit integer: quantized as it is or with the scale of its own row, or clamped and converted. From the function to there
+only operations may lie that pass a relative error on as it is, so that nothing that cancels can make it grow.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ...graph.types import bf16, f32
 
 # Operations whose result has the relative error of their operands, one operand or all of them.
 _RELATIVE = ("mul", "div", "neg", "reciprocal", "relu", "reshape", "expand", "permute", "slice", "window")
+_TO_INTEGERS = ("maximum", "minimum", "round", "floor", "ceil", "trunc")
 _FUNCTIONS = ("erf", "tanh", "sigmoid")
 _LARGEST = 256.0
 
@@ -102,7 +103,22 @@ class _Demands:
             return self._is_row_quantized(user, value)
         if user.op == "reduce":
             return self._is_range(user, value)
+        if user.op in _TO_INTEGERS:
+            return self._saturates(user, value, frozenset())
         return user.op in _RELATIVE and self.few_digits(user)
+
+    def _saturates(self, user: Value, value: Value, bounds: frozenset[str]) -> bool:
+        """Whether `value` becomes an 8-bit integer by `user` and what follows: rounded, with a least and a largest value of 8 bits."""
+        if user.op == "cast":
+            return user.dtype.bits == 8 and user.dtype.kind in ("int", "uint") and len(bounds) == 2
+        if user.op not in _TO_INTEGERS or self.graph.is_output(user):
+            return False
+        if user.op in ("maximum", "minimum"):
+            if not any(abs(_constant(bound)) <= _LARGEST for bound in user.inputs if bound is not value):
+                return False
+            bounds |= {user.op}
+        users = self.graph.users[user]
+        return bool(users) and all(self._saturates(each, user, bounds) for each in users)
 
     def _is_row_quantized(self, total: Value, value: Value) -> bool:
         """quantize(value + zero), with a zero point of 8 bits: the value itself is then no larger than twice the range."""

@@ -53,12 +53,13 @@ def run(
     part: tuple[int, int] | None = None,
     status: int = 0,
     allowed: frozenset[str] = frozenset(),
+    align: int = 0,
 ) -> list[torch.Tensor]:
     """One call over the whole domain, or over `part` of it; gives all tensors afterwards."""
     data, code = built(kernel, runner.target, allowed)
     begin, end = part or (0, evaluate(code.domain, dims or {}))
     arrays = runner.run(
-        data, code.symbol, [to_numpy(t) for t in tensors], begin=begin, end=end, order=code.slots, dims=dims, status=status
+        data, code.symbol, [to_numpy(t) for t in tensors], begin=begin, end=end, order=code.slots, dims=dims, status=status, align=align
     )
     return [from_numpy(array, like) for array, like in zip(arrays, tensors)]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sashiko.cpu_codegen.builder import Module
+from sashiko.cpu_codegen.loops import emit_loop_kernel, streaming
 from sashiko.graph.dims import Dim, mod, symbol
 from sashiko.graph.types import FROM_TORCH, DType, boolean, f32, i8, i64
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
@@ -55,6 +57,23 @@ def test_softmax(runner: Runner, known: bool) -> None:
         same(got, x.double().softmax(-1).float(), rtol=32 * UNIT, atol=1e-12)
     masked = torch.full((1, 40), float("-inf"))
     assert bool(run(runner, softmax(1, 40, known), [masked, empty(1, 40)], {"S": 40})[1].isnan().all())
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("runner", few())
+def test_stores_around_the_caches(runner: Runner, known: bool) -> None:
+    """Whole aligned registers go around, everything else as ever; the numbers are the same."""
+    for rows, cols in ((5, 16), (3, 48), (2, 1024), (3, 100), (4, 9)):
+        x, kernel = normal(rows, cols), softmax(rows, cols, known)
+        plain = run(runner, kernel, [x, empty(rows, cols)], {"S": cols})[1]
+        around = streaming(runner.target, kernel, {1})
+        got = run(runner, around, [x, empty(rows, cols)], {"S": cols}, align=64)[1]
+        assert torch.equal(got, plain)
+        module = Module()
+        emit_loop_kernel(module, runner.target, around)
+        goes = runner.target.has("avx2") and known and cols % runner.target.lanes(32) == 0
+        assert ("!nontemporal" in module.text()) == ("sfence" in module.text()) == goes
+    assert streaming(runner.target, kernel, set()) == kernel
 
 
 def layer_norm(rows: int, cols: int, known: bool, rms: bool) -> LoopKernel:

@@ -14,7 +14,7 @@ from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
 from sashiko.graph.ops import SHORT
-from sashiko.graph.types import QParams, bf16, f32, i8, u8
+from sashiko.graph.types import QParams, bf16, f32, i8, i32, u8
 from sashiko.rewrite.rules.short import shorten
 
 X = b.input_(0, f32, (4, 64))
@@ -49,6 +49,11 @@ def eight(x: Value) -> Value:
     return b.quantize(b.div(x, 3.0), u8, QParams((0.05,), 3, None, 0, 255))
 
 
+def clamped(x: Value) -> Value:
+    """The same in the operations of a user."""
+    return b.cast(b.minimum(b.maximum(b.round_(b.mul(x, 20.0)), -128.0), 127.0), i8)
+
+
 def shortened(root: Value) -> Graph:
     return shorten(Graph((X,), (root,)))
 
@@ -62,6 +67,8 @@ def test_where_the_result_is_narrow(function: Unary) -> None:
     assert count(b.cast(function(X), bf16)) == 1
     assert count(eight(function(X))) == 1
     assert count(rows(function(X))) == 1
+    assert count(clamped(function(X))) == 1
+    assert count(b.cast(b.round_(b.maximum(b.minimum(function(X), 255.0), 0.0)), u8)) == 1
 
 
 @FUNCTIONS
@@ -71,6 +78,10 @@ def test_not_where_digits_could_show(function: Unary) -> None:
     assert count(b.cast(b.sub(y, X), bf16)) == 0, "a difference can cancel"
     assert count(b.cast(b.where(b.gt(y, 0.0), X, b.neg(X)), bf16)) == 0, "a decision"
     assert count(b.reduce(y, "max", 1)) == 0
+    assert count(b.cast(b.round_(y), i8)) == 0, "large values wrap around"
+    assert count(b.cast(b.minimum(b.round_(y), 127.0), i8)) == 0
+    assert count(b.cast(b.minimum(b.maximum(b.round_(y), -1e6), 1e6), i8)) == 0
+    assert count(b.cast(b.minimum(b.maximum(b.round_(y), -128.0), 127.0), i32)) == 0, "nothing says that more bits are of no interest"
     both = shorten(Graph((X,), (b.cast(y, bf16), y)))
     assert not any(v.op in SHORT for v in both.order), "somebody sees the f32 value too"
 

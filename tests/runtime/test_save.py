@@ -180,5 +180,5 @@ def test_a_plan_is_the_same_after_a_round_trip(model: Executable) -> None:
 
 def test_steps_are_all_saved() -> None:
     """A field that is added to a step must be added to its JSON form, too."""
-    names = {"kernel", "operands", "writes", "label", "unit_rows", "alternative", "reuses"}
+    names = {"kernel", "operands", "writes", "label", "unit_rows", "alternative", "reuses", "large", "large_from"}
     assert set(Step.__dataclass_fields__) == names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,21 @@ CUTS = ((100, 1, [0, 50]), (100, 16, [0, 48]), (17, 16, [0, 16]), (16, 16, [0]),
 @pytest.mark.parametrize(("rows", "grain", "expected"), CUTS)
 def test_two_threads_cut_at_multiples_of_the_grain(code: Code, rows: int, grain: int, expected: list[int]) -> None:
     assert begins(ranges_plan(MIN_WORK, grain), code, rows) == expected
+
+
+def test_large_results_have_a_kernel_of_their_own(code: Code, chain: type) -> None:
+    c = chain()
+    (x,) = c.inputs(1)
+    c.step("shift", [x], c.buffer("output", 0), 2.0)
+    (step,) = c.steps
+    large = replace(step.kernel, symbol="scale")
+    c.steps[:] = [replace(step, large=large, large_from=400)]
+    executable = Executable(c.plan(1, 1), code)
+    for rows, of in ((9, torch.add), (10, torch.mul), (11, torch.mul), (1, torch.add)):
+        data = torch.randn(rows, 10)
+        (got,) = executable(data)
+        assert isinstance(got, torch.Tensor)
+        assert torch.equal(got, of(data, 2.0))
 
 
 def test_small_work_stays_in_the_calling_thread(code: Code) -> None:

@@ -11,22 +11,23 @@ import numpy as np
 from sashiko.cpu_codegen.builder import F32, F64, I64, PTR, VOID, Function, Module, Ty, Val
 from sashiko.cpu_codegen.math import MATH, MATH2, SHORT, call
 from sashiko.cpu_codegen.slots import Slots
+from sashiko.platforms.target import Target
 from tests.emulation import Runner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @cache
-def library(lanes: int, scalar: Ty = F32) -> str:
+def library(target: Target, lanes: int, scalar: Ty = F32) -> str:
     """LLVM IR with one kernel for each function, called kernel_<name>, on vectors of `lanes` elements (0: scalar code)."""
     module = Module()
     for name in (*MATH, *MATH2):
         if scalar == F32 or name not in SHORT:
-            add_kernel(module, name, 2 if name in MATH2 else 1, lanes, scalar)
+            add_kernel(module, target, name, 2 if name in MATH2 else 1, lanes, scalar)
     return module.text()
 
 
-def add_kernel(module: Module, name: str, arity: int, lanes: int, scalar: Ty) -> None:
+def add_kernel(module: Module, target: Target, name: str, arity: int, lanes: int, scalar: Ty) -> None:
     """out[i] = name(in0[i], ...) over [begin, end), in steps of `lanes` elements."""
     fn = Function(module, f"kernel_{name}", VOID, [PTR, I64, I64])
     slots = Slots(fn)
@@ -35,7 +36,7 @@ def add_kernel(module: Module, name: str, arity: int, lanes: int, scalar: Ty) ->
 
     def body(i: Val, _: list[Val]) -> list[Val]:
         values = [fn.load(ty, fn.gep(place, i, scalar)) for place in places[:arity]]
-        fn.store(call(fn, name, values), fn.gep(places[arity], i, scalar))
+        fn.store(call(fn, target, name, values), fn.gep(places[arity], i, scalar))
         return []
 
     fn.loop(fn.args[1], fn.args[2], max(1, lanes), [], body)
@@ -49,7 +50,7 @@ def apply(runner: Runner, name: str, args: Sequence[Array], lanes: int | None = 
     lanes = runner.target.lanes(scalar.bits) if lanes is None else lanes
     count = -(-len(args[0]) // max(1, lanes)) * max(1, lanes)
     filled = [np.resize(a, count) for a in args]
-    *_, got = runner.run(library(lanes, scalar), f"kernel_{name}", [*filled, np.zeros_like(filled[0])], end=count)
+    *_, got = runner.run(library(runner.target, lanes, scalar), f"kernel_{name}", [*filled, np.zeros_like(filled[0])], end=count)
     return got[: len(args[0])]
 
 
