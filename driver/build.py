@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..cpu_codegen import cache
+from ..diagnostics.collector import paused
 from ..diagnostics.dump import dump_stage, say
 from ..diagnostics.errors import InputError, Unsupported
 from ..graph import attrs as A
@@ -60,6 +61,11 @@ class Built:
 
 def build(captured: Captured, options: Options) -> Built:
     """Compile. Raises Unsupported with `strict` when an operation would be left to PyTorch."""
+    with paused():
+        return _build(captured, options)
+
+
+def _build(captured: Captured, options: Options) -> Built:
     clock = time.perf_counter
     start = clock()
     trace, reports = Trace(), list[PassReport]()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..diagnostics.collector import paused
 from ..diagnostics.errors import InputError
 from ..graph.capture import from_exported
 from ..graph.exporting import export
@@ -57,8 +58,9 @@ def compiled(
         raise InputError("the model still trains: its quantizers have no integers", hint="compile what model.convert() returns")
     if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
         kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
-    captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
-    built = build(captured, options)
+    with paused():
+        captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
+        built = build(captured, options)
     return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,7 +13,23 @@ from .types import DType, QParams
 
 @dataclass(frozen=True)
 class Attrs:
-    """Base of all attribute classes."""
+    """Base of all attribute classes. `has_equals`: whether two of them can be equal without being one."""
+
+    has_equals: ClassVar[bool] = True
+
+    @property
+    def exact(self) -> str:
+        """Tells apart what == does not, 0.0 and -0.0 or 1 and True, in classes that hold such numbers."""
+        return ""
+
+
+@dataclass(frozen=True)
+class NumberAttrs(Attrs):
+    """Base of the classes that hold numbers of the model."""
+
+    @property
+    def exact(self) -> str:
+        return repr(self)
 
 
 @dataclass(frozen=True)
@@ -32,12 +48,13 @@ class InputAttrs(Attrs):
 class ConstantAttrs(Attrs):
     """A tensor frozen into the graph. `watched`: a parameter or buffer of the user's model, whose changes are noticed."""
 
+    has_equals: ClassVar[bool] = False
     tensor: torch.Tensor
     watched: bool = False
 
 
 @dataclass(frozen=True)
-class FullAttrs(Attrs):
+class FullAttrs(NumberAttrs):
     """A tensor of one repeated number."""
 
     value: float | int | bool
@@ -46,7 +63,7 @@ class FullAttrs(Attrs):
 
 
 @dataclass(frozen=True)
-class IotaAttrs(Attrs):
+class IotaAttrs(NumberAttrs):
     """start + step * i for i < length, one-dimensional."""
 
     length: Dim
@@ -111,7 +128,7 @@ class WindowAttrs(Attrs):
 
 
 @dataclass(frozen=True)
-class PadAttrs(Attrs):
+class PadAttrs(NumberAttrs):
     """Constant padding: (low, high) per axis, negative amounts crop."""
 
     amounts: tuple[tuple[Dim, Dim], ...]
@@ -126,7 +143,7 @@ class AxisAttrs(Attrs):
 
 
 @dataclass(frozen=True)
-class QuantizeAttrs(Attrs):
+class QuantizeAttrs(NumberAttrs):
     """quantize: real to `dtype` by round-half-to-even(x * (1 / scale)) + zero_point, saturated to [qmin, qmax]; NaN becomes qmin."""
 
     dtype: DType
@@ -134,7 +151,7 @@ class QuantizeAttrs(Attrs):
 
 
 @dataclass(frozen=True)
-class AttentionAttrs(Attrs):
+class AttentionAttrs(NumberAttrs):
     """softmax(q @ k^T * scale + mask) @ v. `causal`: key j is seen by query i when j <= i (torch's top-left rule)."""
 
     scale: float
@@ -142,7 +159,7 @@ class AttentionAttrs(Attrs):
 
 
 @dataclass(frozen=True)
-class CallAttrs(Attrs):
+class CallAttrs(NumberAttrs):
     """A custom kernel by name; `options` are name/number pairs that the kernel's `emit` receives."""
 
     kernel: str
@@ -154,6 +171,7 @@ class AtenAttrs(Attrs):
     """An operation left to PyTorch. `args`/`kwargs` are as in the call, with `Slot(i)` where operand i goes and a
     Dim wherever a symbolic int goes; `reason` says why there is no native form."""
 
+    has_equals: ClassVar[bool] = False
     target: torch._ops.OpOverload | Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]

@@ -12,7 +12,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ..diagnostics.errors import InputError, SashikoError, Unsupported
-from .aten import TABLE
+from .aten import COMPOSITES, TABLE, quantized
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
@@ -55,8 +55,10 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     """The program with in-place operations, and everything else without a row, decomposed into functional core ATen.
 
     An operation that has a row, or checks its result, is kept whole; views are decomposed all the same, or functionalization could not
-    see the aliasing.
+    see the aliasing. Decomposing traces the model a second time, so a program that needs none of it is returned as it is.
     """
+    if all(_stays(node) for node in program.graph.nodes):
+        return program
     table: Any = torch.export.default_decompositions()
     for op in TABLE:
         if op in table and not any(argument.alias_info is not None for argument in op._schema.arguments):
@@ -69,6 +71,19 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     except Exception as error:
         raise translated(error) from error
     return result
+
+
+def _stays(node: torch.fx.Node) -> bool:
+    """Whether a node needs no decomposition: it writes nothing, so that it does not matter what is a view of what, and has a row."""
+    op = node.target
+    if node.op != "call_function" or isinstance(op, torch._ops.HigherOrderOperator):
+        return node.op in ("placeholder", "output")
+    if not isinstance(op, torch._ops.OpOverload):
+        return True  # arithmetic of sizes, elements of tuples
+    if op is torch.ops.aten.dropout.default and node.args[2]:
+        return False
+    known = op in TABLE or op in COMPOSITES or str(op) in quantized.ROWS or op is torch.ops.aten._assert_tensor_metadata.default
+    return known and not op._schema.is_mutable
 
 
 @contextmanager

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import count
 
 from .attrs import Attrs
 from .dims import Shape
 from .types import DType, TensorType, Type
+
+_numbers = count()
+
+
+@lru_cache(maxsize=1 << 14)
+def _kind(op: str, attrs: Attrs, exact: str, type: Type) -> int:
+    return next(_numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +43,16 @@ class Value:
     @property
     def shape(self) -> Shape:
         return self.tensor.shape
+
+    @cached_property
+    def kind(self) -> int:
+        """Values with equal numbers do the same with their operands and have the same type. The layers of a model are full of them, so
+        what is found out about an operation by its kind and its operands' is found out once."""
+        try:
+            # What is compared by identity is no kind of thing, and holds a tensor that must not be kept alive here.
+            return _kind(self.op, self.attrs, self.attrs.exact, self.type) if self.attrs.has_equals else next(_numbers)
+        except TypeError:  # something in it cannot be hashed
+            return next(_numbers)
 
     def __repr__(self) -> str:
         return f"<{self.op}{' ' + self.name if self.name else ''}: {self.type}>"

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from ..diagnostics.errors import InvalidGraph, Unsupported
 from . import attrs as A
 from . import build as b
-from .aten import TABLE, Call, SymScalar, quantized
+from .aten import COMPOSITES, TABLE, Call, SymScalar, quantized
 from .captured import Leftover
 from .dims import Poly
 from .ir import Graph, Value
@@ -162,7 +162,7 @@ class Lowering:
 
     def native(self, node: Node, kind: Type) -> Any:
         """The table row's result, checked against the type that torch says it has. Raises Unsupported with the reason."""
-        row = TABLE.get(node.target) or quantized.ROWS.get(name_of(node))
+        row = TABLE.get(node.target) or COMPOSITES.get(node.target) or quantized.ROWS.get(name_of(node))
         if row is None:
             raise Unsupported("no native form")
         arguments = [self.resolve(a) for a in schema_arguments(node)]

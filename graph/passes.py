@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ..diagnostics.dump import dump_stage, say
 from ..diagnostics.errors import InvalidGraph
 from .dims import Dim
-from .ir import Graph, Value
+from .ir import Graph
 from .text import to_text
-from .verify import verify
+from .verify import Sound, verify
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def run(graph: Graph, passes: Sequence[Pass], *, declared: Iterable[Dim] = (), r
     first dump file. Raises InvalidGraph naming the pass whose result breaks a rule of the IR.
     """
     declared = tuple(declared)
-    sound = set[Value]()  # values are immutable: most of them survive most passes
+    sound = Sound()  # values are immutable: most of them survive most passes
     for number, step in enumerate(passes, first_stage):
         start = time.perf_counter()
         try:

@@ -34,9 +34,8 @@ def cse(graph: Graph) -> Graph:
         if value.op == "aten":
             return value
         a = value.attrs
-        # repr tells 0.0 from -0.0 and 1 from True, which == does not.
-        said: object = (id(a.tensor), a.watched) if isinstance(a, A.ConstantAttrs) else repr(a)
-        return seen.setdefault((value.op, tuple(map(id, inputs)), said, value.type), value)
+        kind: object = (id(a.tensor), a.watched, value.type) if isinstance(a, A.ConstantAttrs) else value.kind
+        return seen.setdefault((kind, *map(id, inputs)), value)
 
     return _changed(graph, rebuild(graph, visit))
 

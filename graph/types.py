@@ -90,6 +90,13 @@ class TensorType:
     qparams: QParams | None = None
     order: tuple[int, ...] | None = None
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.dtype.name, self.shape, self.qparams, self.order))
+
+    def __hash__(self) -> int:
+        return self._hash
+
     @property
     def rank(self) -> int:
         return len(self.shape)

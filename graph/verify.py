@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
@@ -16,25 +16,42 @@ from .types import FROM_TORCH, TensorType, TupleType, Type
 _GIVEN = ("input", "constant", "call", "aten")
 
 
-def verify(graph: Graph, declared: Iterable[Dim] = (), where: str = "", sound: set[Value] | None = None) -> None:
+@dataclass
+class Sound:
+    """What was verified before, under the same inputs: values, and the kinds of an operation and its operands."""
+
+    values: set[Value] = field(default_factory=set)
+    kinds: set[tuple[int, ...]] = field(default_factory=set)
+
+    def clear(self) -> None:
+        """For a graph with other inputs."""
+        self.values.clear()
+        self.kinds.clear()
+
+
+def verify(graph: Graph, declared: Iterable[Dim] = (), where: str = "", sound: Sound | None = None) -> None:
     """Raises InvalidGraph, naming the value and printing those around it, when the graph breaks a rule of the IR.
 
     declared: symbols that no input shape holds but the call provides (integer arguments). where: the pass to blame.
-    sound: values that were verified before, under the same inputs; they are skipped, and what is verified now joins them.
+    sound: what was verified before; it is skipped, and what is verified now joins it.
     """
+    sound = Sound() if sound is None else sound
     known = {s for v in graph.inputs for d in v.shape for s in symbols(d)} | {s for d in declared for s in symbols(d)}
     for position, value in enumerate(graph.inputs):
         if not isinstance(value.attrs, A.InputAttrs) or value.attrs.index != position:
             _fail(graph, value, f"input number {position} is {value.op} {value.attrs}", where)
     inputs = set(graph.inputs)
     for value in graph.order:
-        if sound is not None and value in sound:
+        if value in sound.values:
+            continue
+        sound.values.add(value)
+        kinds = (value.kind, *[v.kind for v in value.inputs])
+        if kinds in sound.kinds:
             continue
         fault = _fault(value, inputs, known)
         if fault is not None:
             _fail(graph, value, fault, where)
-    if sound is not None:
-        sound.update(graph.order)
+        sound.kinds.add(kinds)
     for number, output in enumerate(graph.outputs):
         if not isinstance(output.type, TensorType):
             _fail(graph, output, f"output {number} is a tuple; take an element with get", where)

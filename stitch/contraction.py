@@ -8,6 +8,7 @@ from ..graph import attrs as A
 from ..graph.dims import symbol
 from ..graph.ir import Value
 from ..graph.types import boolean, f32, i64
+from .alike import Lowered, lowered
 from .domain import Axis, finish_epilogue
 from .loops import Node
 from .lower import Lowering, NeedsBuffer
@@ -16,10 +17,14 @@ from .roots import PIECEWISE
 from .views import axes, broadcast_index, in_pieces, reshape_index, strided
 
 
-def lower_epilogue(anchor: Value, roots: Sequence[Value], stored: set[Value]) -> Lowering:
+def lower_epilogue(anchor: Value, roots: Sequence[Value], stored: set[Value]) -> Lowered:
     """Evaluate `roots` from the accumulators of `anchor`. Raises NeedsBuffer."""
     if anchor.op == "attention":
-        return _score(anchor, stored)
+        return lowered([anchor], stored, "attention", lambda: _score(anchor, stored))
+    return lowered(roots, stored, anchor.type, lambda: _epilogue(anchor, roots, stored), anchor)
+
+
+def _epilogue(anchor: Value, roots: Sequence[Value], stored: set[Value]) -> Lowering:
     index, _ = axes(anchor.shape, "a")
     home = {root: reshape_index(index, anchor.shape, root.shape) for root in roots}
     lowering = Lowering(stored, home, {anchor: index}, anchor.dtype)
@@ -30,10 +35,10 @@ def lower_epilogue(anchor: Value, roots: Sequence[Value], stored: set[Value]) ->
 
 def item(anchor: Value, roots: Sequence[Value], stored: set[Value], readable: set[Value]) -> ContractionItem:
     """The contraction with `roots` as its results. `readable`: values with buffers, inputs and constants."""
-    lowering = lower_epilogue(anchor, roots, stored)
+    made = lower_epilogue(anchor, roots, stored)
     shape = anchor.shape if anchor.op != "attention" else anchor.shape[:3] + (anchor.inputs[1].shape[2],)
     named: list[Axis] = [(f"a{n}", extent) for n, extent in enumerate(shape)]
-    body, params = finish_epilogue(lowering.builder.finish(), named[:-1], named[-1])
+    body, params = finish_epilogue(made.body, tuple(named[:-1]), named[-1])
     pointers = []
     for operand in anchor.inputs[:3] if anchor.op == "attention" else anchor.inputs[:2]:
         found = strided(operand, readable)
@@ -43,7 +48,7 @@ def item(anchor: Value, roots: Sequence[Value], stored: set[Value], readable: se
             raise NeedsBuffer(operand, "it is no strided view of a buffer")
         pointers.append(Strided(*found))
     writes = (anchor,) if anchor.op == "attention" else tuple(roots)
-    return ContractionItem(anchor, tuple(pointers), body, params, tuple(lowering.operands), writes, tuple(lowering.inlined))
+    return ContractionItem(anchor, tuple(pointers), body, params, made.operands, writes, tuple(made.inlined))
 
 
 def _score(anchor: Value, stored: set[Value]) -> Lowering:

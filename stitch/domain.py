@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ..graph.dims import Dim, coefficient, product, substitute, symbol, symbols
 from .loops import COLUMN, Body, LoopKernel, hoist_numbers
@@ -71,8 +71,9 @@ def _with_indices(body: Body, exprs: list[Dim], env: dict[str, Dim]) -> Body:
     return replace(body, nodes=nodes, stores=stores)
 
 
-def finish(body: Body, domain: Domain, name: str) -> LoopKernel:
-    """The kernel of a body whose indices use the domain's own axis names: r, c, k take their place."""
+@lru_cache(maxsize=1 << 10)
+def finish(body: Body, domain: Domain) -> LoopKernel:
+    """The kernel, without a name, of a body whose indices use the domain's own axis names: r, c, k take their place."""
     exprs = [n.index for n in body.nodes] + [s.index for s in body.stores]
     rows, exprs = _merge(domain.rows, exprs)
     reduced, exprs = _merge(domain.reduced, exprs)
@@ -91,10 +92,11 @@ def finish(body: Body, domain: Domain, name: str) -> LoopKernel:
         env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
         row_count, columns = product(e for _, e in rows[:-1]), rows[-1][1]
     hoisted, params = hoist_numbers(_with_indices(body, exprs, env))
-    return LoopKernel(name, hoisted, row_count, columns, depth, params)
+    return LoopKernel("", hoisted, row_count, columns, depth, params)
 
 
-def finish_epilogue(body: Body, rows: Sequence[Axis], columns: Axis) -> tuple[Body, tuple[float, ...]]:
+@lru_cache(maxsize=1 << 10)
+def finish_epilogue(body: Body, rows: tuple[Axis, ...], columns: Axis) -> tuple[Body, tuple[float, ...]]:
     """The body of a contraction's epilogue: all but the last axis of the result become r, the last one c."""
     # A result with one column is still stored column by column: its index must say so.
     column = COLUMN if columns[1] == 1 else 0

@@ -7,13 +7,14 @@ over the same domain that share work or data are then joined as long as no depen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..graph import attrs as A
 from ..graph.dims import product, symbol
 from ..graph.ir import Value
 from ..graph.ops import OPS
+from .alike import Lowered, lowered
 from .domain import Axis, Domain
 from .lower import EXPENSIVE, Lowering, NeedsBuffer
 from .roots import ANCHORS
@@ -29,7 +30,7 @@ class Group:
     roots: list[Value]
     domain: Domain
     anchor: Value | None = None
-    needs: set[Value] = field(default_factory=set)  # stored values it reads
+    needs: dict[Value, None] = field(default_factory=dict)  # stored values it reads; ordered, so that equal graphs give equal kernels
     inlined: dict[Value, None] = field(default_factory=dict)
 
 
@@ -84,9 +85,12 @@ def domains(root: Value, stored: set[Value]) -> list[Domain]:
     return [*result, Domain(names, reduced, "c")]
 
 
-def lower_group(roots: Iterable[Value], domain: Domain, stored: set[Value]) -> Lowering:
+def lower_group(roots: Sequence[Value], domain: Domain, stored: set[Value]) -> Lowered:
     """Evaluate all roots in one loop nest, storing each. Raises NeedsBuffer."""
-    roots = list(roots)
+    return lowered(roots, stored, domain, lambda: _lowering(roots, domain, stored))
+
+
+def _lowering(roots: Sequence[Value], domain: Domain, stored: set[Value]) -> Lowering:
     home = {root: root_index(domain, root) for root in roots}
     kind = "k" if domain.kind == "k" else "c"
     lowering = Lowering(stored, home, reduce_axes=domain.reduced, reduce_kind=kind, reductions=product(e for _, e in domain.rows))
@@ -109,8 +113,8 @@ def form(root: Value, stored: set[Value]) -> Group:
 
 def group_of(roots: list[Value], domain: Domain, stored: set[Value]) -> Group:
     """The kernel that computes `roots` over a domain. Raises NeedsBuffer."""
-    lowering = lower_group(roots, domain, stored)
-    return Group(roots, domain, None, {v for v in lowering.operands if v not in roots}, lowering.inlined)
+    made = lower_group(roots, domain, stored)
+    return Group(roots, domain, None, dict.fromkeys(v for v in made.operands if v not in roots), made.inlined)
 
 
 def is_expensive(value: Value, stored: set[Value]) -> bool:
@@ -133,7 +137,7 @@ def related(a: Group, b: Group) -> bool:
     """Whether joining two kernels could pay: loops over one domain that share data or work."""
     if a.anchor is not None or b.anchor is not None or not _compatible(a.domain, b.domain):
         return False
-    return bool(a.needs & b.needs or b.needs & set(a.roots) or a.inlined.keys() & b.inlined.keys())
+    return bool(a.needs.keys() & b.needs.keys() or b.needs.keys() & set(a.roots) or a.inlined.keys() & b.inlined.keys())
 
 
 def joined(a: Group, b: Group, stored: set[Value]) -> Group | None:

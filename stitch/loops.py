@@ -68,13 +68,28 @@ class Store:
     streams: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Body:
     """Nodes in evaluation order, and stores. `buffers[i]` is the element type of buffer i; written ones are in `stores`."""
 
     nodes: tuple[Node, ...]
     stores: tuple[Store, ...]
     buffers: tuple[DType, ...]
+
+    @cached_property
+    def _exact(self) -> tuple[object, ...]:
+        """What makes two bodies equal. The text of numbers tells 0.0 from -0.0 and 1 from True, which == does not."""
+        return self.nodes, self.stores, self.buffers, tuple([repr(n.value) for n in self.nodes if n.op == "const"])
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._exact)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Body) and self._hash == other._hash and self._exact == other._exact)
 
     @cached_property
     def deps(self) -> tuple[frozenset[str], ...]:

@@ -25,7 +25,7 @@ class NeedsBuffer(Exception):
 
     def __init__(self, value: Value, why: str) -> None:
         super().__init__(f"{value}: {why}")
-        self.value = value
+        self.value, self.why = value, why
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ..graph.ir import Value
 from .contraction import item as contraction_item
@@ -67,11 +68,11 @@ def _form_all(roots: Roots, stored: set[Value], available: set[Value], groups: d
 def _form_anchor(anchor: Value, roots: Roots, stored: set[Value]) -> Group:
     members = [v for v in roots.stored if roots.epilogue.get(v) is anchor or v is anchor]
     if anchor.op == "call":
-        return Group(members, Domain(()), anchor, set(anchor.inputs))
-    lowering = lower_epilogue(anchor, members, stored)
+        return Group(members, Domain(()), anchor, dict.fromkeys(anchor.inputs))
+    made = lower_epilogue(anchor, members, stored)
     pointers = anchor.inputs[:3] if anchor.op == "attention" else anchor.inputs[:2]
-    needs = {v for v in lowering.operands if v not in members} | {_base(v, stored) for v in pointers}
-    return Group(members, Domain(()), anchor, needs, lowering.inlined)
+    needs = dict.fromkeys([*(v for v in made.operands if v not in members), *(_base(v, stored) for v in pointers)])
+    return Group(members, Domain(()), anchor, needs, made.inlined)
 
 
 def _base(operand: Value, stored: set[Value]) -> Value:
@@ -129,9 +130,9 @@ def _join_all(groups: list[Group], stored: set[Value]) -> list[Group]:
 
 def _partner(groups: list[Group], at: int, stored: set[Value]) -> tuple[Group, Group] | None:
     """(earlier kernel, both as one) for kernel number `at`, if one of the earlier ones may take it in."""
-    group = groups[at]
+    group, made = groups[at], _producers(groups)
     for earlier in groups[:at]:
-        if len(earlier.roots) + len(group.roots) <= MAX_STORES and related(earlier, group) and not _between(earlier, group, groups):
+        if len(earlier.roots) + len(group.roots) <= MAX_STORES and related(earlier, group) and not _between(earlier, group, made):
             both = joined(earlier, group, stored)
             if both is not None:
                 return earlier, both
@@ -161,13 +162,12 @@ def _storing(group: Group, kept: list[Value], stored: set[Value]) -> Group:
     return smaller
 
 
-def _between(first: Group, last: Group, groups: Sequence[Group]) -> bool:
+def _between(first: Group, last: Group, made: Mapping[Value, Group]) -> bool:
     """Whether a dependency runs from `first` to `last` through a third kernel, in either direction."""
-    made = _producers(groups)
     return _reaches(last, first, made) or _reaches(first, last, made)
 
 
-def _reaches(start: Group, goal: Group, made: dict[Value, Group]) -> bool:
+def _reaches(start: Group, goal: Group, made: Mapping[Value, Group]) -> bool:
     """Whether `start` needs something that needs `goal`."""
     seen: set[Group] = set()
     stack = [made[v] for v in start.needs if v in made and made[v] is not goal]
@@ -186,6 +186,6 @@ def _item(group: Group, number: int, stored: set[Value]) -> LoopItem | Contracti
         return CallItem(group.anchor)
     if group.anchor is not None:
         return contraction_item(group.anchor, group.roots, stored, stored)
-    lowering = lower_group(group.roots, group.domain, stored)
-    kernel = finish(lowering.builder.finish(), group.domain, f"k{number}_{group.roots[-1].op}")
-    return LoopItem(kernel, tuple(lowering.operands), tuple(group.roots), tuple(lowering.inlined))
+    made = lower_group(group.roots, group.domain, stored)
+    kernel = replace(finish(made.body, group.domain), name=f"k{number}_{group.roots[-1].op}")
+    return LoopItem(kernel, made.operands, tuple(group.roots), tuple(made.inlined))

@@ -1,0 +1,72 @@
+"""Composite operations as torch.export gives them: what their decomposition would compute, without the time of tracing the model again.
+
+`graph/exporting.py` decomposes a program only when it holds anything that has no row here or in the other tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...diagnostics.errors import Unsupported
+from .. import build as b
+from ..dims import Dim
+from ..ir import Value
+from .call import Call, Row, opmath
+from .normalization import affine, normalized
+from .pointwise import binary
+from .shape import concat, convert, stretch
+from .windows import convolution as batched_convolution
+
+aten = torch.ops.aten
+
+
+def layer_norm(c: Call, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float, *_: Any) -> Value:
+    axes = tuple(range(x.tensor.rank - len(shape), x.tensor.rank))
+    return b.cast(affine(normalized(b.cast(x, opmath(x.dtype)), axes, eps)[0], weight, bias), x.dtype)
+
+
+def dropout(c: Call, x: Value, probability: float, train: bool) -> Value:
+    if train:
+        raise Unsupported("dropout in training")
+    return x
+
+
+def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+                groups: int) -> Value:
+    batch = x if x.tensor.rank == w.tensor.rank else b.unsqueeze(x, 0)
+    return b.reshape(batched_convolution(c, batch, w, bias, stride, padding, dilation, False, (), groups), c.shape)
+
+
+def difference(c: Call, x: Value, times: int, axis: int, before: Value | None, after: Value | None) -> Value:
+    if c.dtype.kind == "bool":
+        raise Unsupported("the difference of bools")
+    axis = b.axis_of(axis, x.tensor.rank)
+    parts = [p for p in (before, x, after) if p is not None]
+    x = concat(c, parts, axis) if len(parts) > 1 else x
+    for _ in range(times):
+        rest = x.shape[axis] - 1
+        x = b.sub(b.slice_(x, axis, 1, rest), b.slice_(x, axis, 0, rest))
+    return x
+
+
+ROWS: dict[Any, Row] = {
+    aten.layer_norm.default: layer_norm,
+    aten.dropout.default: dropout,
+    aten.conv1d.default: convolution,
+    aten.conv2d.default: convolution,
+    aten.conv3d.default: convolution,
+    aten.diff.default: difference,
+    aten.to.device: convert,
+    aten.to.dtype: convert,
+    aten.to.dtype_layout: convert,
+    aten.to.other: convert,
+    aten.type_as.default: convert,
+    aten.expand_as.default: stretch,
+    aten.__and__.Tensor: binary("and"),
+    aten.__and__.Scalar: binary("and"),
+    aten.__or__.Tensor: binary("or"),
+    aten.__or__.Scalar: binary("or"),
+}

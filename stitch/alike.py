@@ -1,0 +1,99 @@
+"""Kernels that are alike are lowered once. The layers of a model repeat, and stitching lowers each group of values several times while
+it looks for the best grouping.
+
+What lowering makes of values depends on their operations, types and attributes, on which of them have buffers, and on which are the
+same value; not on which values they are. `signature` writes that down, and what came out is kept by it, with numbers for values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Hashable, Sequence
+from dataclasses import dataclass
+
+from ..graph.ir import Value
+from .loops import Body
+from .lower import Lowering, NeedsBuffer
+
+KEPT = 1 << 12  # lowerings kept: more than any model has, and some tens of MB
+Signature = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """The body of a kernel. operands: the values in its buffers. inlined: values that it evaluates, in order."""
+
+    body: Body
+    operands: tuple[Value, ...]
+    inlined: dict[Value, None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """The same with numbers for values."""
+
+    body: Body
+    operands: tuple[int, ...]
+    inlined: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Refused:
+    """The value that needs a buffer, and why."""
+
+    value: int
+    why: str
+
+
+_known: dict[Signature, _Made | _Refused] = {}
+
+
+def signature(roots: Sequence[Value], stored: Container[Value], accumulator: Value | None = None) -> tuple[Signature, dict[Value, int]]:
+    """What `roots` are computed from, and the numbers it gives to values: everything down to what is stored, or to the accumulator."""
+    numbers: dict[Value, int] = {}
+    parts: list[Hashable] = []
+    homes = set(roots)
+    pending = list(reversed(roots))
+    while pending:
+        value = pending[-1]
+        if value not in numbers:
+            if value is accumulator:
+                parts.append(("accumulator", value.type))
+            elif value in stored and value not in homes:
+                parts.append(value.type)
+            else:
+                missing = [v for v in value.inputs if v not in numbers]
+                if missing:
+                    pending += reversed(missing)
+                    continue
+                parts.append((value.kind, *[numbers[v] for v in value.inputs]))
+            numbers[value] = len(numbers)
+        pending.pop()
+    return (tuple(parts), tuple([numbers[v] for v in roots]), tuple([v in stored for v in roots])), numbers
+
+
+def lowered(
+    roots: Sequence[Value], stored: Container[Value], nest: Hashable, lower: Callable[[], Lowering], accumulator: Value | None = None
+) -> Lowered:
+    """What `lower` makes of `roots`, or made of others that are alike. Raises NeedsBuffer.
+
+    nest: what else the lowering depends on. accumulator: a value that is at hand whatever it is computed from.
+    """
+    told, numbers = signature(roots, stored, accumulator)
+    key = (nest, told)
+    made = _known.get(key)
+    if made is None:
+        if len(_known) >= KEPT:
+            _known.clear()
+        made = _known[key] = _made(lower, numbers)
+    values = list(numbers)
+    if isinstance(made, _Refused):
+        raise NeedsBuffer(values[made.value], made.why)
+    return Lowered(made.body, tuple([values[n] for n in made.operands]), dict.fromkeys([values[n] for n in made.inlined]))
+
+
+def _made(lower: Callable[[], Lowering], numbers: dict[Value, int]) -> _Made | _Refused:
+    try:
+        low = lower()
+    except NeedsBuffer as need:
+        return _Refused(numbers[need.value], need.why)
+    return _Made(low.builder.finish(), tuple(numbers[v] for v in low.operands), tuple(numbers[v] for v in low.inlined))

@@ -1,0 +1,76 @@
+"""Kernels that are alike are lowered once, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from sashiko.graph import build as b
+from sashiko.graph.dims import symbol
+from sashiko.graph.ir import Value
+from sashiko.graph.types import f32, f64, i8
+from sashiko.stitch import alike
+from sashiko.stitch.alike import signature
+from sashiko.stitch.program import LoopItem, Program
+from sashiko.stitch.stitcher import stitch
+
+B = symbol("B", 1, 16)
+
+
+def rows(n: int) -> Value:
+    return b.input_(n, f32, (B, 8))
+
+
+def layer(x: Value, y: Value, number: float = 1e-5) -> Value:
+    centered = b.sub(x, b.mul(b.reduce(x, "sum", -1, True), 1.0 / 8))
+    return b.mul(b.add(centered, number), y)
+
+
+def told(value: Value, *stored: Value) -> alike.Signature:
+    return signature([value], {value, *stored})[0]
+
+
+def test_layers_are_alike_whatever_they_compute_on() -> None:
+    x, y, u, v = (rows(n) for n in range(4))
+    assert told(layer(x, y), x, y) == told(layer(u, v), u, v)
+
+
+def test_what_makes_kernels_differ() -> None:
+    x, y = rows(0), rows(1)
+    same = told(layer(x, y), x, y)
+    assert told(layer(x, x), x) != same  # which values are one
+    assert told(layer(x, y, 2e-5), x, y) != same  # numbers
+    assert told(layer(x, y, 0.0), x, y) != told(layer(x, y, -0.0), x, y)  # and their signs
+    middle = layer(x, y)
+    assert told(b.relu(middle), x, y) != told(b.relu(middle), x, y, middle)  # what has a buffer
+    narrow = b.input_(1, f32, (1, 8))
+    assert told(layer(x, narrow), x, narrow) != same  # types
+    assert told(b.cast(b.cast(x, i8), f32), x) != told(b.cast(b.cast(x, f64), f32), x)  # attributes
+
+
+def kernels(program: Program) -> list[str]:
+    names = {v: n for n, v in enumerate((*program.inputs, *program.stored))}
+    return [f"{item.kernel} {[names[v] for v in item.operands]}" for item in program.items if isinstance(item, LoopItem)]
+
+
+def quantized_three_times() -> tuple[list[Value], list[Value]]:
+    """Kernels that could run in several orders, joined in several ways."""
+    x, tables = rows(0), [b.input_(n, f32, (8,)) for n in range(1, 7)]
+    scaled = [b.mul(x, t) for t in tables]
+    outputs = [b.add(b.reduce(s, "max", -1, True), b.exp(b.mul(s, scaled[0]))) for s in scaled]
+    total = outputs[0]
+    for value in outputs[1:]:
+        total = b.add(total, value)
+    return [*outputs, b.exp(total)], [x, *tables]
+
+
+def test_a_lowering_found_again_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs, inputs = quantized_three_times()
+    first, again = (kernels(stitch(outputs, inputs, ())) for _ in range(2))
+    monkeypatch.setattr(alike, "_known", {})
+    assert first == again == kernels(stitch(outputs, inputs, ()))
+
+
+def test_equal_graphs_give_equal_kernels() -> None:
+    """In the same order wherever the values lie in memory: the object cache finds code by its text."""
+    kept = [quantized_three_times() for _ in range(6)]
+    assert len({tuple(kernels(stitch(outputs, inputs, ()))) for outputs, inputs in kept}) == 1
