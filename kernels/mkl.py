@@ -54,7 +54,7 @@ def when(target: Target, spec: GemmSpec) -> str | None:
 def full_speed() -> bool:
     """Whether MKL takes this processor for one of Intel's, which decides which code it runs."""
     at = symbols.address(_FULL_SPEED)
-    return bool(at) and ctypes.CFUNCTYPE(ctypes.c_int)(at)() == 1
+    return at is not None and ctypes.CFUNCTYPE(ctypes.c_int)(at)() == 1
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
