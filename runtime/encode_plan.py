@@ -169,6 +169,6 @@ def _step_from(data: Json) -> Step:
         dim_from(data["unit_rows"]),
         None if data["alternative"] is None else kernel_from(data["alternative"]),
         tuple((int(written), int(read)) for written, read in data["reuses"]),
-        None if data["large"] is None else kernel_from(data["large"]),
-        int(data["large_from"]),
+        None if data.get("large") is None else kernel_from(data["large"]),  # files of version 1 may lack both
+        int(data.get("large_from", 0)),
     )

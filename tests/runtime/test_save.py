@@ -178,6 +178,13 @@ def test_a_plan_is_the_same_after_a_round_trip(model: Executable) -> None:
     assert encode_plan.plan_json(again) == encode_plan.plan_json(model.plan)
 
 
+def test_a_plan_from_before_stores_around_the_caches(model: Executable) -> None:
+    data = json.loads(json.dumps(encode_plan.plan_json(model.plan)))
+    for step in (step for segment in data["segments"] for section in segment.get("sections", ()) for step in section["steps"]):
+        del step["large"], step["large_from"]
+    assert encode_plan.plan_from(data, model.constants()).segments[0] == model.plan.segments[0]
+
+
 def test_steps_are_all_saved() -> None:
     """A field that is added to a step must be added to its JSON form, too."""
     names = {"kernel", "operands", "writes", "label", "unit_rows", "alternative", "reuses", "large", "large_from"}
