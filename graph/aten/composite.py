@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
@@ -53,6 +54,22 @@ def difference(c: Call, x: Value, times: int, axis: int, before: Value | None, a
         x = b.sub(b.slice_(x, axis, 1, rest), b.slice_(x, axis, 0, rest))
     return x
 
+
+def _evaluates(node: Node) -> bool:
+    return not node.args[2]
+
+
+def _tiles(node: Node) -> bool:
+    """Windows that do not overlap; other convolutions are left to PyTorch in the form that decomposition gives them."""
+    weight, stride = node.args[1], node.args[3] if len(node.args) > 3 else [1]
+    kernel = list(weight.meta["val"].shape[2:]) if isinstance(weight, Node) else []
+    assert isinstance(stride, (list, tuple))
+    return all(isinstance(k, int) for k in kernel) and kernel == list(stride) * (len(kernel) // len(stride))
+
+
+CONDITIONS: dict[Any, Callable[[Node], bool]] = {
+    aten.dropout.default: _evaluates, aten.conv1d.default: _tiles, aten.conv2d.default: _tiles, aten.conv3d.default: _tiles,
+}
 
 ROWS: dict[Any, Row] = {
     aten.layer_norm.default: layer_norm,
