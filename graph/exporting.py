@@ -12,7 +12,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ..diagnostics.errors import InputError, SashikoError, Unsupported
-from .aten import COMPOSITES, TABLE, quantized
+from .aten import COMPOSITES, TABLE, composite, quantized
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
@@ -80,7 +80,7 @@ def _stays(node: torch.fx.Node) -> bool:
         return node.op in ("placeholder", "output")
     if not isinstance(op, torch._ops.OpOverload):
         return True  # arithmetic of sizes, elements of tuples
-    if op is torch.ops.aten.dropout.default and node.args[2]:
+    if op in composite.CONDITIONS and not composite.CONDITIONS[op](node):
         return False
     known = op in TABLE or op in COMPOSITES or str(op) in quantized.ROWS or op is torch.ops.aten._assert_tensor_metadata.default
     return known and not op._schema.is_mutable

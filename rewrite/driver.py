@@ -59,6 +59,10 @@ class Trace:
         """How often each rule applied."""
         return Counter(step.rule for step in self.steps)
 
+    def at_rest(self, graph: Graph) -> frozenset[int]:
+        """Identities of rules that are known to apply nowhere in this graph: those that left it so."""
+        return frozenset(id(rule) for left, rules in self.left if left is graph for rule in rules)
+
     def near_misses(self) -> tuple[NearMiss, ...]:
         """For each rule that never applied but comes near in what is left, why it does not; those that get furthest first."""
         fired = self.fired
@@ -94,9 +98,10 @@ def apply(graph: Graph, rules: RuleSet, trace: Trace | None = None) -> Graph:
 
     Raises InvalidGraph when a replacement has another type than what it replaces, and when the rules never come to rest.
     """
-    table = index(rules)
-    for _ in range(MAX_SWEEPS):
-        applied = _sweep(graph, table, trace)
+    at_rest = trace.at_rest(graph) if trace is not None else frozenset()
+    fresh, table = index(rule for rule in rules if id(rule) not in at_rest), index(rules)
+    for number in range(MAX_SWEEPS):
+        applied = _sweep(graph, table if number else fresh, trace)
         if not applied:
             if trace is not None:
                 trace.left.append((graph, rules))

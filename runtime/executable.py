@@ -27,6 +27,7 @@ from .inputs import PLAIN, Argument, bind, checked
 from .plan import InputTensor, NativeSegment, OutputTensor, Plan
 from .records import ShapeRecord, make_record
 from .results import Results, allocate
+from .runner import CHANGED
 from .segments import Values, last_uses, run_aten, take_inputs, untrusted
 from .timing import SectionTime, Stopwatch, fastest
 from .verify import verify
@@ -62,7 +63,7 @@ class Executable:
         self.plan = plan
         self.code = code
         self._runner = runner.Runner(code.runner)
-        self._run = self._runner.run
+        self._run, self._threads = self._runner.run, self._runner.threads
         self._libraries = [jit.load_object(data) for data in code.kernels]
         minimum = env.threads_min_work()
         self._machine = Machine(_addresses(plan, self._libraries), MIN_WORK if minimum is None else minimum)
@@ -145,8 +146,8 @@ class Executable:
         else:
             results = [allocate(output) for output in shape.outputs]
         pointers = inputs + [result.data_ptr() for result in results]
-        threads = torch.get_num_threads() if self._runner.threads else 1
-        failed = 0
+        threads = torch.get_num_threads() if self._threads else 1
+        failed = attempts = 0
         order = turns.TURNS
         order.take()
         try:
@@ -154,16 +155,17 @@ class Executable:
         except IndexError:
             context = Context()
         try:
-            for attempt in range(MAX_REFRESHES + 1):
+            while True:
                 used = constants or self._constants.current
-                watch = constants is None and attempt < MAX_REFRESHES
+                watch = constants is None and attempts < MAX_REFRESHES
+                attempts += 1
                 if watch and used.in_python and self._constants.changed_in_python(used):
                     self._refresh(used)
                     continue
                 frame = context.frame(record, at, segment, self._machine, used, threads, watch)
                 frame.bind(pointers)
                 failed = self._run(frame.address) if stopwatch is None else stopwatch.run(self._run, frame, segment)
-                if failed != runner.CHANGED:
+                if failed != CHANGED:
                     break
                 self._refresh(used)
         finally:

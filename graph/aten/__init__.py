@@ -14,4 +14,4 @@ TABLE: dict[Any, Row] = {
 # Of operations that are decomposed with the rest where a program is.
 COMPOSITES: dict[Any, Row] = composite.ROWS
 
-__all__ = ["COMPOSITES", "TABLE", "Call", "Row", "SymScalar", "quantized"]
+__all__ = ["COMPOSITES", "TABLE", "Call", "Row", "SymScalar", "composite", "quantized"]

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
@@ -51,6 +52,13 @@ def difference(c: Call, x: Value, times: int, axis: int, before: Value | None, a
         x = b.sub(b.slice_(x, axis, 1, rest), b.slice_(x, axis, 0, rest))
     return x
 
+
+def _evaluates(node: Node) -> bool:
+    return not node.args[2]
+
+
+# What else must hold of a node for its row to do.
+CONDITIONS: dict[Any, Callable[[Node], bool]] = {aten.dropout.default: _evaluates}
 
 ROWS: dict[Any, Row] = {
     aten.layer_norm.default: layer_norm,

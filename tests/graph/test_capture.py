@@ -171,7 +171,6 @@ COMPOSITE: dict[str, tuple[Forward, tuple[torch.Tensor, ...]]] = {
     "dropout": (lambda m, x: F.dropout(x, 0.5, False) + 1, (torch.randn(3, 5),)),
     "patches": (lambda m, x, w: F.conv2d(x, w, None, 2), (torch.randn(1, 3, 4, 6), torch.randn(5, 3, 2, 2))),
     "patches of a line": (lambda m, x, w: F.conv1d(x, w, None, (2,)), (torch.randn(1, 3, 6), torch.randn(5, 3, 2))),
-    "convolution": (lambda m, x, w: F.conv2d(x, w, padding=1), (torch.randn(1, 3, 4, 6), torch.randn(5, 3, 3, 3))),
     "convolution without a batch": (lambda m, x, w: F.conv2d(x, w, None, 2), (torch.randn(3, 4, 6), torch.randn(5, 3, 2, 2))),
     "difference": (lambda m, x: torch.diff(x, 2, -2), (torch.randint(-9, 9, (3, 5, 4)),)),
     "difference with ends": (lambda m, x, y: torch.diff(x, prepend=y, append=y), (torch.randn(3, 5), torch.randn(3, 1))),
@@ -206,6 +205,8 @@ def test_what_writes_or_draws_is_decomposed() -> None:
     torch.testing.assert_close(run(capture(module(forward), (x,)), (x,)), forward(None, x), rtol=0, atol=0)
     drawn = capture(module(lambda self, x: F.dropout(x, 0.5, True)), (x,))
     assert not any(note.op == "aten.dropout.default" for note in drawn.leftovers)
+    moved = capture(module(lambda self, x, w: F.conv2d(x, w, padding=1)), (torch.randn(1, 3, 4, 6), torch.randn(5, 3, 3, 3)))
+    assert [note.op for note in moved.leftovers] == ["aten.convolution.default"]
 
 
 def test_training_mode_is_refused() -> None:

@@ -194,3 +194,20 @@ def test_symbolic_shapes() -> None:
 def test_unbound_attributes_need_a_function() -> None:
     with pytest.raises(InvalidGraph, match="nothing says what q is"):
         equation("permute{p}(x) -> permute{q}(x)")
+
+
+def test_rules_at_rest_are_not_tried_again() -> None:
+    """Rules that left a graph apply nowhere in it: the next run begins with the others, and tries all once something has changed."""
+    tried: list[str] = []
+
+    @rule("exp(x) -> exp(x)")
+    def refuses(m: Match) -> Value | Mismatch:
+        tried.append(m["x"].op)
+        return m.fail("never")
+
+    trace = Trace()
+    left = apply(graph(b.exp(b.neg(b.neg(X)))), (refuses,), trace)
+    assert apply(left, (refuses,), trace) is left
+    assert tried == ["neg"]
+    assert ops(apply(left, (refuses, NOT_NOT), trace)) == ["exp"]
+    assert tried == ["neg", "input"]
