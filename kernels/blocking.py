@@ -55,8 +55,9 @@ class Blocking:
         size = variant.micro.mr * variant.micro.nr * 4
         return size + _LINE if size % 4096 == 0 else size
 
-    def scratch_tiles_bytes(self, variant: Variant) -> int:
-        across = self.panel_block // variant.micro.panels
+    def scratch_tiles_bytes(self, variant: Variant, more: int = 0) -> int:
+        """Room for the tiles of a block. more: tiles of a group of panels that are narrower, beside those that fill it."""
+        across = self.panel_block // variant.micro.panels + more
         count = 2 if self.pieces == 1 else variant.rows // variant.micro.mr * across
         return count * self.turn_bytes(variant)
 

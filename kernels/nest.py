@@ -24,7 +24,6 @@ from .pieces import PieceReader
 from .spec import GemmSpec
 
 Panels = list[Val]
-EachTile = Callable[[Val, Val, Val, Panels], None]
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,9 @@ class _Block:
     piece: Val
 
 
+EachTile = Callable[[_Block, Val, Val, Val, Panels], None]
+
+
 class Body:
     """Writes void body(ptr slots, ptr lhs, ptr rhs, i64 row_base, i64 r0, i64 r1, i64 p0, i64 p1): one matrix of the batch.
 
@@ -60,7 +62,7 @@ class Body:
         self.panels = self.packing.panels(spec.n)
         self.rows_scratch = fn.alloca(max(blocking.packed_bytes(v) for v in blocking.variants))
         # Tiles take turns at distances that are no multiple of 4096, so that stores of one do not stall loads of the other.
-        self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v) for each in blocking.variants for v in (each, *self._narrow(each))))
+        self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v, len(self._narrow(v))) for v in blocking.variants))
         pieces = spec.lhs_pieces
         self.pieces = None if pieces is None else PieceReader(fn, slots, target, spec, pieces, blocking)
         self.unpacked = fn.alloca(blocking.unpacked_bytes) if blocking.unpacked_bytes else None
@@ -82,11 +84,12 @@ class Body:
             begin = end
 
     def _block(self, variant: Variant, row: Val, rows: Val) -> None:
-        for block in self._parts(self._lhs(variant, row, rows)):
-            if self.blocking.pieces == 1:
-                self._one_piece(block)
-            else:
-                self.fn.loop(block.begin, block.end, self.blocking.panel_block, [], partial(self._group, block))
+        block = self._lhs(variant, row, rows)
+        if self.blocking.pieces == 1:
+            for part in self._parts(block):
+                self._one_piece(part)
+        else:
+            self.fn.loop(self.p0, self.p1, self.blocking.panel_block, [], partial(self._group, block))
 
     def _narrow(self, variant: Variant) -> list[Variant]:
         """The variant for the panels that do not fill a tile of this one, if there are any and it can be narrower."""
@@ -172,17 +175,18 @@ class Body:
     def _group(self, block: _Block, first: Val, _: list[Val]) -> list[Val]:
         """All pieces of k for the panels from `first` on."""
         fn, pieces = self.fn, self.blocking.pieces
-        last = fn.smin(fn.add(first, i64(self.blocking.panel_block)), block.end)
+        last = fn.smin(fn.add(first, i64(self.blocking.panel_block)), self.p1)
 
-        def finish(p: Val, i: Val, out: Val, panels: Panels) -> None:
+        def start(part: _Block, p: Val, i: Val, out: Val, panels: Panels) -> None:
+            self._tile(part, self._first(part), self.rows_scratch, i, i64(0), out, p, panels)
+
+        def finish(part: _Block, p: Val, i: Val, out: Val, panels: Panels) -> None:
             del panels
-            self._finish(block, out, i, p)
+            self._finish(part, out, i, p)
 
         if pieces is None:
             # How many pieces there are is not known: a tile of no steps stores what the accumulators start with.
-            kind, none = self._first(block), i64(0)
-            start = partial(self._tile, block, kind, self.rows_scratch)
-            self._each(block, first, last, lambda p, i, out, b: start(i, none, out, p, b), lambda p: self._stored(block, p, none))
+            self._each(block, first, last, start, lambda part, p: self._stored(part, p, i64(0)))
             fn.loop(i64(0), self.k, self.blocking.k_block, [], lambda k0, _: self._piece(block, first, last, k0, Start.OUT))
             self._each(block, first, last, finish)
             return []
@@ -203,35 +207,42 @@ class Body:
         steps = self._steps(variant, count)
         skip = fn.mul(fn.udiv(k0, i64(self.packing.unit_k)), i64(self.packing.unit_bytes(micro.rhs)))
 
-        def act(p: Val, i: Val, out: Val, panels: Panels) -> None:
+        def act(part: _Block, p: Val, i: Val, out: Val, panels: Panels) -> None:
             if then is not None:
-                self._fetch(block, i, p)
-            self._tile(block, kind, a, i, steps, out, p, panels)
+                self._fetch(part, i, p)
+            self._tile(part, kind, a, i, steps, out, p, panels)
             if then is not None:
-                then(p, i, out, panels)
+                then(part, p, i, out, panels)
 
-        self._each(block, first, last, act, lambda p: self._panels(block, p, skip, count))
+        self._each(block, first, last, act, lambda part, p: self._panels(part, p, skip, count))
         return []
 
-    def _each(self, block: _Block, first: Val, last: Val, act: EachTile, panels: Callable[[Val], Panels] = lambda p: []) -> None:
-        """act(panel, row of the block, its tile in scratch, panels(panel)) for all tiles of a group of panels."""
-        fn, micro = self.fn, block.variant.micro
-        across = self.blocking.panel_block // micro.panels
+    def _each(
+        self, block: _Block, first: Val, last: Val, act: EachTile, panels: Callable[[_Block, Val], Panels] = lambda part, p: []
+    ) -> None:
+        """act(block of the tile's width, panel, row of the block, its tile in scratch, panels(that block, panel)) for all tiles of a
+        group of panels."""
+        fn, wide = self.fn, block.variant.micro.panels
+        parts = self._parts(block)
+        across = self.blocking.panel_block // wide + len(parts) - 1
         turn = self.blocking.turn_bytes(block.variant)
 
-        def panel(p: Val, _: list[Val]) -> list[Val]:
-            column = fn.udiv(fn.sub(p, first), i64(micro.panels))
-            operands = panels(p)
+        def panel(p: Val, _: list[Val], part: _Block) -> list[Val]:
+            # Rounded up: a narrower tile comes after one that may reach beyond its first panel.
+            column = fn.udiv(fn.add(fn.sub(p, first), i64(wide - 1)), i64(wide))
+            operands, mr = panels(part, p), part.variant.micro.mr
 
             def tile(i: Val, _: list[Val]) -> list[Val]:
-                number = fn.add(fn.mul(fn.udiv(i, i64(micro.mr)), i64(across)), column)
-                act(p, i, fn.gep(self.tiles, fn.mul(number, i64(turn))), operands)
+                number = fn.add(fn.mul(fn.udiv(i, i64(mr)), i64(across)), column)
+                act(part, p, i, fn.gep(self.tiles, fn.mul(number, i64(turn))), operands)
                 return []
 
-            fn.loop(i64(0), block.rows, micro.mr, [], tile)
+            fn.loop(i64(0), part.rows, mr, [], tile)
             return []
 
-        fn.loop(first, last, micro.panels, [], panel)
+        for part in parts:
+            begin, end = fn.smax(first, part.begin), fn.smin(last, part.end)
+            fn.loop(begin, end, part.variant.micro.panels, [], partial(panel, part=part))
 
     # -- panels -------------------------------------------------------------------------------------------------
     def _numbers(self, block: _Block, p: Val) -> list[Val]:
