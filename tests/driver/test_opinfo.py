@@ -16,7 +16,7 @@ SPREAD = (
     *("add", "where", "exp", "pow", "floor_divide", "nn.functional.gelu", "clamp", "isnan"),
     *("sum", "argmax", "std", "softmax", "nn.functional.layer_norm"),
     *("cat", "permute", "gather", "nn.functional.embedding", "nn.functional.pad"),
-    *("matmul", "nn.functional.linear", "bmm"),
+    *("matmul", "nn.functional.linear", "bmm", "nn.functional.conv2d", "nn.functional.avg_pool2d"),
     *("sort", "linalg.inv"),
 )
 LEFT = {"sort", "linalg.inv"}
