@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="the first shape of each model, short turns, no second compilation")
     add("--json", type=Path, metavar="F", help="write the run to this file")
     add("--plot", type=Path, metavar="F.png", help="draw the run into this file (needs matplotlib)")
-    add("--from", type=Path, metavar="F", dest="saved", help="show, draw or compare a saved run instead of measuring one")
+    add("--from", type=Path, metavar="F", nargs="+", dest="saved", help="show, draw or compare saved runs of one machine, measure nothing")
     add("--against", type=Path, metavar="OLD", help="compare with a saved run; the exit status is 1 when something got slower")
 
 
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         _list(console)
         return 0
     old = record.load(options.against) if options.against else None
-    found = record.load(options.saved) if options.saved else measured(options)
+    found = record.together([record.load(path) for path in options.saved]) if options.saved else measured(options)
     if options.json:
         options.json.write_text(record.to_json(found), encoding="utf-8")
     show.show(found, console)

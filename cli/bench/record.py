@@ -7,12 +7,12 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...diagnostics.errors import ArtifactError
+from ...diagnostics.errors import ArtifactError, InputError
 from .frameworks import OURS, YARDSTICK
 from .timing import Timing
 
@@ -164,6 +164,15 @@ def load(path: Path) -> Run:
         return from_json(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ArtifactError(f"cannot be read: {error.strerror}", str(path)) from error
+
+
+def together(runs: Sequence[Run]) -> Run:
+    """Several runs as one, with the machine, versions and peaks of the first. InputError when they are of different machines."""
+    first = runs[0]
+    for run in runs[1:]:
+        if (run.machine.cpu, run.machine.features) != (first.machine.cpu, first.machine.features):
+            raise InputError(f"one run is of {first.machine.cpu}, another of {run.machine.cpu}", "bench --from", "give runs of one machine")
+    return dataclasses.replace(first, command="; ".join(run.command for run in runs), rows=tuple(row for run in runs for row in run.rows))
 
 
 def _rounded(value: Any) -> Any:

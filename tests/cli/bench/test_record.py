@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sashiko.cli.bench import record
-from sashiko.diagnostics.errors import ArtifactError
-from tests.cli.bench.runs import EAGER, ours, row, run
+from sashiko.diagnostics.errors import ArtifactError, InputError
+from tests.cli.bench.runs import EAGER, MACHINE, ours, row, run
 
 RUN = run(
     row("eager", "fp32", EAGER, limit_ms=1.0, limited_by="fp32 products", cold_s=0.1, error=0.0, peak_mib=400.5),
@@ -71,3 +71,13 @@ def test_this_machine_and_its_versions() -> None:
     machine = record.this_machine()
     assert machine.cores >= 1 and machine.l1d > 0 and machine.features
     assert {"sashiko", "torch", "llvmlite"} <= dict(record.versions()).keys()
+
+
+def test_runs_of_one_machine_are_put_together() -> None:
+    other = dataclasses.replace(RUN, command="sashiko bench --models b", rows=(row("eager", "fp32", EAGER, model="b"),))
+    both = record.together([RUN, other])
+    assert both.rows == (*RUN.rows, *other.rows)
+    assert both.command == f"{RUN.command}; {other.command}"
+    foreign = dataclasses.replace(other, machine=dataclasses.replace(MACHINE, cpu="Other CPU"))
+    with pytest.raises(InputError, match="Other CPU"):
+        record.together([RUN, foreign])
