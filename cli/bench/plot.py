@@ -45,7 +45,10 @@ def draw(run: Run, path: Path) -> None:
     axes.set_ylabel("times as fast as PyTorch eager fp32")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, ncols=3, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0))
-    figure.text(0.99, 0.0, run.machine.cpu, fontsize=7, color="#808080", ha="right", va="top")
+    at, below = (1.0, 0.0), (0.0, -34.0)
+    axes.annotate(
+        run.machine.cpu, at, below, "axes fraction", "offset points", fontsize=7, color="#808080", ha="right", va="top"
+    )
     figure.savefig(path, bbox_inches="tight")
     pyplot.close(figure)
 
