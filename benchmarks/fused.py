@@ -1,6 +1,6 @@
 """Memory-bound chains of operations: bytes per second beside a plain copy, and time beside Inductor.
 
-    python -P benchmarks/fused.py [--only layer_norm,softmax,...] [--levels L2,memory] [--vs inductor|none] [--json F]
+    python -P benchmarks/fused.py [--only LayerNorm,softmax,...] [--levels L2,memory] [--vs inductor|none] [--json F]
 
 Bytes are those of inputs and results, moved once. The copy is a plain loop over as many bytes (`sashiko doctor --peaks`). Results are new
 tensors in each call, as users get them. One pinned core; candidates take turns; operands are random.

@@ -88,7 +88,6 @@ def _output(kind: TensorType, numbers: Numbers) -> OutputShape:
     return OutputShape(shape, strides, kind.dtype.torch, prod(shape) * kind.dtype.bytes)
 
 
-
 def lives(segment: NativeSegment, numbers: Numbers) -> dict[int, Life]:
     """Size and life of each arena buffer that is used, by buffer number; `inherits` counts in the order of this dict.
 
