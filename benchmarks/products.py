@@ -18,11 +18,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
-import sashiko
 from sashiko.cli.bench.cases import parse_shape
 from sashiko.cli.bench.record import this_machine, versions
+from sashiko.cli.bench.sections import product
 from sashiko.cli.bench.timing import pin
 from sashiko.kernels.peaks import measure_kind
 from sashiko.platforms.catalogue import CATALOGUE
@@ -30,7 +29,6 @@ from sashiko.platforms.host import host
 from sashiko.platforms.target import Target
 
 SHAPES = "512x256x256,512x1024x256,512x256x1024,64x768x768,256x768x768,512x768x768,512x1024x1024,512x768x3072"
-OPERATIONS = {"fp32": "linear", "bf16": "linear", "int8": "int_linear"}
 REPEAT = 60
 
 
@@ -58,16 +56,10 @@ def measure(name: str, target: Target, kind: str, shape: tuple[int, ...], peak: 
     """Times the product's section of a compiled linear layer."""
     m, n, k = shape
     torch.manual_seed(0)
-    layer, x = nn.Linear(k, n).eval(), torch.randn(m, k)
-    source: nn.Module = layer
-    if kind == "int8":
-        source = sashiko.quantize(layer, [(x,)], preset="int8-static", progress=False)
-    compiled = sashiko.compile(source, (x,), precision="bf16" if kind == "bf16" else "fp32", target=target)
-    compiled(x)
-    [seconds] = [s.seconds for s in compiled.times(x, repeat=REPEAT) if s.label.split(" + ")[0] == OPERATIONS[kind]]
-    [kernel] = [n.kernel for notes in compiled.built.notes if isinstance(notes, tuple) for n in notes if n.ops[0] == OPERATIONS[kind]]
+    section = product(kind, shape, target)
+    seconds = section.seconds(REPEAT)
     giga = 2 * m * n * k / seconds / 1e9
-    return Product(name, kind, "x".join(map(str, shape)), kernel, seconds * 1e6, giga, giga / peak)
+    return Product(name, kind, "x".join(map(str, shape)), section.kernel, seconds * 1e6, giga, giga / peak)
 
 
 def table(found: Sequence[Product]) -> Table:

@@ -26,11 +26,10 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-import sashiko
 from sashiko.cli.bench.record import this_machine, versions
+from sashiko.cli.bench.sections import product
 from sashiko.cli.bench.timing import pin
 
-OPERATIONS = {"fp32": "linear", "bf16": "linear", "int8": "int_linear"}
 ROUNDS, SECONDS = 5, 0.01
 LEAST = (1, 32, 32)
 SLOWER = 1.05  # a library is faster when ours takes more than this times its time
@@ -83,23 +82,6 @@ def _onednn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> dict[str, Call
     return {"oneDNN packed": partial(torch.ops.mkldnn._linear_pointwise, x, packed, b, "none", [], "")}
 
 
-def our_section(kind: str, shape: Shape) -> tuple[str, Callable[[int], float]]:
-    """The name of our kernel, and what gives the shortest time of its section in so many runs."""
-    m, n, k = shape
-    layer, x = nn.Linear(k, n).eval(), torch.randn(m, k)
-    source: nn.Module = layer
-    if kind == "int8":
-        source = sashiko.quantize(layer, [(x,)], preset="int8-static", progress=False)
-    compiled = sashiko.compile(source, (x,), precision="bf16" if kind == "bf16" else "fp32")
-    compiled(x)
-
-    def seconds(repeat: int) -> float:
-        return min(s.seconds for s in compiled.times(x, repeat=repeat) if s.label.split(" + ")[0] == OPERATIONS[kind])
-
-    [kernel] = [n.kernel for notes in compiled.built.notes if isinstance(notes, tuple) for n in notes if n.ops[0] == OPERATIONS[kind]]
-    return kernel, seconds
-
-
 def shortest(call: Call, repeat: int) -> float:
     """Seconds of the fastest of `repeat` calls."""
     best = float("inf")
@@ -112,20 +94,20 @@ def shortest(call: Call, repeat: int) -> float:
 
 def compare(kind: str, shape: Shape, overheads: dict[str, float]) -> Row:
     """Times both sides of one shape. overheads: seconds of a call of each that hardly computes anything, ours by the name ""."""
-    kernel, seconds = our_section(kind, shape)
+    section = product(kind, shape)
     calls = vendor_calls(kind, shape)
-    once = seconds(2)
+    once = section.seconds(2)
     repeat = max(2, min(200, int(SECONDS / once)))
     for call in calls.values():
         call()
     ours, theirs = [], {name: [] for name in calls}
     for _ in range(ROUNDS):
-        ours.append(seconds(repeat))
+        ours.append(section.seconds(repeat))
         for name, call in calls.items():
             theirs[name].append(shortest(call, repeat))
     net = {name: max(min(times) - overheads[name], 1e-7) for name, times in theirs.items()}
     vendor = min(net, key=net.__getitem__)
-    return Row(kind, shape, kernel, max(min(ours) - overheads[""], 1e-7) * 1e6, vendor, net[vendor] * 1e6)
+    return Row(kind, shape, section.kernel, max(min(ours) - overheads[""], 1e-7) * 1e6, vendor, net[vendor] * 1e6)
 
 
 def measure(kind: str, shapes: Sequence[Shape], console: Console) -> list[Row]:
@@ -134,7 +116,7 @@ def measure(kind: str, shapes: Sequence[Shape], console: Console) -> list[Row]:
     except (AttributeError, RuntimeError) as error:  # no such operation in this build, or not on this processor
         console.print(f"{kind}: nothing to compare with: {str(error).splitlines()[0]}")
         return []
-    overheads[""] = our_section(kind, LEAST)[1](2000)
+    overheads[""] = product(kind, LEAST).seconds(2000)
     return [compare(kind, shape, overheads) for shape in track(shapes, kind, console=console)]
 
 
