@@ -30,6 +30,7 @@ def product(kind: str, shape: tuple[int, ...], target: Target | None = None) -> 
     source: nn.Module = quantize(layer, [(x,)], preset="int8-static", progress=False) if kind == "int8" else layer
     compiled = compiled_by(source, (x,), precision="bf16" if kind == "bf16" else "fp32", target=target)
     compiled(x)
+    assert compiled.built is not None, "not from a file"
     notes = [note for segment in compiled.built.notes if isinstance(segment, tuple) for note in segment]
     [kernel] = [note.kernel for note in notes if note.ops[0] == OPERATIONS[kind]]
 

@@ -283,3 +283,21 @@ def test_arguments_that_are_parameters_or_subclasses() -> None:
     compiled = sashiko.compile(model, (torch.randn(3, 32),))
     x = nn.Parameter(torch.randn(3, 32))
     assert_close(compiled(x), model(x).detach())
+
+
+class OwnResidual(nn.Module):
+    """h + b(h), where the sum may not take the place of h: the product still reads all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(96, 96) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.a(x))
+        result: torch.Tensor = self.c(h + self.b(h))
+        return result
+
+
+def test_a_residual_that_is_also_multiplied_is_not_written_over() -> None:
+    model, x = OwnResidual().eval(), torch.randn(40, 96)
+    assert_close(sashiko.compile(model, (x,))(x), model(x).detach(), rtol=1e-4, atol=1e-5)
