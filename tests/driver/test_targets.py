@@ -98,7 +98,7 @@ def inputs(model: nn.Module) -> tuple[torch.Tensor, ...]:
 def amx(monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
     """This machine with AMX, its own or emulated."""
     machine = detection.host()
-    if not AMX <= machine.features:
+    if not machine.features >= AMX:
         if not machine.has("avx512_vnni", "avx512bw"):
             pytest.skip("this machine lacks avx512_vnni, which code for AMX uses beside the tiles")
         machine = replace(machine, features=machine.features | AMX)
