@@ -6,7 +6,7 @@ A class says how to start, advance and finish a tile of mr rows and `panels` col
 
 which reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as
 [nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `next` is the way in bytes from
-panels to those that will follow. `sums` is there only when it starts from them.
+panels to those that will follow. `sums` is there only when it starts from them. A tile that `overlaps` has further arguments: `Pending`.
 """
 
 from __future__ import annotations
@@ -63,6 +63,33 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Pending:
+    """The epilogue of a finished tile that is still to be done: the function, its arguments, and how many rows of it to do at a time.
+
+    args: ptr slots, ptr tile, i64 row, i64 rows, i64 col, i64 cols; see `gemm.py`.
+    """
+
+    epilogue: str
+    args: list[Val]
+    share: Val
+
+    def emit(self, fn: Function, first: Val, count: Val, pitch: int) -> None:
+        """Rows [first, first + count) of it, as far as there are any. pitch: columns of a row of the tile."""
+        slots, tile, row, rows, col, cols = self.args
+        count = fn.smin(count, fn.sub(rows, first))
+
+        def some() -> list[Val]:
+            at = fn.gep(tile, fn.mul(first, i64(4 * pitch)))
+            fn.call(self.epilogue, VOID, [slots, at, fn.add(row, first), count, col, cols])
+            return []
+
+        fn.branch(fn.icmp("sgt", count, i64(0)), some)
+
+
+PENDING = (PTR, PTR, I64, I64, I64, I64, I64)  # the types of its arguments and its share
+
+
+@dataclass(frozen=True)
 class MicroKernel(ABC):
     """One register tile: mr rows by panels * packing.nr columns. lhs, rhs: types of the operands as the user has them."""
 
@@ -73,6 +100,8 @@ class MicroKernel(ABC):
     rhs: DType
 
     isa = ""
+    # Whether the epilogue of the tile before is done between the steps of a tile.
+    overlaps = False
 
     @property
     def acc(self) -> DType:
@@ -178,21 +207,38 @@ class MicroKernel(ABC):
         del fn
 
 
-def emit_tile(module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, lhs_streams: bool) -> str:
-    """Adds the function of one tile and returns its name. a_pitch: bytes from row to row of the lhs where that is known."""
+def emit_tile(
+    module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, lhs_streams: bool, epilogue: str | None = None
+) -> str:
+    """Adds the function of one tile and returns its name.
+
+    a_pitch: bytes from row to row of the lhs where that is known. epilogue: of the tile before, to be done between the steps.
+    """
     name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (".stream" if lhs_streams else "")
     name += f".groups{micro.packing.group}" if micro.packing.group else ""
+    name += f".with.{epilogue}" if epilogue else ""
     if name in module.functions:
         return name
     panels = micro.panels * micro.unpacked_panels
     extra = panels * (2 if kind is Start.SUMS else 1)
-    fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra], internal=True)
+    fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra, *(PENDING if epilogue else ())], internal=True)
     a, pitch, out, steps, following = fn.args[:5]
-    b, sums = fn.args[5 : 5 + panels], fn.args[5 + panels :]
+    b, sums, rest = fn.args[5 : 5 + panels], fn.args[5 + panels : 5 + extra], fn.args[5 + extra :]
+    pending = Pending(epilogue, rest[:-1], rest[-1]) if epilogue else None
     tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, lhs_streams)
     accumulators = micro.start(fn, tile, kind)
-    accumulators = fn.loop(i64(0), steps, 1, accumulators, lambda index, values: micro.step(fn, tile, index, values))
+
+    def step(index: Val, values: list[Val]) -> list[Val]:
+        values = micro.step(fn, tile, index, values)
+        if pending is not None:
+            pending.emit(fn, fn.mul(index, pending.share), pending.share, out_pitch)
+        return values
+
+    accumulators = fn.loop(i64(0), steps, 1, accumulators, step)
     micro.finish(fn, tile, accumulators)
+    if pending is not None:  # there may be fewer steps than shares, or none
+        done = fn.smin(fn.mul(steps, pending.share), pending.args[3])
+        pending.emit(fn, done, pending.args[3], out_pitch)
     fn.ret()
     fn.finish()
     return name

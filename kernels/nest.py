@@ -6,6 +6,8 @@
             for pieces of k:                    the rows of a tile stay in L1 while the panels of a group pass
                 for panels of the group:    write them out, where a tile does not read them as they are stored
                     for tiles of the block:     tile function into scratch; with the last piece: epilogue
+
+Where tiles overlap, the epilogue of one is done between the steps of the next: loops carry what is pending (see `_later`).
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ from ..cpu_codegen.builder import VOID, Function, Val, i64
 from ..cpu_codegen.slots import Slots
 from ..platforms.target import Target
 from .blocking import Blocking, Variant
-from .micro import Start, emit_tile
+from .micro import Pending, Start, emit_tile
 from .pack_lhs import emit_pack_lhs
 from .pieces import PieceReader
 from .spec import GemmSpec
 
 Panels = list[Val]
+State = list[Val]  # the arguments of the epilogue that is pending, after the slots; empty where tiles do not overlap
+
+_SHARE = 4  # rows of a pending epilogue at a time, at least: a call of it loads its constants
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class _Block:
     piece: Val
 
 
-EachTile = Callable[[_Block, Val, Val, Val, Panels], None]
+EachTile = Callable[[_Block, Val, Val, Val, Panels, State], State]
 
 
 class Body:
@@ -156,16 +161,16 @@ class Body:
         def panel(p: Val, at: list[Val]) -> list[Val]:
             panels = self._panels(block, p, i64(0), self.k)
 
-            def tile(i: Val, at: list[Val]) -> list[Val]:
-                out = fn.gep(self.tiles, at[0])
+            def tile(i: Val, state: list[Val]) -> list[Val]:
+                out = fn.gep(self.tiles, state[0])
                 self._fetch(block, i, p)
-                self._tile(block, self._first(block), block.a, i, steps, out, p, panels)
-                self._finish(block, out, i, p)
-                return [fn.sub(i64(turn), at[0])]
+                self._tile(block, self._first(block), block.a, i, steps, out, p, panels, state[1:])
+                return [fn.sub(i64(turn), state[0]), *self._later(block, out, i, p)]
 
             return fn.loop(i64(0), block.rows, micro.mr, at, tile)
 
-        fn.loop(block.begin, block.end, micro.panels, [i64(0)], panel)
+        _, *state = fn.loop(block.begin, block.end, micro.panels, [i64(0), *self._nothing(block)], panel)
+        self._catch_up(state)
 
     @staticmethod
     def _first(block: _Block) -> Start:
@@ -177,12 +182,14 @@ class Body:
         fn, pieces = self.fn, self.blocking.pieces
         last = fn.smin(fn.add(first, i64(self.blocking.panel_block)), self.p1)
 
-        def start(part: _Block, p: Val, i: Val, out: Val, panels: Panels) -> None:
+        def start(part: _Block, p: Val, i: Val, out: Val, panels: Panels, _: State) -> State:
             self._tile(part, self._first(part), self.rows_scratch, i, i64(0), out, p, panels)
+            return []
 
-        def finish(part: _Block, p: Val, i: Val, out: Val, panels: Panels) -> None:
+        def finish(part: _Block, p: Val, i: Val, out: Val, panels: Panels, _: State) -> State:
             del panels
             self._finish(part, out, i, p)
+            return []
 
         if pieces is None:
             # How many pieces there are is not known: a tile of no steps stores what the accumulators start with.
@@ -193,10 +200,10 @@ class Body:
         end = i64((pieces - 1) * self.blocking.k_block)
         self._piece(block, first, last, i64(0), self._first(block))
         fn.loop(i64(self.blocking.k_block), end, self.blocking.k_block, [], lambda k0, _: self._piece(block, first, last, k0, Start.OUT))
-        self._piece(block, first, last, end, Start.OUT, finish)
+        self._piece(block, first, last, end, Start.OUT, finishes=True)
         return []
 
-    def _piece(self, block: _Block, first: Val, last: Val, k0: Val, kind: Start, then: EachTile | None = None) -> list[Val]:
+    def _piece(self, block: _Block, first: Val, last: Val, k0: Val, kind: Start, finishes: bool = False) -> list[Val]:
         fn, variant, micro = self.fn, block.variant, block.variant.micro
         count = self._count(k0)
         if self.blocking.pack_late(variant):
@@ -207,42 +214,41 @@ class Body:
         steps = self._steps(variant, count)
         skip = fn.mul(fn.udiv(k0, i64(self.packing.unit_k)), i64(self.packing.unit_bytes(micro.rhs)))
 
-        def act(part: _Block, p: Val, i: Val, out: Val, panels: Panels) -> None:
-            if then is not None:
+        def act(part: _Block, p: Val, i: Val, out: Val, panels: Panels, state: State) -> State:
+            if finishes:
                 self._fetch(part, i, p)
-            self._tile(part, kind, a, i, steps, out, p, panels)
-            if then is not None:
-                then(part, p, i, out, panels)
+            self._tile(part, kind, a, i, steps, out, p, panels, state)
+            return self._later(part, out, i, p) if finishes else []
 
-        self._each(block, first, last, act, lambda part, p: self._panels(part, p, skip, count))
+        state = self._nothing(block) if finishes else []
+        self._catch_up(self._each(block, first, last, act, lambda part, p: self._panels(part, p, skip, count), state))
         return []
 
     def _each(
-        self, block: _Block, first: Val, last: Val, act: EachTile, panels: Callable[[_Block, Val], Panels] = lambda part, p: []
-    ) -> None:
-        """act(block of the tile's width, panel, row of the block, its tile in scratch, panels(that block, panel)) for all tiles of a
-        group of panels."""
+        self, block: _Block, first: Val, last: Val, act: EachTile, panels: Callable[[_Block, Val], Panels] = lambda part, p: [],
+        state: Sequence[Val] = (),
+    ) -> State:
+        """state = act(block of the tile's width, panel, row in it, its tile in scratch, panels(that block, panel), state) for a group."""
         fn, wide = self.fn, block.variant.micro.panels
         parts = self._parts(block)
         across = self.blocking.panel_block // wide + len(parts) - 1
         turn = self.blocking.turn_bytes(block.variant)
 
-        def panel(p: Val, _: list[Val], part: _Block) -> list[Val]:
+        def panel(p: Val, state: State, part: _Block) -> State:
             # Rounded up: a narrower tile comes after one that may reach beyond its first panel.
             column = fn.udiv(fn.add(fn.sub(p, first), i64(wide - 1)), i64(wide))
             operands, mr = panels(part, p), part.variant.micro.mr
 
-            def tile(i: Val, _: list[Val]) -> list[Val]:
+            def tile(i: Val, state: State) -> State:
                 number = fn.add(fn.mul(fn.udiv(i, i64(mr)), i64(across)), column)
-                act(part, p, i, fn.gep(self.tiles, fn.mul(number, i64(turn))), operands)
-                return []
+                return act(part, p, i, fn.gep(self.tiles, fn.mul(number, i64(turn))), operands, state)
 
-            fn.loop(i64(0), part.rows, mr, [], tile)
-            return []
+            return fn.loop(i64(0), part.rows, mr, state, tile)
 
         for part in parts:
             begin, end = fn.smax(first, part.begin), fn.smin(last, part.end)
-            fn.loop(begin, end, part.variant.micro.panels, [], partial(panel, part=part))
+            state = fn.loop(begin, end, part.variant.micro.panels, state, partial(panel, part=part))
+        return list(state)
 
     # -- panels -------------------------------------------------------------------------------------------------
     def _numbers(self, block: _Block, p: Val) -> list[Val]:
@@ -270,7 +276,9 @@ class Body:
         return places
 
     # -- tiles --------------------------------------------------------------------------------------------------
-    def _tile(self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, panels: Panels) -> None:
+    def _tile(
+        self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, panels: Panels, state: Sequence[Val] = ()
+    ) -> None:
         """Calls the function of a tile: rows from i on of the piece at a; panels: where panels p, p + 1, ... are."""
         fn, slots, spec, variant, micro = self.fn, self.slots, self.spec, block.variant, block.variant.micro
         if micro.layout.group:
@@ -284,8 +292,13 @@ class Body:
             sums = fn.gep(self.rhs, slots.dim(self.packing.sums_offset(spec.n, spec.k, spec.rhs)))
             pointers += [fn.gep(sums, number, scale=4 * self.packing.nr) for number in self._numbers(block, p)]
         known = None if variant.direct else variant.pitch
-        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, known, variant.rows > micro.mr)
-        fn.call(name, VOID, [rows, block.pitch, out, steps, fn.mul(panel_bytes, i64(micro.panels)), *pointers])
+        epilogue = f"{self.name}.epilogue" if state else None
+        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, known, variant.rows > micro.mr, epilogue)
+        pending: list[Val] = []
+        if state:
+            share = fn.udiv(fn.add(steps, i64(micro.mr - 1)), fn.smax(steps, i64(1)))
+            pending = [fn.args[0], *state, fn.smax(share, i64(_SHARE))]
+        fn.call(name, VOID, [rows, block.pitch, out, steps, fn.mul(panel_bytes, i64(micro.panels)), *pointers, *pending])
 
     def _fetch(self, block: _Block, i: Val, p: Val) -> None:
         """Asks for what the epilogue of a tile will read and write."""
@@ -296,14 +309,38 @@ class Body:
             rows = fn.smin(i64(micro.mr), fn.sub(block.rows, i))
             fn.call(name, VOID, [fn.args[0], row, rows, fn.mul(p, i64(self.packing.nr))])
 
-    def _finish(self, block: _Block, out: Val, i: Val, p: Val) -> None:
-        """The epilogue of a finished tile, over its valid rows and those columns that are this call's, block by block."""
-        fn, micro, width = self.fn, block.variant.micro, self.blocking.out_pitch
+    def _nothing(self, block: _Block) -> State:
+        """The state in which no epilogue is pending."""
+        micro = block.variant.micro
+        overlaps = micro.overlaps and micro.nr == self.blocking.out_pitch
+        return [self.tiles, *[i64(0)] * 4] if overlaps else []
+
+    def _later(self, block: _Block, out: Val, i: Val, p: Val) -> State:
+        """The state in which the epilogue of a finished tile is pending; where tiles do not overlap it is done now."""
+        if not self._nothing(block):
+            self._finish(block, out, i, p)
+            return []
+        row, rows, first, end = self._valid(block, i, p)
+        return [out, row, rows, first, self.fn.sub(end, first)]
+
+    def _catch_up(self, state: State) -> None:
+        """What is still pending."""
+        if state:
+            pending = Pending(f"{self.name}.epilogue", [self.fn.args[0], *state], i64(0))
+            pending.emit(self.fn, i64(0), state[2], self.blocking.out_pitch)
+
+    def _valid(self, block: _Block, i: Val, p: Val) -> tuple[Val, Val, Val, Val]:
+        """First row of a tile in the result, number of rows, first column and end of those columns that are this call's."""
+        fn, micro = self.fn, block.variant.micro
         first = fn.mul(p, i64(self.packing.nr))
         end = fn.smin(self.slots.dim(self.spec.n), fn.mul(block.end, i64(self.packing.nr)))
         end = fn.smin(end, fn.add(first, i64(micro.nr)))
-        result_row = fn.add(self.row_base, fn.add(block.row, i))
-        rows = fn.smin(i64(micro.mr), fn.sub(block.rows, i))
+        return fn.add(self.row_base, fn.add(block.row, i)), fn.smin(i64(micro.mr), fn.sub(block.rows, i)), first, end
+
+    def _finish(self, block: _Block, out: Val, i: Val, p: Val) -> None:
+        """The epilogue of a finished tile, over its valid rows and columns, block by block."""
+        fn, micro, width = self.fn, block.variant.micro, self.blocking.out_pitch
+        result_row, rows, first, end = self._valid(block, i, p)
 
         def columns(col: Val, at: list[Val]) -> list[Val]:
             cols = fn.smin(i64(width), fn.sub(end, col))
