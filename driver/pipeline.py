@@ -13,6 +13,7 @@ from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
 from ..rewrite.rules.permutes import sink_permutes
 from ..rewrite.rules.precision import lower_precision
 from ..rewrite.rules.short import shorten
+from ..rewrite.rules.tables import tabulate
 from ..stitch.expand import expand_contractions, expand_unsupported
 from .contractions import has_kernel
 
@@ -49,6 +50,7 @@ def passes(
         *((Pass("precision", narrowed),) if narrow else ()),
         Pass("unsupported", lambda graph: expand_unsupported(graph, has_kernel)),
         Pass("contractions", expand_contractions),
+        *((Pass("tables", lambda graph: tabulate(graph, target.lookup_entries)),) if target.lookup_entries else ()),
         Pass("short", shorten),
         Pass("fold", canonical),
         Pass("share", cse),
