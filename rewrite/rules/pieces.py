@@ -68,7 +68,7 @@ class _Interval:
 
 def _probes() -> torch.Tensor:
     """Numbers of all sizes, f64."""
-    sizes = torch.cat([torch.exp2(torch.arange(-24, 128, 1 / 8, dtype=torch.float64)), torch.tensor([_LARGEST], dtype=torch.float64)])
+    sizes = torch.cat([torch.exp2(torch.arange(-24, 128, 1 / 4, dtype=torch.float64)), torch.tensor([_LARGEST], dtype=torch.float64)])
     return torch.cat([-sizes.flip(0), torch.zeros(1, dtype=torch.float64), sizes])
 
 
