@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from sashiko.cpu_codegen import lookup
+from sashiko.cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, i64
+from sashiko.cpu_codegen.slots import Slots
 from sashiko.graph.types import f32
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis, hoist_numbers
 from sashiko.stitch.lower import MAGIC
@@ -33,3 +37,27 @@ def test_the_low_bits_choose(runner: Runner) -> None:
     *_, vectors, scalars = run(runner, LoopKernel("tables", body, ROWS, SIZE, None, params), tensors)
     same(vectors, numbers[each.long() % entries])
     same(scalars, numbers[one.long() % entries])
+
+
+@pytest.mark.parametrize("runner", runners(needs=("avx2",)))
+@pytest.mark.parametrize("lanes", [0, 2, 4, 8])
+def test_vectors_that_do_not_fill_a_register(runner: Runner, lanes: int) -> None:
+    entries, width = runner.target.lookup_entries, runner.target.lanes(32)
+    module = Module()
+    fn = Function(module, "narrow", VOID, [PTR, I64, I64])
+    slots = Slots(fn)
+    source, numbers, result = (slots.buffer(n) for n in range(3))
+    table = [fn.load(F32.vec(width), fn.gep(numbers, i64(at), F32)) for at in range(0, entries, width)]
+
+    def body(i: Val, _: list[Val]) -> list[Val]:
+        x = fn.load(F32.vec(lanes), fn.gep(source, i, F32))
+        fn.store(lookup.emit(fn, runner.target, table, x), fn.gep(result, i, F32))
+        return []
+
+    fn.loop(fn.args[1], fn.args[2], max(1, lanes), [], body)
+    fn.ret()
+    fn.finish()
+    each = np.random.default_rng(0).integers(-entries, entries, 64)
+    held = np.random.default_rng(1).standard_normal(entries).astype(np.float32)
+    *_, got = runner.run(module.text(), "narrow", [(MAGIC + each).astype(np.float32), held, np.zeros(64, np.float32)], end=64)
+    np.testing.assert_array_equal(got, held[each % entries])
