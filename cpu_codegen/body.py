@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from ..diagnostics.errors import InvalidGraph
 from ..platforms.target import Target
 from ..stitch.loops import Body, Node
-from . import convert, elementwise, rounding
+from . import convert, elementwise, lookup, rounding
 from .addresses import Addresses
 from .builder import I32, Function, Val, const
 from .division import any_lane
@@ -168,6 +168,9 @@ class BodyEmitter:
                 return self._cast(n, lanes, point)
             case "bitcast":
                 return convert.bitcast(self.fn, self.operand(node.args[0], lanes, point), node.dtype)
+            case "lookup":
+                table = self.slots.table(int(node.value), node.count, self.target.lanes(32))
+                return lookup.emit(self.fn, self.target, table, self.operand(node.args[0], lanes, point))
             case "check":
                 self._check(self.operand(node.args[0], lanes, point), point)
                 return const(I32, 0)

@@ -10,7 +10,7 @@ That is what quantization looks like. Clamping first is the same, since rounding
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import frexp
 
 from ..graph.types import DType, f32, f64
@@ -19,14 +19,25 @@ from ..stitch.loops import Body, Node
 from . import convert, elementwise
 from .builder import Function, Val, const
 
+_EXTREMES = {"gt": "maximum", "lt": "minimum"}
+
 
 @dataclass(frozen=True)
 class Chain:
-    """Clamp node by (op, bound) in this order, round it to an integer, add `zero`."""
+    """Clamp node by these in this order, round it to an integer, add `zero`."""
 
     node: int
-    clamps: tuple[tuple[str, float], ...]
+    clamps: tuple[Clamp, ...]
     zero: int
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """op: maximum or minimum. takes_nan: whether NaN becomes the bound."""
+
+    op: str
+    bound: int
+    takes_nan: bool
 
 
 def never_nan(nodes: Sequence[Node], n: int) -> bool:
@@ -50,13 +61,10 @@ def rounded_chain(nodes: Sequence[Node], cast: Node) -> Chain | None:
     n = cast.args[0]
     if cast.dtype.kind not in ("int", "uint") or nodes[n].dtype not in (f32, f64):
         return None
-    clamps: list[tuple[str, float]] = []
-    while nodes[n].op in ("maximum", "minimum"):
-        split = _with_integer(nodes, n)
-        if split is None:
-            return None
-        clamps.insert(0, (nodes[n].op, split[1]))
-        n = split[0]
+    clamps: list[Clamp] = []
+    while (bounded := _bounded(nodes, n)) is not None:
+        n, clamp = bounded
+        clamps.insert(0, clamp)
     zero = 0
     if nodes[n].op == "add":
         split = _with_integer(nodes, n)
@@ -65,7 +73,7 @@ def rounded_chain(nodes: Sequence[Node], cast: Node) -> Chain | None:
         n, zero = split
     if nodes[n].op != "round":
         return None
-    return Chain(nodes[n].args[0], tuple((op, bound - zero) for op, bound in clamps), zero)
+    return Chain(nodes[n].args[0], tuple(replace(each, bound=each.bound - zero) for each in clamps), zero)
 
 
 def contracts(nodes: Sequence[Node], node: Node) -> bool:
@@ -86,19 +94,41 @@ def exact_inverse(divisor: Node) -> float | None:
     return 1.0 / divisor.value if abs(fraction) == 0.5 and abs(exponent) < 120 else None
 
 
+def _bounded(nodes: Sequence[Node], n: int) -> tuple[int, Clamp] | None:
+    """What a node clamps to one side, by a whole number, and how: `x > bound ? x : bound` gives the bound for NaN."""
+    node = nodes[n]
+    if node.op == "relu":
+        return node.args[0], Clamp("maximum", 0, False)
+    if node.op in ("maximum", "minimum"):
+        split = _with_integer(nodes, n)
+        return None if split is None else (split[0], Clamp(node.op, split[1], False))
+    if node.op != "where" or nodes[node.args[0]].op not in _EXTREMES or nodes[node.args[0]].args != node.args[1:]:
+        return None
+    x, bound = node.args[1:]
+    return (x, Clamp(_EXTREMES[nodes[node.args[0]].op], int(nodes[bound].value), True)) if _is_integer(nodes[bound]) else None
+
+
 def _with_integer(nodes: Sequence[Node], n: int) -> tuple[int, int] | None:
     """(other operand, number) when one operand of a binary operation is a constant whole number that floats hold exactly."""
     for at, other in ((1, 0), (0, 1)):
         operand = nodes[nodes[n].args[at]]
-        if operand.op == "const" and abs(operand.value) < 1 << 22 and operand.value == int(operand.value):
+        if _is_integer(operand):
             return nodes[n].args[other], int(operand.value)
     return None
 
 
+def _is_integer(node: Node) -> bool:
+    return node.op == "const" and abs(node.value) < 1 << 22 and node.value == int(node.value)
+
+
 def emit(fn: Function, target: Target, chain: Chain, x: Val, dtype: DType) -> Val:
     """The chain applied to the value of its node."""
-    for op, bound in chain.clamps:
-        x = elementwise.extreme(fn, target, op, x, const(x.ty, bound), (False, True))
+    for clamp in chain.clamps:
+        bound = const(x.ty, clamp.bound)
+        if clamp.takes_nan:
+            x = fn.select(fn.fcmp("ogt" if clamp.op == "maximum" else "olt", x, bound), x, bound)
+        else:
+            x = elementwise.extreme(fn, target, clamp.op, x, bound, (False, True))
     bits = max(32, dtype.bits)
     whole = convert.round_to_int(fn, x, bits)
     if chain.zero:

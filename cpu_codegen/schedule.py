@@ -16,7 +16,7 @@ from . import index
 
 MATH = 14  # operations of an exponential or the like, per element
 _COSTS = {
-    **dict.fromkeys(("const", "param", "acc", "index", "reduce", "check", "bitcast"), 1),
+    **dict.fromkeys(("const", "param", "acc", "index", "reduce", "check", "bitcast", "lookup"), 1),
     **dict.fromkeys(("load", "add", "sub", "mul", "neg", "abs", "relu", "maximum", "minimum", "where", "cast", "and", "or", "xor"), 1),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "bitwise_not", "isnan", "isinf", "shl", "shr"), 1),
     **dict.fromkeys(("floor", "ceil", "trunc", "round", "sign"), 2),

@@ -48,6 +48,19 @@ class Slots:
             self._loaded[key] = scalar
         return self._loaded[key]
 
+    def table(self, index: int, count: int, lanes: int) -> list[Val]:
+        """`count` parameters from `index` on, in vectors of `lanes`."""
+        slot, fn, ty = ParamSlot(self._params), self._fn, F32.vec(lanes)
+        base = self._read(slot, PTR)
+        parts = []
+        for at in range(index, index + count, lanes):
+            key = (slot, -2 - at * 1024 - lanes)
+            if key not in self._loaded:
+                address = fn.at_entry(PTR, f"getelementptr float, ptr {base.ref}, i64 {at}")
+                self._loaded[key] = fn.at_entry(ty, f"load {ty}, ptr {address.ref}, align 4")
+            parts.append(self._loaded[key])
+        return parts
+
     def status(self) -> Val:
         """Pointer to the i32 status word."""
         if (ParamSlot(()), -1) not in self._loaded:

@@ -14,6 +14,7 @@ from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
 from ..rewrite.rules.permutes import sink_permutes
 from ..rewrite.rules.precision import lower_precision
 from ..rewrite.rules.short import shorten
+from ..rewrite.rules.tables import tabulate
 from ..stitch.expand import expand_contractions, expand_unsupported
 from .contractions import has_kernel
 
@@ -50,6 +51,7 @@ def passes(
         *((Pass("precision", narrowed),) if narrow else ()),
         Pass("unsupported", lambda graph: expand_unsupported(graph, has_kernel)),
         Pass("contractions", expand_contractions),
+        *((Pass("tables", lambda graph: tabulate(graph, target.lookup_entries)),) if target.lookup_entries else ()),
         Pass("short", lambda graph: shorten(graph, looked_up(target))),
         Pass("fold", canonical),
         Pass("share", cse),

@@ -151,6 +151,28 @@ class QuantizeAttrs(NumberAttrs):
 
 
 @dataclass(frozen=True)
+class PiecewiseAttrs(NumberAttrs):
+    """piecewise: real to integers of `dtype` by a polynomial for each piece of the real line.
+
+    u is x, no less than `low` and no more than `high`; k is round-half-even(u * density), no less than `first` and no more than `last`.
+    The result is round-half-even(sum of coefficients[i][k mod n] * u^i), n numbers for each power and a power of two, saturated to
+    [least, greatest] where they are given (without them it is an integer of the type). NaN becomes `least`, or 0 without it; so does what
+    is infinite as u. `qparams`: what the integers mean.
+    """
+
+    dtype: DType
+    qparams: QParams | None
+    low: float
+    high: float
+    density: float
+    first: int
+    last: int
+    coefficients: tuple[tuple[float, ...], ...]
+    least: int | None = None
+    greatest: int | None = None
+
+
+@dataclass(frozen=True)
 class AttentionAttrs(NumberAttrs):
     """softmax(q @ k^T * scale + mask) @ v. `causal`: key j is seen by query i when j <= i (torch's top-left rule)."""
 

@@ -201,6 +201,30 @@ def _dequantize(v: Value, env: Env, x: Tensor) -> Tensor:
     return dequantize(x, q)
 
 
+def polynomials(x: Tensor, a: A.PiecewiseAttrs) -> Tensor:
+    """What `piecewise` rounds: f32, NaN where x has no number. Products and the sums they go into are rounded once."""
+    u = x.double().clamp(a.low, a.high)
+    k = torch.round(u * a.density).nan_to_num().clamp(a.first, a.last).long() % len(a.coefficients[0])
+    numbers = torch.tensor(a.coefficients, dtype=torch.float64)
+    total = numbers[-1][k]
+    for each in reversed(numbers[:-1]):
+        total = (total * u + each[k]).float().double()
+    return total.float()
+
+
+def _piecewise(v: Value, env: Env, x: Tensor) -> Tensor:
+    assert isinstance(v.attrs, A.PiecewiseAttrs)
+    return piecewise(x, v.attrs)
+
+
+def piecewise(x: Tensor, a: A.PiecewiseAttrs) -> Tensor:
+    """See PiecewiseAttrs."""
+    whole = torch.round(polynomials(x, a))
+    if a.least is not None or a.greatest is not None:
+        whole = whole.clamp(a.least, a.greatest)
+    return torch.where(whole.isnan(), torch.full_like(whole, a.least or 0), whole).to(a.dtype.torch)
+
+
 def _number(value: Dim | float, env: Env) -> float | int:
     return evaluate(value, env) if isinstance(value, (int, Poly)) else value
 
@@ -259,7 +283,7 @@ def _get(v: Value, env: Env, items: Any) -> Any:
 ROWS: dict[str, Callable[..., Any]] = {
     **{name: _elementwise(fn) for name, fn in ELEMENTWISE.items()},
     "cast": lambda v, env, x: x.to(v.dtype.torch),
-    "quantize": _quantize, "dequantize": _dequantize, "reduce": _reduce,
+    "quantize": _quantize, "dequantize": _dequantize, "piecewise": _piecewise, "reduce": _reduce,
     "reshape": lambda v, env, x: x.reshape(_shape(v, env)),
     "expand": lambda v, env, x: x.expand(_shape(v, env)),
     "permute": lambda v, env, x: x.permute(v.attrs.order),

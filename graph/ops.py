@@ -25,16 +25,17 @@ UNARY = (
 SHORT = ("normal_cdf_short", "sigmoid_short")
 # That only rules make, of f32.
 MADE = ("normal_cdf", *SHORT)
+# Of many instructions each.
+TRANSCENDENTAL = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "pow", "atan2", *MADE,
+)
 BINARY = (
     "add", "sub", "mul", "div", "floordiv", "truncdiv", "remainder", "fmod", "pow", "atan2", "maximum", "minimum",
     "and", "or", "xor", "shl", "shr",
 )
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 PREDICATES = ("logical_not", "isnan", "isinf")
-FLOAT_ONLY = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "tanh", "sigmoid", "erf",
-    "div", "pow", "atan2", *MADE,
-)
+FLOAT_ONLY = (*TRANSCENDENTAL, "sqrt", "rsqrt", "reciprocal", "div")
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,13 @@ def _quantize(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     return TensorType(attrs.dtype, types[0].shape, attrs.qparams)
 
 
+def _piecewise(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.PiecewiseAttrs)
+    if types[0].dtype != f32 or attrs.dtype.bits != 8:
+        raise InvalidGraph(f"piecewise: {types[0]} to {attrs.dtype} is not from f32 to 8 bits")
+    return TensorType(attrs.dtype, types[0].shape, attrs.qparams)
+
+
 def _dequantize(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     if types[0].qparams is None:
         raise InvalidGraph(f"dequantize: {types[0]} has no quantization parameters")
@@ -245,6 +253,7 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("cast", (1, 1), A.CastAttrs, _cast, "elementwise"),
     OpSpec("quantize", (1, 1), A.QuantizeAttrs, _quantize, "elementwise"),
     OpSpec("dequantize", (1, 1), A.NoAttrs, _dequantize, "elementwise"),
+    OpSpec("piecewise", (1, 1), A.PiecewiseAttrs, _piecewise, "elementwise"),
     OpSpec("reduce", (1, 1), A.ReduceAttrs, _reduce, "reduce"),
     OpSpec("reshape", (1, 1), A.ShapeAttrs, _reshape, "view"),
     OpSpec("expand", (1, 1), A.ShapeAttrs, _expand, "view"),

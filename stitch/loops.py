@@ -41,6 +41,8 @@ class Node:
     check         ok (bool)        sets the status word when false for any active lane (an index out of range); no value
     cast          x                to dtype, as torch's .to()
     bitcast       x                same bits, other dtype
+    lookup        x                numbers: the one that the low bits of x choose, a power of two of them. Hoisted they are numbers of the
+                                   kernel: value is the position of the first, count how many
     otherwise an elementwise operation of graph.ops (add, mul, exp, where, ...) computed in the dtype of its arguments
     """
 
@@ -52,6 +54,8 @@ class Node:
     value: float | int | bool = 0
     kind: str = ""
     axis: str = ""
+    numbers: tuple[float, ...] = ()
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,7 @@ def body_lines(body: Body) -> list[str]:
             "load": f"b{node.buffer}[{node.index}] ",
             "const": f"{node.value}",
             "param": f"{node.value}",
+            "lookup": f"{node.numbers or f'{node.count} from {node.value}'} by ",
             "index": f"{node.index}",
             "reduce": f"{node.kind} over {node.axis} of ",
         }.get(node.op, "")
@@ -248,5 +253,9 @@ def hoist_numbers(body: Body) -> tuple[Body, tuple[float, ...]]:
         if node.op == "const" and node.dtype == f32 and node.value not in _PLAIN and node.value == node.value:
             values.append(float(node.value))
             node = Node("param", f32, value=len(values) - 1)
+        if node.op == "lookup":
+            hoisted = replace(node, numbers=(), value=len(values), count=len(node.numbers))
+            values.extend(node.numbers)
+            node = hoisted
         nodes.append(node)
     return replace(body, nodes=tuple(nodes)), tuple(values)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from ..graph import attrs as A
 from ..graph.dims import Dim, product, symbols
 from ..graph.ir import Value
-from ..graph.ops import OPS
+from ..graph.ops import OPS, TRANSCENDENTAL
 from ..graph.types import DType, boolean, f32, i32, i64
 from .loops import BodyBuilder, Node
 from .views import VIEWS, Index, axes, broadcast_index, offset, through
 
 # Operations that are not repeated where their result could be stored and loaded.
-EXPENSIVE = {
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "normal_cdf",
-    "normal_cdf_short", "sigmoid_short", "pow", "atan2", "reduce", "take", "gather", "remainder", "fmod",
-}
+EXPENSIVE = {*TRANSCENDENTAL, "piecewise", "reduce", "take", "gather", "remainder", "fmod"}
+# 1.5 * 2^23: a number added to it is rounded to an integer, and that integer is the low bits of the sum.
+MAGIC = float(3 << 22)
 
 
 class NeedsBuffer(Exception):
@@ -113,6 +113,8 @@ class Lowering:
             return self._quantize(value, args[0], index)
         if value.op == "dequantize":
             return self._dequantize(value, args[0], index)
+        if value.op == "piecewise":
+            return self._piecewise(value, args[0])
         return self.builder.op(value.op, value.dtype, *args)
 
     def _scale(self, scale: tuple[float, ...], axis: int | None, invert: bool) -> int:
@@ -127,10 +129,34 @@ class Lowering:
         real = b.op("round", f32, b.op("mul", f32, b.cast(x, f32), self._scale(q.scale, q.axis, True)))
         if q.zero_point:
             real = b.op("add", f32, real, b.const(float(q.zero_point), f32))  # exact, or beyond the range anyway
-        low, high = b.const(float(q.qmin), f32), b.const(float(q.qmax), f32)
-        above = b.op("where", f32, b.op("gt", boolean, real, low), real, low)
-        inside = b.op("where", f32, b.op("lt", boolean, above, high), above, high)
-        return b.cast(inside, value.dtype)
+        return b.cast(self._saturated(real, q.qmin, q.qmax), value.dtype)
+
+    def _saturated(self, real: int, least: int | None, greatest: int | None) -> int:
+        """A number that is no less than `least`, which NaN becomes, and no more than `greatest`."""
+        b = self.builder
+        for bound, op in ((least, "gt"), (greatest, "lt")):
+            if bound is not None:
+                limit = b.const(float(bound), f32)
+                real = b.op("where", f32, b.op(op, boolean, real, limit), real, limit)
+        return real
+
+    def _piecewise(self, value: Value, x: int) -> int:
+        """The number of the piece is the low bits of MAGIC + x * density. A NaN without a `least` becomes the integer 0 when it is cast."""
+        assert isinstance(value.attrs, A.PiecewiseAttrs)
+        a, b = value.attrs, self.builder
+
+        def between(y: int, low: float, high: float) -> int:
+            y = b.op("maximum", f32, y, b.const(low, f32)) if low > -inf else y
+            return b.op("minimum", f32, y, b.const(high, f32)) if high < inf else y
+
+        u = between(x, a.low, a.high)
+        piece = b.op("add", f32, b.op("mul", f32, u, b.const(a.density, f32)), b.const(MAGIC, f32))
+        piece = between(piece, MAGIC + a.first if a.low == -inf else -inf, MAGIC + a.last if a.high == inf else inf)
+        numbers = [b.add(Node("lookup", f32, (piece,), numbers=row)) for row in a.coefficients]
+        total = numbers.pop()
+        while numbers:
+            total = b.op("add", f32, b.op("mul", f32, total, u), numbers.pop())
+        return b.cast(self._saturated(b.op("round", f32, total), a.least, a.greatest), value.dtype)
 
     def _dequantize(self, value: Value, x: int, index: Index) -> int:
         q, b = value.inputs[0].tensor.qparams, self.builder

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sashiko.graph.types import f32
+from sashiko.cpu_codegen import rounding
+from sashiko.graph.types import DType, boolean, f32, i8, u8
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same
 from tests.emulation import Runner
 
 SIZE = 67
+NAN, INF = float("nan"), float("inf")
 AXIS = axis("c", SIZE)
 
 
@@ -41,6 +43,27 @@ def test_of_two_products_none_is_rounded_less(runner: Runner, op: str) -> None:
     """Else x y - x y would not be 0."""
     x, y, z, got = combined(runner, op, True)
     same(got, x * y + x * y * z if op == "add" else x * y - x * y * z)
+
+
+@pytest.mark.parametrize("runner", few())
+@pytest.mark.parametrize(("dtype", "low", "high", "zero"), [(i8, -127, 127, 0), (i8, -128, 127, -5), (u8, 0, 255, 7)])
+def test_quantization_is_one_conversion(runner: Runner, dtype: DType, low: int, high: int, zero: int) -> None:
+    """x > bound ? x : bound gives the bound for NaN, and may come before the rounding that it is written after."""
+    special = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, 247.5, 248.5, -122.5, -123.5, 1e9, -1e9, INF, -INF, NAN])
+    x = torch.cat([special, normal(SIZE - 16) * 90])
+    builder = BodyBuilder()
+    source, target = buffers(builder, x, empty(SIZE, dtype=dtype.torch))
+    value = builder.op("add", f32, builder.op("round", f32, builder.load(source, AXIS)), builder.const(float(zero), f32))
+    for op, bound in (("gt", low), ("lt", high)):
+        limit = builder.const(float(bound), f32)
+        value = builder.op("where", f32, builder.op(op, boolean, value, limit), value, limit)
+    builder.store(target, AXIS, builder.cast(value, dtype))
+    body = builder.finish()
+    [chain] = rounding.chains(body).values()
+    assert body.nodes[chain.node].op == "load" and (len(chain.clamps), chain.zero) == (2, zero)
+    _, got = run(runner, LoopKernel("quantized", body, None, SIZE), [x, empty(SIZE, dtype=dtype.torch)])
+    rounded = torch.where(x.isnan(), torch.tensor(float(low)), (x.round() + zero).clamp(low, high))
+    assert torch.equal(got, rounded.to(dtype.torch))
 
 
 @pytest.mark.parametrize("runner", few())

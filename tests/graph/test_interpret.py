@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from sashiko.diagnostics.errors import InputError, InvalidGraph
+from sashiko.graph import attrs as A
 from sashiko.graph import build as b
 from sashiko.graph import interpret
 from sashiko.graph.dims import symbol
 from sashiko.graph.interpret import ELEMENTWISE, ROWS
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.ops import OPS
+from sashiko.graph.ops import OPS, make
 from sashiko.graph.types import QParams, TensorType, bf16, boolean, f32, i8, i64, u8
 
 
@@ -27,7 +29,7 @@ def evaluate(value: Value, *tensors: torch.Tensor) -> torch.Tensor:
 
 def test_every_operation_has_a_row() -> None:
     assert set(OPS) - set(ROWS) == {"input", "call"}
-    assert {n for n, s in OPS.items() if s.group == "elementwise"} - set(ELEMENTWISE) == {"cast", "quantize", "dequantize"}
+    assert {n for n, s in OPS.items() if s.group == "elementwise"} - set(ELEMENTWISE) == {"cast", "quantize", "dequantize", "piecewise"}
 
 
 def test_quantize_rounds_half_to_even_saturates_and_maps_nan_to_the_lowest() -> None:
@@ -36,6 +38,16 @@ def test_quantize_rounds_half_to_even_saturates_and_maps_nan_to_the_lowest() -> 
     assert got.tolist() == [0, 2, 2, 0, 127, -127, -127, 127, -127]
     unsigned = evaluate(b.quantize(b.input_(0, f32, (9,)), u8, QParams((0.5,), 128, None, 0, 255)), x)
     assert unsigned.tolist() == [129, 131, 133, 127, 255, 0, 0, 255, 0]
+
+
+def test_pieces_are_chosen_after_clamping_and_nan_becomes_the_lowest() -> None:
+    """Pieces 0 and 1: 10 and 3 u."""
+    attrs = A.PiecewiseAttrs(i8, None, -math.inf, 4.0, 0.5, 0, 1, ((10.0, 0.0), (0.0, 3.0)))
+    x = torch.tensor([-1e30, 0.0, 0.9, 1.1, 2.5, 4.0, 9.0, math.inf, math.nan, -math.inf])
+    wanted = [10, 10, 10, 3, 8, 12, 12, 12, 0, 0]
+    for bounds, expected in (({}, wanted), ({"least": -9, "greatest": 11}, [*[min(n, 11) for n in wanted[:-2]], -9, -9])):
+        got = evaluate(make("piecewise", b.input_(0, f32, (10,)), attrs=replace(attrs, **bounds)), x)
+        assert got.dtype == torch.int8 and got.tolist() == expected
 
 
 def test_per_channel_quantization_follows_its_axis() -> None:

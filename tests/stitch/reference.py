@@ -104,6 +104,9 @@ class BodyRun:
             return args[0]
         if node.op == "cast":
             return args[0].to(dtype)
+        if node.op == "lookup":
+            numbers = node.numbers or self.params[int(node.value) : int(node.value) + node.count]
+            return torch.tensor(numbers)[args[0].view(torch.int32).long() % len(numbers)]
         if node.op == "reduce":
             axis = "rck".index(node.axis)
             shape = list(args[0].shape)

@@ -9,7 +9,8 @@ from sashiko.graph import build as b
 from sashiko.graph import interpret
 from sashiko.graph.dims import symbol
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.types import QParams, bf16, boolean, f32, f64, i8, i64
+from sashiko.graph.types import QParams, bf16, boolean, f32, f64, i8, i64, u8
+from sashiko.rewrite.rules.tables import tabulate
 from sashiko.stitch.constants import constant_values
 from sashiko.stitch.expand import expand_contractions, expand_unsupported
 from sashiko.stitch.layout import choose_layouts
@@ -102,6 +103,18 @@ def test_linear_takes_bias_gelu_residual_and_quantize_into_its_epilogue() -> Non
     out = b.add(gelu(b.linear(x, w, bias)), r)
     p = check([b.quantize(out, i8, QParams((0.05,)))], [x, r], [torch.randn(2, 5, 16), torch.randn(2, 5, 24)], {"B": 2, "S": 5}, atol=1)
     assert kinds(p) == ["linear"]
+
+
+def test_linear_takes_a_table_into_its_epilogue() -> None:
+    x, w, bias = b.input_(0, f32, (B, S, 16)), b.constant(torch.randn(24, 16)), b.constant(torch.randn(24))
+    for dtype, qparams in ((u8, QParams((0.03,), 6, None, 0, 255)), (i8, QParams((0.05,)))):  # one that ends by itself, one that saturates
+        [out] = tabulate(expand_contractions(Graph((x,), (b.quantize(gelu(b.linear(x, w, bias)), dtype, qparams),))), 32).outputs
+        data = torch.randn(2, 5, 16)
+        data[0, 0] = torch.nan
+        p = check([out], [x], [data], {"B": 2, "S": 5}, atol=1)
+        assert out.op == "piecewise" and kinds(p) == ["linear"]
+        lookups = [n for n in p.items[0].epilogue.nodes if n.op == "lookup"]  # type: ignore[union-attr]
+        assert [n.count for n in lookups] == [32] * 3 and not any(n.numbers for n in lookups), "layers share code"
 
 
 def test_residual_then_layer_norm_splits_after_the_addition() -> None:

@@ -1,0 +1,182 @@
+"""A function of one number as a few polynomials, good enough for a result that is rounded to 8 bits.
+
+The interval outside of which nothing changes is cut into pieces of one length. In each of them the polynomial agrees with the function
+at the Chebyshev nodes, which is nearly the best there is (Trefethen, Approximation Theory and Approximation Practice, 2013, ch. 15).
+What comes out is compared with the function on a dense grid, as computed in f32: `fit` gives nothing that is off by more than `ERROR`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...graph import attrs as A
+from ...graph.interpret import piecewise, polynomials
+from ...graph.types import DType, QParams
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+ERROR = 1 / 16  # of a step, before rounding: of many results at most so many differ, by one
+_TAIL = 1 / 64  # of a step: what is left to change outside the interval
+_DEGREES = (2, 3, 4, 5)
+_LARGEST = torch.finfo(torch.float32).max
+_REACH = 2.0**20  # the widest interval, and the farthest from 0 in pieces, whose numbers are the low bits of a float
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What becomes of the function: integers of `dtype` from `least` to `greatest`. nan: whether NaN becomes `least`, else 0."""
+
+    dtype: DType
+    qparams: QParams | None
+    least: int
+    greatest: int
+    nan: bool
+
+    def saturated(self, y: torch.Tensor) -> torch.Tensor:
+        """Before rounding: beyond these bounds nothing changes, and up to half a step there is room for the error."""
+        return y.clamp(self.least - 0.25, self.greatest + 0.25)
+
+
+def fit(function: Function, rounding: Rounding, pieces: int) -> A.PiecewiseAttrs | None:
+    """The polynomials of `function`, or None where so few cannot follow it.
+
+    function: of tensors of f32 or f64, elementwise, in steps. pieces: a power of two. Takes 1 to 3 ms.
+    """
+    interval = _interval(function, rounding)
+    if interval is None:
+        return None
+    for degree in _DEGREES:
+        found = _fitted(function, rounding, interval, pieces, degree)
+        if found is not None:
+            return found
+    return None
+
+
+@dataclass(frozen=True)
+class _Interval:
+    """Where the function changes. open: whether it has no number at the infinity of that side, so that a piece of its own is needed where
+    x may be that. ends: what it is beyond."""
+
+    low: float
+    high: float
+    open: tuple[bool, bool]
+    ends: tuple[float, float]
+
+
+def _probes() -> torch.Tensor:
+    """Numbers of all sizes, f64."""
+    sizes = torch.cat([torch.exp2(torch.arange(-24, 128, 1 / 4, dtype=torch.float64)), torch.tensor([_LARGEST], dtype=torch.float64)])
+    return torch.cat([-sizes.flip(0), torch.zeros(1, dtype=torch.float64), sizes])
+
+
+def _interval(function: Function, rounding: Rounding) -> _Interval | None:
+    x = _probes()
+    y = rounding.saturated(function(x))
+    if bool(y.isnan().any()):
+        return None
+    moved = [((y - end).abs() > _TAIL).nonzero().flatten() for end in (y[0], y[-1])]
+    if not moved[0].numel() or not moved[1].numel():
+        return None
+    left, right = int(moved[0][0]), int(moved[1][-1])
+    if left == 0 or right == len(x) - 1:
+        return None
+    low = _edge(function, rounding, float(x[left - 1]), float(x[left]), float(y[0]))
+    high = _edge(function, rounding, float(x[right + 1]), float(x[right]), float(y[-1]))
+    if high - low > _REACH:
+        return None
+    infinite = function(torch.tensor([-math.inf, math.inf], dtype=torch.float32)).isnan()
+    return _Interval(low, high, (bool(infinite[0]), bool(infinite[1])), (float(y[0]), float(y[-1])))
+
+
+def _edge(function: Function, rounding: Rounding, outside: float, inside: float, end: float) -> float:
+    """The last number on the way from outside where the function is what it is beyond."""
+    for _ in range(2):
+        x = torch.linspace(outside, inside, 65, dtype=torch.float64)
+        moved = ((rounding.saturated(function(x)) - end).abs() > _TAIL).nonzero().flatten()
+        at = max(int(moved[0]), 1) if moved.numel() else 64
+        outside, inside = float(x[at - 1]), float(x[at])
+    return outside
+
+
+def _layout(interval: _Interval, pieces: int) -> tuple[float, int, int] | None:
+    """Pieces for each unit, and the first and the last that reach into the interval. Piece k is where round(x density) = k."""
+    count = pieces - sum(interval.open)
+    width = interval.high - interval.low
+    best: tuple[float, int] | None = None
+    about = math.floor(interval.low * count / width + 0.5)
+    for first in (about, about + 1):
+        edges = ((interval.low, first - 0.5), (interval.high, first + count - 0.5))
+        density = min((number / x for x, number in edges if x * number > 0), default=0.0)
+        fits = interval.low * density >= first - 0.500001 and interval.high * density <= first + count - 0.499999
+        if fits and density > 0 and (best is None or density > best[0]):
+            best = density, first
+    if best is None or abs(best[1]) > _REACH:
+        return None
+    return _single(best[0] * (1 - 2.0**-23)), best[1], best[1] + count - 1
+
+
+def _fitted(function: Function, rounding: Rounding, interval: _Interval, pieces: int, degree: int) -> A.PiecewiseAttrs | None:
+    layout = _layout(interval, pieces)
+    if layout is None:
+        return None
+    density, first, last = layout
+    centers = torch.arange(first, last + 1, dtype=torch.float64) / density
+    half = 0.5 / density
+    nodes = torch.cos(math.pi * (torch.arange(degree + 1, dtype=torch.float64) + 0.5) / (degree + 1))
+    values = function(centers[:, None] + half * nodes)
+    local = torch.linalg.solve(torch.linalg.vander(nodes), values.T)  # of powers of (x - center) / half
+    table = torch.zeros(degree + 1, pieces, dtype=torch.float64)
+    table[:, torch.arange(first, last + 1) % pieces] = _shifted(local, centers, half)
+    low, high = interval.low, interval.high
+    if interval.open[0]:
+        low, first = -math.inf, first - 1
+        table[0, first % pieces] = interval.ends[0]
+    if interval.open[1]:
+        high, last = math.inf, last + 1
+        table[0, last % pieces] = interval.ends[1]
+    coefficients = tuple(tuple(row) for row in table.float().tolist())
+    found = A.PiecewiseAttrs(rounding.dtype, rounding.qparams, _single(low), _single(high), density, first, last, coefficients)
+    return _verified(function, rounding, interval, found)
+
+
+def _single(number: float) -> float:
+    """Rounded to f32."""
+    return float(torch.tensor(number, dtype=torch.float32))
+
+
+def _shifted(local: torch.Tensor, centers: torch.Tensor, half: float) -> torch.Tensor:
+    """Coefficients of powers of x from those of (x - center) / half, a column for each piece: Horner's scheme on polynomials."""
+    result = torch.zeros_like(local)
+    for row in reversed(local):
+        times_x = torch.cat([torch.zeros_like(result[:1]), result[:-1]])
+        result = (times_x - result * centers) / half
+        result[0] += row
+    return result
+
+
+def _verified(function: Function, rounding: Rounding, interval: _Interval, found: A.PiecewiseAttrs) -> A.PiecewiseAttrs | None:
+    """The polynomials with the saturation they need, if they are good enough everywhere."""
+    width = interval.high - interval.low
+    dense = torch.linspace(interval.low - width / 2, interval.high + width / 2, 64 * len(found.coefficients[0]), dtype=torch.float64)
+    special = torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.float64)
+    x = torch.cat([dense, _probes(), special]).float()
+    y = polynomials(x, found)
+    exact = rounding.saturated(function(x[:-3].double()))
+    error = (rounding.saturated(y[:-3]) - exact).abs().max()
+    if not bool(error <= ERROR):
+        return None
+    finite = y[~y.isnan()]
+    beyond = bool((finite < rounding.least - 0.5).any() or (finite > rounding.greatest + 0.5).any())
+    if rounding.nan and (beyond or rounding.least != 0):
+        found = replace(found, least=rounding.least, greatest=rounding.greatest if beyond else None)
+    elif beyond:
+        return None
+    real = function(x)
+    expected = torch.round(rounding.saturated(real))
+    expected = torch.where(real.isnan(), torch.full_like(expected, rounding.least if rounding.nan else 0), expected)
+    got = piecewise(x, found).float()
+    same = (got == expected) | ((got - expected).abs() <= 1) & ~real.isnan()
+    return found if bool(same.all()) else None

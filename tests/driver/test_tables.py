@@ -1,0 +1,80 @@
+"""Compiled tables give what eager PyTorch gives, but for roundings that are nearly as good the other way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sashiko
+from sashiko.driver.pipeline import passes
+from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_V3, X86_64_V4
+from sashiko.platforms.host import host
+from sashiko.platforms.target import Target
+
+Unary = Callable[[torch.Tensor], torch.Tensor]
+TARGETS = [
+    pytest.param(t, id=t.name, marks=pytest.mark.skipif(bool(t.why_not_on(host())), reason="needs another machine"))
+    for t in (X86_64_V3, X86_64_V4)
+]
+INF, NAN = float("inf"), float("nan")
+FUNCTIONS: dict[str, tuple[Unary, float]] = {
+    "gelu": (lambda x: x * 0.5 * (1 + torch.erf(x * 0.5**0.5)), 40.0),  # F.gelu has no number at infinity
+    "tanh gelu": (lambda x: F.gelu(x, approximate="tanh"), 40.0),
+    "silu": (F.silu, 30.0),
+    "sigmoid": (torch.sigmoid, 127.0),
+    "tanh": (torch.tanh, 120.0),
+    "exp": (torch.exp, 127.0),
+    "elu": (F.elu, 90.0),
+}
+
+
+class Rounded(nn.Module):
+    """A function of x + bias, as integers from `low`."""
+
+    def __init__(self, function: Unary, scale: float, low: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.function, self.scale, self.low, self.dtype = function, scale, low, dtype
+        self.bias = nn.Parameter(torch.randn(83, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        zero = 0 if self.low else 25
+        return torch.clamp(torch.round(self.function(x + self.bias) * self.scale) + zero, self.low, self.low + 255).to(self.dtype)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("low", "dtype"), [(-128, torch.int8), (0, torch.uint8)])
+def test_functions(name: str, low: int, dtype: torch.dtype, target: Target) -> None:
+    function, scale = FUNCTIONS[name]
+    model = Rounded(function, scale, low, dtype).eval()
+    x = torch.cat([torch.linspace(-12, 12, 98 * 83), torch.randn(83) * 1e-40, torch.tensor([INF, -INF, NAN, 3e38, -3e38]).repeat(17)[:83]])
+    x = x.view(100, 83)
+    compiled = sashiko.compile(model, (x,), target=target)
+    few = name == "elu" and target.lookup_entries == 8  # its second derivative jumps
+    assert few or "piecewise" in str(sashiko.explain(compiled))
+    got, real = compiled(x), model.function(x + model.bias)
+    difference = (got.int() - model(x).int()).abs()[~real.isnan()]
+    assert difference.max() <= 1 and difference.float().mean() < 0.05
+    assert not got[real.isnan()].any()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_into_the_product_of_a_static_model(target: Target) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 83), nn.GELU(), nn.Linear(83, 24)).eval()
+    batches = [(torch.randn(19, 40),) for _ in range(3)]
+    quantized = sashiko.quantize(model, batches, preset="int8-static", progress=False)
+    compiled = sashiko.compile(quantized, batches[0], target=target)
+    text = str(sashiko.explain(compiled))
+    assert "int_linear + piecewise" in text and "normal_cdf_short" not in text
+    expected, exact = quantized(*batches[0]), model(*batches[0])
+    error, ours = (expected - exact).norm() / exact.norm(), (compiled(*batches[0]) - exact).norm() / exact.norm()
+    assert ours <= error * 1.1
+
+
+def test_only_where_one_instruction_looks_up() -> None:
+    assert [any(each.name == "tables" for each in passes("fp32", t)) for t in (X86_64_V3, X86_64_V4, NEOVERSE_N1)] == [True, True, False]

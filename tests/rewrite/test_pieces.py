@@ -1,0 +1,113 @@
+"""Fitted polynomials keep to their functions over all numbers, and functions that they cannot follow are refused."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import torch
+
+from sashiko.graph.interpret import piecewise, polynomials
+from sashiko.graph.types import i8, u8
+from sashiko.rewrite.rules.pieces import ERROR, Function, Rounding, fit
+
+UNSIGNED = Rounding(u8, None, 0, 255, True)
+SIGNED = Rounding(i8, None, -127, 127, True)
+CLAMPED = Rounding(i8, None, -128, 127, False)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5 * (1 + torch.erf(x * 0.5**0.5))
+
+
+def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x)
+
+
+FOLLOWED: dict[str, tuple[Function, Rounding]] = {
+    "gelu": (lambda x: gelu(x) * 80 + 14, UNSIGNED),
+    "gelu with a coarse step": (lambda x: gelu(x) * 18 + 3, UNSIGNED),
+    "gelu cut off at zero": (lambda x: gelu(x) * 80, UNSIGNED),
+    "gelu, symmetric": (lambda x: gelu(x) * 40, SIGNED),
+    "gelu, clamped": (lambda x: gelu(x) * 20, CLAMPED),
+    "tanh gelu": (lambda x: tanh_gelu(x) * 40 + 7, UNSIGNED),
+    "silu": (lambda x: silu(x) * 40 + 12, UNSIGNED),
+    "sigmoid": (lambda x: torch.sigmoid(x) * 255, UNSIGNED),
+    "tanh": (lambda x: torch.tanh(x) * 127, SIGNED),
+    "exp": (lambda x: torch.exp(x) * 255, UNSIGNED),
+    "softplus": (lambda x: torch.log1p(torch.exp(x)) * 30, UNSIGNED),
+    "bell": (lambda x: torch.exp(-x * x) * 255, UNSIGNED),
+}
+REFUSED: dict[str, Function] = {
+    "never at an end": lambda x: torch.sin(x) * 100,
+    "never anything else": lambda x: torch.sigmoid(x) * 0 + 3,
+    "a bend": lambda x: torch.relu(torch.tanh(x)) * 100,
+    "stairs": lambda x: torch.round(torch.tanh(x) * 4) * 30,
+    "a pole": lambda x: torch.exp(1 / x) * 10,
+    "no numbers": lambda x: torch.log(x) * 20,
+    "too steep far out": lambda x: torch.exp(x - 3000) * 100,
+    "wide": lambda x: gelu(x) * 0.01,
+}
+
+
+def numbers() -> torch.Tensor:
+    """From all binades, densely around 0, and what is none."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.rand(20000, generator=generator) * torch.exp2(torch.randint(-148, 128, (20000,), generator=generator).float())
+    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 2.0**-149, torch.finfo(torch.float32).max])
+    return torch.cat([torch.linspace(-40, 40, 80001), sizes, -sizes, special])
+
+
+@pytest.mark.parametrize("pieces", [8, 32])
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_followed(name: str, pieces: int) -> None:
+    function, rounding = FOLLOWED[name]
+    found = fit(function, rounding, pieces)
+    if found is None:
+        assert pieces == 8 and name == "gelu with a coarse step", "every other one has a table of any size"
+        return
+    assert len(found.coefficients) == 3 or pieces == 8
+    x = numbers()
+    real = function(x)
+    there = ~real.isnan()
+    error = rounding.saturated(polynomials(x[there], found)) - rounding.saturated(function(x[there].double()))
+    assert error.abs().max() <= ERROR
+
+    got = piecewise(x, found)
+    assert torch.equal(got[~there], torch.full_like(got[~there], rounding.least if rounding.nan else 0))
+    expected = real.double().round().clamp(rounding.least, rounding.greatest)[there]
+    assert ((got[there].double() - expected).abs() <= 1).all()
+    assert (got[there] != expected).double().mean() <= ERROR
+
+
+@pytest.mark.parametrize("pieces", [8, 32])
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, pieces: int) -> None:
+    assert fit(REFUSED[name], UNSIGNED, pieces) is None
+
+
+def test_saturation_is_part_of_the_polynomials_where_it_can_be() -> None:
+    function, rounding = FOLLOWED["gelu"]
+    inside = fit(function, rounding, 32)
+    assert inside is not None and (inside.least, inside.greatest) == (None, None) and inside.low == -math.inf
+    cut = fit(FOLLOWED["gelu cut off at zero"][0], rounding, 32)
+    assert cut is not None and (cut.least, cut.greatest) == (0, 255)
+    nan = fit(FOLLOWED["tanh"][0], SIGNED, 32)
+    assert nan is not None and (nan.least, nan.greatest) == (-127, None), "NaN becomes the least number"
+    assert fit(FOLLOWED["gelu cut off at zero"][0], Rounding(u8, None, 0, 255, False), 32) is None, "NaN would not stay what it is"
+
+
+def test_a_fit_takes_milliseconds() -> None:
+    function, rounding = FOLLOWED["gelu"]
+    fit(function, rounding, 32)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        fit(function, rounding, 32)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.02

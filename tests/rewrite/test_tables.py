@@ -1,0 +1,137 @@
+"""Tables stand for whole chains between one number and its rounding to 8 bits, and only where nothing else needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sashiko.graph import attrs as A
+from sashiko.graph import build as b
+from sashiko.graph.interpret import run
+from sashiko.graph.ir import Graph, Value
+from sashiko.graph.parse import parse
+from sashiko.graph.text import dump
+from sashiko.graph.types import QParams, f32, i8, i32, u8
+from sashiko.graph.verify import verify
+from sashiko.rewrite.rules.tables import tabulate
+
+X = b.input_(0, f32, (4, 64))
+Y = b.input_(1, f32, (4, 64))
+BIAS = b.constant(torch.randn(64, generator=torch.Generator().manual_seed(0)))
+DATA = torch.linspace(-9, 9, 253), torch.tensor([float("nan"), float("inf"), float("-inf")])
+Unary = Callable[[Value], Value]
+
+
+def gelu(x: Value) -> Value:
+    return b.mul(b.mul(x, 0.5), b.add(b.erf(b.mul(x, 0.5**0.5)), 1.0))
+
+
+def silu(x: Value) -> Value:
+    return b.mul(b.sigmoid(x), x)
+
+
+def leaky(x: Value) -> Value:
+    """A choice that is smooth at its border."""
+    return b.where(b.gt(x, 0.0), x, b.expm1(x))
+
+
+def unsigned(x: Value) -> Value:
+    return b.quantize(x, u8, QParams((0.03,), 9, None, 0, 255))
+
+
+def signed(x: Value) -> Value:
+    return b.quantize(x, i8, QParams((0.05,)))
+
+
+def clamped(x: Value) -> Value:
+    return b.cast(b.minimum(b.maximum(b.round_(b.mul(x, 20.0)), -128.0), 127.0), i8)
+
+
+def rounded_last(x: Value) -> Value:
+    return b.cast(b.round_(b.maximum(b.minimum(b.add(b.mul(x, 20.0), 10.0), 255.0), 0.0)), u8)
+
+
+def tabulated(*roots: Value) -> Graph:
+    graph = tabulate(Graph((X, Y), roots), 32)
+    verify(graph)
+    return graph
+
+
+def source(root: Value) -> Value | None:
+    """What the root is a function of, read from a table; None where it is computed."""
+    [new] = tabulated(root).outputs
+    return new.inputs[0] if new.op == "piecewise" else None
+
+
+@pytest.mark.parametrize("end", [unsigned, signed, clamped, rounded_last])
+@pytest.mark.parametrize("function", [gelu, silu, leaky, b.tanh, b.sigmoid])
+def test_the_meaning_is_the_same(function: Unary, end: Unary) -> None:
+    root = end(function(X))
+    table = tabulated(root)
+    data = torch.cat(DATA).view(4, 64)
+    [got], [expected] = run(table, [data, data]), run(Graph((X, Y), (root,)), [data, data])
+    assert [v.op for v in table.order if v.op not in ("input", "full")] == ["piecewise"]
+    assert table.outputs[0].type == root.type
+    nowhere = run(Graph((X,), (function(X),)), [data])[0].isnan()
+    if root.op == "cast":
+        expected[nowhere] = 0  # torch leaves it to the processor
+    difference = (got.int() - expected.int()).abs()
+    assert difference.max() <= 1 and difference.float().mean() < 0.1
+    assert torch.equal(got[nowhere], expected[nowhere])
+
+
+def test_the_chain_reaches_as_far_as_it_depends_on_one_number() -> None:
+    assert source(unsigned(gelu(X))) is X
+    biased = b.add(b.mul(X, Y), BIAS)
+    assert source(unsigned(gelu(biased))) is biased
+    assert source(unsigned(gelu(b.mul(b.cast(b.cast(X, i32), f32), 0.01)))) is not None
+    assert source(unsigned(b.mul(gelu(X), b.add(b.tanh(X), 2.0)))) is X, "two functions of one number"
+    inner = b.tanh(b.add(X, Y))
+    assert source(unsigned(b.mul(inner, 3.0))) is inner.inputs[0]
+
+
+def test_only_functions_of_one_number() -> None:
+    assert source(unsigned(b.mul(gelu(X), Y))) is None
+    assert source(unsigned(b.mul(gelu(X), BIAS))) is None
+    assert source(unsigned(b.add(gelu(X), gelu(Y)))) is None
+
+
+def test_only_where_it_saves_a_function() -> None:
+    assert source(unsigned(b.mul(X, 3.0))) is None
+    assert source(unsigned(b.relu(b.mul(X, 3.0)))) is None
+    y = gelu(X)
+    for roots in ((unsigned(y), y), (unsigned(y), signed(y)), (unsigned(y), b.add(y, Y))):
+        assert not any(v.op == "piecewise" for v in tabulated(*roots).order), "somebody needs the f32 value too"
+    rounds = b.round_(b.mul(y, 20.0))
+    both = tabulated(b.cast(b.minimum(b.maximum(rounds, -128.0), 127.0), i8), rounds)
+    assert not any(v.op == "piecewise" for v in both.order)
+
+
+def test_only_where_everything_is_known() -> None:
+    y = b.tanh(X)
+    channels = QParams(tuple([0.01] * 64), 0, 1)
+    assert source(b.quantize(y, i8, channels)) is None, "a scale for each channel"
+    scale = b.reduce(y, "max", 1, keepdim=True)
+    assert source(signed(b.div(y, scale))) is None, "a scale for each row"
+    assert source(b.cast(b.round_(b.mul(y, 100.0)), i8)) is None, "large values wrap around"
+    assert source(b.cast(b.minimum(b.maximum(b.round_(y), -3000.0), 3000.0), i8)) is None
+    assert source(b.cast(b.minimum(b.maximum(b.mul(y, 100.0), -128.0), 127.0), i8)) is None, "not rounded but cut off"
+    assert source(signed(b.mul(b.sin(X), 3.0))) is None, "it never comes to an end"
+
+
+def test_a_scalar_is_not_broadcast_by_its_table() -> None:
+    small = b.input_(1, f32, (64,))
+    root = unsigned(b.add(b.tanh(small), b.full(1.0, f32, (4, 64))))
+    graph = tabulate(Graph((X, small), (root,)), 32)
+    assert graph.outputs[0].shape == (4, 64)
+    verify(graph)
+
+
+def test_text_reads_back_exactly() -> None:
+    graph = tabulated(unsigned(gelu(X)))
+    text, objects = dump(graph)
+    again = parse(text, objects)
+    assert dump(again)[0] == text
+    assert again.outputs[0].attrs == graph.outputs[0].attrs and isinstance(again.outputs[0].attrs, A.PiecewiseAttrs)
