@@ -5,6 +5,7 @@ from __future__ import annotations
 from .pattern import COMMUTATIVE, Argument, Bound, Either, NumberLiteral, NumberVariable, Operation, Optional, Rest
 from .query import NUMBER_OPS
 
+
 def admits(node: Argument, op: str, operands: tuple[str, ...] | None = None) -> bool:
     """Whether a value of an operation may match, by the operation's name, and by those of its operands where they are given."""
     if isinstance(node, Operation):
