@@ -39,7 +39,7 @@ class Mismatch:
 class Bindings(NamedTuple):
     """What a match bound so far. `covered`: the values of the pattern's operations, in the order they were met.
 
-    A tuple, since a match makes many of them.
+    A tuple, made by position: a match makes many of them, and `_replace` was half of its time.
     """
 
     values: Mapping[str, Value] = {}
@@ -116,7 +116,7 @@ class Matcher:
             return state
         known = state.values.get(name)
         if known is None:
-            return state._replace(values={**state.values, name: value})
+            return Bindings({**state.values, name: value}, *state[1:])
         if same_value(known, value):
             return state
         if self.miss is not None:
@@ -138,7 +138,7 @@ class Matcher:
         if problem is not None:
             self._fail(state, value, *problem, named=value.op in node.ops)
             return
-        inside = state._replace(covered=(*state.covered, value))
+        inside = Bindings(*state[:-1], (*state.covered, value))
         if node.attrs:
             inside = inside._replace(attrs={**state.attrs, node.attrs: value.attrs})
         if node.op in GROUPS:
