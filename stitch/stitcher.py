@@ -123,12 +123,26 @@ def _join_all(groups: list[Group], stored: set[Value]) -> list[Group]:
             at += 1
             continue
         first, both = partner
-        groups[groups.index(first)] = both
-        del groups[at]
         made.update((root, both) for root in both.roots)
-        groups = _in_order(groups)
-        at = groups.index(both)  # what comes before it has been compared with everything before it
+        start = groups.index(first)
+        before, after = _split(groups[start + 1 : at], both)
+        groups = [*groups[:start], *before, both, *after, *groups[at + 1 :]]
+        at = start + len(before)  # what comes before it has been compared with everything before it
     return groups
+
+
+def _split(between: Sequence[Group], group: Group) -> tuple[list[Group], list[Group]]:
+    """Kernels in order, in two parts: those that `group` needs, by way of others too, and the rest."""
+    needs = set(group.needs)
+    before: list[Group] = []
+    after: list[Group] = []
+    for other in reversed(between):
+        if needs.isdisjoint(other.roots):
+            after.insert(0, other)
+        else:
+            before.insert(0, other)
+            needs.update(other.needs)
+    return before, after
 
 
 def _partner(
