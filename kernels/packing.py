@@ -9,6 +9,8 @@ from ..graph.dims import Dim
 from ..graph.types import FROM_TORCH, i4, i8
 from .spec import Packing
 
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def int_of(value: Dim) -> int:
     """A dimension that is a number."""
@@ -21,14 +23,16 @@ def pack_rhs(weight: torch.Tensor, packing: Packing) -> torch.Tensor:
     n, k = weight.shape
     dtype = FROM_TORCH[weight.dtype]
     panels, depth = int_of(packing.panels(n)), int_of(packing.k_padded(k))
-    padded = torch.nn.functional.pad(weight.detach(), (0, depth - k, 0, panels * packing.nr - n))
-    groups = padded.view(panels, packing.nr, depth // packing.kr, packing.kr)
-    data = groups.transpose(1, 2).contiguous().view(-1).view(torch.int8)
-    result = torch.zeros(int_of(packing.bytes(n, k, dtype)), dtype=torch.int8)
-    result[: data.numel()] = data
+    missing = (0, depth - k, 0, panels * packing.nr - n)
+    padded = torch.nn.functional.pad(weight.detach(), missing) if any(missing) else weight.detach().contiguous()
+    result = torch.empty(int_of(packing.bytes(n, k, dtype)), dtype=torch.int8)
+    whole = _WHOLE[packing.kr * weight.element_size()]  # the neighbours that stay together, as one number
+    groups = padded.view(whole).view(panels, packing.nr, depth // packing.kr).transpose(1, 2)
+    result[: padded.nbytes].view(whole).view(groups.shape).copy_(groups)
+    rest = result[padded.nbytes :].zero_()
     if dtype == i8 and packing.sums:
         sums = padded.sum(dim=1, dtype=torch.int32).view(torch.int8)
-        result[data.numel() : data.numel() + sums.numel()] = sums
+        rest[: sums.numel()] = sums
     return result
 
 
