@@ -150,7 +150,7 @@ def product(dims: Iterable[Dim]) -> Dim:
     for factor in factors:
         if isinstance(factor, Poly):
             return _product(factors)
-    return prod(factors)  # type: ignore[arg-type]
+    return prod(factors)
 
 
 @lru_cache(maxsize=1 << 12)

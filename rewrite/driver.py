@@ -15,8 +15,9 @@ from ..diagnostics.errors import InvalidGraph
 from ..graph.ir import Graph, Value, with_inputs
 from ..graph.types import TensorType
 from .match import Matcher, Mismatch, Miss
+from .query import NUMBER_OPS, number
 from .rule import Applied, Rule, RuleSet
-from .screen import admits
+from .screen import Named, admits
 
 # A rule set that shrinks or moves things needs a few sweeps; one that undoes itself needs infinitely many.
 MAX_SWEEPS = 200
@@ -86,24 +87,31 @@ def near_miss(rule: str, miss: Miss) -> NearMiss | None:
 
 
 class Table:
-    """Which rules to try at a value: those that the names of its operation and of its operands' do not rule out. A model has few
-    such combinations."""
+    """Which rules to try at a value: those that the names of its operation and of its operands' do not rule out, nor whether these are
+    numbers. A model has few such combinations."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._by_op: dict[str, list[Rule]] = {}
         for rule in rules:
             for op in rule.root_ops:
                 self._by_op.setdefault(op, []).append(rule)
-        self._known: dict[tuple[str, ...], tuple[Rule, ...]] = {}
+        self._known: dict[tuple[Named, ...], tuple[Rule, ...]] = {}
+        self._named: dict[Value, Named] = {}
 
     def at(self, value: Value) -> tuple[Rule, ...]:
         """The rules, in order."""
-        names = (value.op, *[v.op for v in value.inputs])
+        rules = self._by_op.get(value.op)
+        if rules is None:
+            return ()
+        names = ((value.op, False), *[self._named.get(v) or self._name(v) for v in value.inputs])
         found = self._known.get(names)
         if found is None:
-            rules = self._by_op.get(value.op, ())
-            found = self._known[names] = tuple([rule for rule in rules if admits(rule.equation.left, value.op, names[1:])])
+            found = self._known[names] = tuple([rule for rule in rules if admits(rule.equation.left, names[0], names[1:])])
         return found
+
+    def _name(self, value: Value) -> Named:
+        name = self._named[value] = value.op, value.op in NUMBER_OPS and number(value) is not None
+        return name
 
 
 def apply(graph: Graph, rules: RuleSet, trace: Trace | None = None) -> Graph:
@@ -113,8 +121,8 @@ def apply(graph: Graph, rules: RuleSet, trace: Trace | None = None) -> Graph:
     """
     at_rest = trace.at_rest(graph) if trace is not None else frozenset()
     fresh, table = Table(rule for rule in rules if id(rule) not in at_rest), Table(rules)
-    for number in range(MAX_SWEEPS):
-        applied = _sweep(graph, table if number else fresh, trace)
+    for again in range(MAX_SWEEPS):
+        applied = _sweep(graph, table if again else fresh, trace)
         if not applied:
             if trace is not None:
                 trace.left.append((graph, rules))

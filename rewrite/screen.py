@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from .pattern import COMMUTATIVE, Argument, Bound, Either, NumberLiteral, NumberVariable, Operation, Optional, Rest
-from .query import NUMBER_OPS
+
+# The name of an operation, and whether its result is one known number.
+Named = tuple[str, bool]
 
 
-def admits(node: Argument, op: str, operands: tuple[str, ...] | None = None) -> bool:
-    """Whether a value of an operation may match, by the operation's name, and by those of its operands where they are given."""
+def admits(node: Argument, value: Named, operands: tuple[Named, ...] | None = None) -> bool:
+    """Whether a value may match: by the name of its operation, and by those of its operands where they are given."""
     if isinstance(node, Operation):
-        return op in node.ops and (operands is None or _admits_operands(node, op, operands))
+        return value[0] in node.ops and (operands is None or _admits_operands(node, value[0], operands))
     if isinstance(node, (Bound, Optional)):
-        return admits(node.pattern, op, operands)
+        return admits(node.pattern, value, operands)
     if isinstance(node, Either):
-        return any(admits(option, op, operands) for option in node.options)
-    return op in NUMBER_OPS if isinstance(node, (NumberLiteral, NumberVariable)) else True
+        return any(admits(option, value, operands) for option in node.options)
+    return value[1] or not isinstance(node, (NumberLiteral, NumberVariable))
 
 
-def _admits_operands(node: Operation, op: str, operands: tuple[str, ...]) -> bool:
+def _admits_operands(node: Operation, op: str, operands: tuple[Named, ...]) -> bool:
     orders = (operands, operands[::-1]) if op in COMMUTATIVE else (operands,)
-    return any(all(isinstance(a, Rest) or admits(a, name) for a, name in zip(node.args, order)) for order in orders)
+    return any(all(isinstance(a, Rest) or admits(a, operand) for a, operand in zip(node.args, order)) for order in orders)
