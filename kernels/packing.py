@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import torch
 
 from ..diagnostics.errors import InputError
@@ -26,9 +28,10 @@ def pack_rhs(weight: torch.Tensor, packing: Packing) -> torch.Tensor:
     missing = (0, depth - k, 0, panels * packing.nr - n)
     padded = torch.nn.functional.pad(weight.detach(), missing) if any(missing) else weight.detach().contiguous()
     result = torch.empty(int_of(packing.bytes(n, k, dtype)), dtype=torch.int8)
-    whole = _WHOLE[packing.kr * weight.element_size()]  # the neighbours that stay together, as one number
-    groups = padded.view(whole).view(panels, packing.nr, depth // packing.kr).transpose(1, 2)
-    result[: padded.nbytes].view(whole).view(groups.shape).copy_(groups)
+    together = packing.kr * weight.element_size()  # bytes of neighbours, moved as few wide numbers
+    wide = gcd(together, 8)
+    groups = padded.view(_WHOLE[wide]).view(panels, packing.nr, depth // packing.kr, together // wide).transpose(1, 2)
+    result[: padded.nbytes].view(_WHOLE[wide]).view(groups.shape).copy_(groups)
     rest = result[padded.nbytes :].zero_()
     if dtype == i8 and packing.sums:
         sums = padded.sum(dim=1, dtype=torch.int32).view(torch.int8)
