@@ -36,13 +36,18 @@ def key(ir_text: str, target: Target, opt: int = jit.OPT) -> str:
 def compiled(ir_text: str, target: Target, opt: int = jit.OPT) -> bytes:
     """Returns the object of `jit.compile_object`, from the cache where it is there. An unusable folder only costs time."""
     name = key(ir_text, target, opt)
-    path = folder() / f"{name}{_SUFFIX}"
+    path = path_of(name)
     found = read(path, name)
     if found is not None:
         return found
     data = jit.compile_object(ir_text, target, opt)
     write(path, name, data)
     return data
+
+
+def path_of(name: str) -> Path:
+    """Returns where the object named by a `key` is."""
+    return folder() / f"{name}{_SUFFIX}"
 
 
 def folder() -> Path:

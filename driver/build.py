@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..cpu_codegen import cache
 from ..diagnostics.collector import paused
-from ..diagnostics.dump import dump_stage, say
+from ..diagnostics.dump import say
 from ..diagnostics.errors import InputError, Unsupported
 from ..graph import attrs as A
 from ..graph.captured import Captured, IntInput, SymbolicOutput, TensorInput
@@ -25,9 +24,11 @@ from ..runtime.executable import Executable, with_runner
 from ..runtime.plan import AtenStep, ConstantSource, Input, InputInt, InputTensor, Output, OutputDim, OutputTensor, Plan, Segment
 from ..stitch.layout import choose_layouts
 from ..stitch.partition import Extern, Native, partition
+from ..stitch.program import Program
 from ..stitch.stitcher import stitch
+from .kernels import Kernels
 from .pipeline import passes
-from .segments import Constants, Kernels, Note, Product, SegmentBuilder
+from .segments import Constants, ItemSpec, Note, Product, SegmentBuilder, specs_of
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,7 @@ def _build(captured: Captured, options: Options) -> Built:
     planner = _Planner(graph, captured, Kernels(options.target, options.kernels))
     plan = planner.plan()
     emitted = clock()
-    text = planner.kernels.module.text()
-    dump_stage(options.name, 90, "llvm", text)
-    objects = [cache.compiled(text, options.target)] if plan.symbols else []
+    objects = [planner.kernels.compiled(options.name)] if plan.symbols else []
     compiled = clock()
     executable = Executable(plan, with_runner(objects, options.target))
     seconds = {
@@ -132,7 +131,10 @@ class _Planner:
     def plan(self) -> Plan:
         parts, constants = partition(self.graph)
         self._known_constants = set(constants)
-        segments = tuple(self._native(p) if isinstance(p, Native) else self._extern(p) for p in parts)
+        programs = {part: stitch(part.outputs, part.inputs, part.constants) for part in parts if isinstance(part, Native)}
+        specs = {part: specs_of(program, self.kernels.target) for part, program in programs.items()}
+        self._expect([spec for item in specs.values() for spec in item])
+        segments = tuple(self._native(p, programs[p], specs[p]) if isinstance(p, Native) else self._extern(p) for p in parts)
         outputs: list[Output] = [OutputTensor(self._visible(v)) for v in self.graph.outputs]
         self.constants.sources += [_unchanged(v) for v in self.captured.baked]
         outputs += [OutputDim(o.dim) for o in self.captured.outputs if isinstance(o, SymbolicOutput)]
@@ -167,10 +169,15 @@ class _Planner:
             result.append(InputTensor(state.name, value.tensor, self._id(value)))
         return result
 
-    def _native(self, part: Native) -> Segment:
-        program = stitch(part.outputs, part.inputs, part.constants)
+    def _expect(self, specs: Sequence[ItemSpec]) -> None:
+        """Tells which kernels will be asked for."""
+        known = [spec for spec in specs if spec is not None]
+        if len(known) == len(specs):
+            self.kernels.expect([each for spec in known for each in (spec if isinstance(spec, tuple) else (spec,))])
+
+    def _native(self, part: Native, program: Program, specs: tuple[ItemSpec, ...]) -> Segment:
         ids = {v: self._id(v) for v in (*part.inputs, *part.outputs)}
-        builder = SegmentBuilder(program, self.kernels, self.constants, ids)
+        builder = SegmentBuilder(program, specs, self.kernels, self.constants, ids)
         segment = builder.build()
         self.notes.append(tuple(builder.notes))
         self.products += builder.products

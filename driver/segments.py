@@ -1,26 +1,20 @@
-"""Native segments: kernels for the items of a stitched program, and the steps that call them."""
+"""Native segments: what the items of a stitched program are computed by, and the steps that call the kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
 
 import torch
 
-from ..cpu_codegen.builder import Module
-from ..cpu_codegen.contract import KernelCode, ParamSlot
-from ..cpu_codegen.loops import emit_loop_kernel, streaming
-from ..diagnostics.errors import Unsupported
-from ..graph.attrs import CallAttrs
+from ..cpu_codegen.loops import streaming
 from ..graph.dims import Dim, bounds, product
 from ..graph.ir import Value
 from ..graph.sites import site_of
 from ..graph.types import i8
-from ..kernels import attention_table, table
-from ..kernels.attention_spec import AttentionCode, AttentionSpec
-from ..kernels.custom import CustomKernel
-from ..kernels.selection import Selection
-from ..kernels.spec import GemmCode, GemmSpec
+from ..kernels import table
+from ..kernels.attention_spec import AttentionSpec
+from ..kernels.spec import GemmSpec
 from ..platforms.target import Target
 from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, Section, SegmentOutput, Step, single
 from ..runtime.records import LARGE
@@ -28,6 +22,7 @@ from ..stitch.constants import compute, watched_tensors
 from ..stitch.loops import LoopKernel, in_place
 from ..stitch.program import CallItem, ContractionItem, LoopItem, Program
 from .contractions import attention_spec, gemm_spec
+from .kernels import Kernels
 
 Refusals = tuple[tuple[str, str], ...]
 
@@ -51,64 +46,10 @@ class Product:
     kernel: str
 
 
-@dataclass
-class Kernels:
-    """All code of one compilation. Kernels that differ only in numbers are emitted once."""
-
-    target: Target
-    custom: tuple[CustomKernel, ...] = ()
-    module: Module = field(default_factory=Module)
-    _calls: int = 0
-    _loops: dict[LoopKernel, KernelCode] = field(default_factory=dict)
-    _gemms: dict[GemmSpec, tuple[GemmCode, Selection[table.Kernel]]] = field(default_factory=dict)
-    _attention: dict[AttentionSpec, tuple[AttentionCode, Selection[attention_table.AttentionKernel]]] = field(default_factory=dict)
-
-    def loop(self, kernel: LoopKernel) -> KernelCode:
-        key = replace(kernel, name="", params=())
-        if key not in self._loops:
-            self._loops[key] = emit_loop_kernel(self.module, self.target, replace(kernel, name=f"loop{len(self._loops)}_{kernel.name}"))
-        return with_params(self._loops[key], kernel.params)
-
-    def gemm(self, spec: GemmSpec) -> tuple[GemmCode, Selection[table.Kernel]]:
-        key = replace(spec, params=())
-        if key not in self._gemms:
-            selection = table.select(self.target, spec)
-            code = selection.kernel.emit(self.module, self.target, spec, f"gemm{len(self._gemms)}_{selection.kernel.name}")
-            self._gemms[key] = code, selection
-        code, selection = self._gemms[key]
-        columns = None if code.columns is None else with_params(code.columns, spec.params)
-        return replace(code, rows=with_params(code.rows, spec.params), columns=columns), selection
-
-    def call(self, value: Value) -> KernelCode:
-        """The user's kernel for a `call`. Raises Unsupported when there is none of that name."""
-        attrs = value.attrs
-        assert isinstance(attrs, CallAttrs)
-        found = next((k for k in self.custom if k.name == attrs.kernel), None)
-        if found is None:
-            raise Unsupported(f"there is no kernel {attrs.kernel!r}", value.origin, "pass it to compile(kernels=...)")
-        self._calls += 1
-        symbol = f"call{self._calls}_{attrs.kernel}"
-        return found.emit(self.module, self.target, symbol, tuple(v.tensor for v in value.inputs), value.tensor, attrs.options)
-
-    def attention(self, spec: AttentionSpec) -> tuple[AttentionCode, Selection[attention_table.AttentionKernel]]:
-        key = replace(spec, params=())
-        if key not in self._attention:
-            selection = attention_table.select(self.target, spec)
-            code = selection.kernel.emit(self.module, self.target, spec, f"attention{len(self._attention)}")
-            self._attention[key] = code, selection
-        code, selection = self._attention[key]
-        return replace(code, run=with_params(code.run, spec.params)), selection
-
-
 def product_of(note: Note) -> Product | None:
     """The product that a note is about, if it has a name."""
     name = site_of(note.origin)
     return Product(name, note.kernel) if name else None
-
-
-def with_params(code: KernelCode, params: tuple[float, ...]) -> KernelCode:
-    """The same code for an instance with other numbers."""
-    return replace(code, slots=tuple(ParamSlot(params) if isinstance(s, ParamSlot) else s for s in code.slots))
 
 
 @dataclass
@@ -135,20 +76,59 @@ class Constants:
         return self._known[values, form]
 
 
-class SegmentBuilder:
-    """Builds the plan of one native segment."""
+# What an item of a program is computed by: for a loop also the kernel for large results; None where the user's kernel is called.
+ItemSpec = tuple[LoopKernel, LoopKernel] | GemmSpec | AttentionSpec | None
 
-    def __init__(self, program: Program, kernels: Kernels, constants: Constants, ids: Mapping[Value, int]) -> None:
-        self.program, self.kernels, self.constants, self.ids = program, kernels, constants, ids
+
+def specs_of(program: Program, target: Target) -> tuple[ItemSpec, ...]:
+    """The specifications of a program's kernels, item by item."""
+    constants, read = set(program.constants), {value for item in program.items for value in item.reads}
+
+    def spec(item: LoopItem | ContractionItem | CallItem) -> ItemSpec:
+        if isinstance(item, LoopItem):
+            always, if_large = _streams(item, program, read, target)
+            return streaming(target, item.kernel, always), streaming(target, item.kernel, always | if_large)
+        if isinstance(item, CallItem):
+            return None
+        return attention_spec(item) if item.anchor.op == "attention" else gemm_spec(item, constants)
+
+    return tuple([spec(item) for item in program.items])
+
+
+def _beyond(target: Target) -> int:
+    """Bytes from which results are stored around the caches. Such results are aligned: they are no part of the arena, and the runtime
+    puts large ones on pages of their own."""
+    return max(target.l3, LARGE)
+
+
+def _streams(item: LoopItem, program: Program, read: Set[Value], target: Target) -> tuple[set[int], set[int]]:
+    """Buffers of a loop that go around the caches, since they are larger and nothing here reads them again: for all shapes, and
+    those where it depends on the shapes."""
+    always: set[int] = set()
+    if_large: set[int] = set()
+    for number, value in enumerate(item.operands):
+        if target.l3 and value in item.writes and value in program.outputs and value not in read:
+            least, most = bounds(product(value.shape) * value.dtype.bytes)
+            if least is not None and least >= _beyond(target):
+                always.add(number)
+            elif most is None or most >= _beyond(target):
+                if_large.add(number)
+    return always, if_large
+
+
+class SegmentBuilder:
+    """Builds the plan of one native segment. specs: `specs_of` its program."""
+
+    def __init__(
+        self, program: Program, specs: tuple[ItemSpec, ...], kernels: Kernels, constants: Constants, ids: Mapping[Value, int]
+    ) -> None:
+        self.program, self.specs, self.kernels, self.constants, self.ids = program, specs, kernels, constants, ids
         self.buffers: list[Buffer] = []
         self.numbers: dict[Value, int] = {}
         self.notes: list[Note] = []
         self.products: list[Product | None] = []  # of every section
         self._constant_values = set(program.constants)
         self._packed: dict[int, int] = {}
-        self._read = {value for item in program.items for value in item.reads}
-        # Such results are aligned: they are no part of the arena, and the runtime puts large ones on pages of their own.
-        self._beyond = max(kernels.target.l3, LARGE)
         outputs = {v: n for n, v in enumerate(program.outputs)}
         for n, value in enumerate(program.inputs):
             self._add(value, "input", n)
@@ -157,17 +137,23 @@ class SegmentBuilder:
 
     def build(self) -> NativeSegment:
         sections: list[Section] = []
-        for item in self.program.items:
-            made = self._sections(item)
+        for item, spec in zip(self.program.items, self.specs, strict=True):
+            made = self._sections(item, spec)
             sections += made
             self.products += [None if isinstance(item, LoopItem) else product_of(self.notes[-1])] * len(made)
         outputs = tuple(SegmentOutput(self.ids[v], v.tensor) for v in self.program.outputs)
         return NativeSegment(tuple(self.ids[v] for v in self.program.inputs), outputs, tuple(self.buffers), tuple(sections))
 
-    def _sections(self, item: LoopItem | ContractionItem | CallItem) -> list[Section]:
+    def _sections(self, item: LoopItem | ContractionItem | CallItem, spec: ItemSpec) -> list[Section]:
         if isinstance(item, LoopItem):
-            return self._loop(item)
-        return self._call(item) if isinstance(item, CallItem) else self._contraction(item)
+            assert isinstance(spec, tuple)
+            return self._loop(item, *spec)
+        if isinstance(item, CallItem):
+            return self._call(item)
+        if isinstance(spec, AttentionSpec):
+            return self._attention(item, spec)
+        assert isinstance(spec, GemmSpec)
+        return self._gemm(item, spec)
 
     def _call(self, item: CallItem) -> list[Section]:
         code = self.kernels.call(item.value)
@@ -190,36 +176,17 @@ class SegmentBuilder:
             number = self._add(value, "constant", self.constants.number(value))
         return Operand(number, offset)
 
-    def _loop(self, item: LoopItem) -> list[Section]:
-        always, if_large = self._streams(item)
-        kernels, target = self.kernels, self.kernels.target
-        code, large = (kernels.loop(streaming(target, item.kernel, which)) for which in (always, always | if_large))
+    def _loop(self, item: LoopItem, usual: LoopKernel, around: LoopKernel) -> list[Section]:
+        code, large = self.kernels.loop(usual), self.kernels.loop(around)
         operands = tuple(self._operand(v) for v in item.operands)
         writes = tuple(n for n, v in enumerate(item.operands) if v in item.writes)
         note = self._note(item.writes[-1], item.fused, code.symbol)
         reuses = in_place(item.kernel.body)
-        step = Step(code, operands, writes, note.label, reuses=reuses, large=None if large == code else large, large_from=self._beyond)
+        beyond = _beyond(self.kernels.target)
+        step = Step(code, operands, writes, note.label, reuses=reuses, large=None if large == code else large, large_from=beyond)
         return [single(step)]
 
-    def _streams(self, item: LoopItem) -> tuple[set[int], set[int]]:
-        """Buffers of a loop that go around the caches, since they are larger and nothing here reads them again: for all shapes, and
-        those where it depends on the shapes."""
-        always: set[int] = set()
-        if_large: set[int] = set()
-        for number, value in enumerate(item.operands):
-            if self.kernels.target.l3 and value in item.writes and value in self.program.outputs and value not in self._read:
-                least, most = bounds(product(value.shape) * value.dtype.bytes)
-                if least is not None and least >= self._beyond:
-                    always.add(number)
-                elif most is None or most >= self._beyond:
-                    if_large.add(number)
-        return always, if_large
-
-    def _contraction(self, item: ContractionItem) -> list[Section]:
-        return self._attention(item) if item.anchor.op == "attention" else self._gemm(item)
-
-    def _gemm(self, item: ContractionItem) -> list[Section]:
-        spec = gemm_spec(item, self._constant_values)
+    def _gemm(self, item: ContractionItem, spec: GemmSpec) -> list[Section]:
         code, selection = self.kernels.gemm(spec)
         lhs, rhs = item.pointers
         note = self._note(item.anchor, (item.anchor, *item.fused), selection.kernel.name, selection.refusals)
@@ -245,8 +212,7 @@ class SegmentBuilder:
         sections.append(single(Step(code.rows, tuple(operands), tuple(writes), note.label, 1, code.columns, reuses)))
         return sections
 
-    def _attention(self, item: ContractionItem) -> list[Section]:
-        spec = attention_spec(item)
+    def _attention(self, item: ContractionItem, spec: AttentionSpec) -> list[Section]:
         code, selection = self.kernels.attention(spec)
         note = self._note(item.anchor, (item.anchor, *item.fused), selection.kernel.name, selection.refusals)
         pointers = tuple(self._operand(p.value) for p in item.pointers)

@@ -69,19 +69,18 @@ class Graph:
     @cached_property
     def order(self) -> tuple[Value, ...]:
         """Every value reachable from inputs and outputs, operands before users, deterministic."""
-        seen: set[Value] = set()
-        result: list[Value] = []
-        for root in (*self.inputs, *self.outputs):
-            stack: list[tuple[Value, bool]] = [(root, False)]
-            while stack:
-                value, expanded = stack.pop()
-                if expanded:
-                    result.append(value)
-                elif value not in seen:
-                    seen.add(value)
-                    stack.append((value, True))
-                    stack.extend((v, False) for v in reversed(value.inputs) if v not in seen)
-        return tuple(dict.fromkeys(result))
+        result: dict[Value, None] = {}
+        stack = [*reversed(self.outputs), *reversed(self.inputs)]
+        while stack:
+            value = stack[-1]
+            if value not in result:
+                missing = [v for v in value.inputs if v not in result]
+                if missing:
+                    stack += reversed(missing)
+                    continue
+                result[value] = None
+            stack.pop()
+        return tuple(result)
 
     @cached_property
     def users(self) -> dict[Value, tuple[Value, ...]]:
@@ -105,14 +104,16 @@ def rebuild(graph: Graph, visit: Callable[[Value, tuple[Value, ...]], Value]) ->
     new: dict[Value, Value] = {v: v for v in graph.inputs}
     for value in graph.order:
         if value not in new:
-            new[value] = visit(value, tuple(new[v] for v in value.inputs))
+            new[value] = visit(value, tuple([new[v] for v in value.inputs]))
     return Graph(graph.inputs, tuple(new[v] for v in graph.outputs), graph.name)
 
 
 def with_inputs(value: Value, inputs: Iterable[Value]) -> Value:
     """`value` itself when its inputs did not change, else a copy that reads `inputs` (types must be the same)."""
     inputs = tuple(inputs)
-    if len(inputs) == len(value.inputs) and all(a is b for a, b in zip(inputs, value.inputs)):
+    if inputs == value.inputs:
         return value
-    return Value(value.op, inputs, value.attrs, value.type, value.origin, value.name)
+    copy = object.__new__(Value)  # passes copy most of a graph; what is known about the kind of the value stays known
+    copy.__dict__.update(value.__dict__, inputs=inputs)
+    return copy
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import prod
 from typing import Union
 
 
@@ -145,9 +146,18 @@ def symbol(name: str, lo: int = 0, hi: int | None = None, extent: Dim | None = N
 
 def product(dims: Iterable[Dim]) -> Dim:
     """Product of dimensions; 1 for none."""
+    factors = tuple(dims)
+    for factor in factors:
+        if isinstance(factor, Poly):
+            return _product(factors)
+    return prod(factors)
+
+
+@lru_cache(maxsize=1 << 12)
+def _product(factors: Shape) -> Dim:
     result: Dim = 1
-    for dim in dims:
-        result = result * dim
+    for factor in factors:
+        result = result * factor
     return result
 
 

@@ -57,9 +57,9 @@ def _full_like(value: Value, number: float) -> Value:
 
 def fold_uniform(value: Value) -> Value | None:
     """A view or elementwise function of repeated numbers is a repeated number."""
-    group = OPS[value.op].group
-    if not value.inputs or value.tensor.qparams is not None or any(v.op != "full" for v in value.inputs):
+    if not value.inputs or value.inputs[0].op != "full" or any(v.op != "full" for v in value.inputs) or value.tensor.qparams is not None:
         return None
+    group = OPS[value.op].group
     if group == "view":
         return _full_like(value, value.inputs[0].attrs.value) if isinstance(value.inputs[0].attrs, A.FullAttrs) else None
     if group != "elementwise" or value.op in ("quantize", "dequantize"):
@@ -70,11 +70,13 @@ def fold_uniform(value: Value) -> Value | None:
 
 def fold_constants(value: Value) -> Value | None:
     """Operations on small constants of the model's own code, such as position tables, are done once, now."""
-    size = product(value.shape) if OPS[value.op].group not in ("extern", "leaf") else None
     frozen = [v for v in value.inputs if isinstance(v.attrs, A.ConstantAttrs) and not v.attrs.watched]
-    if not isinstance(size, int) or size > FOLD_LIMIT or not frozen or value.op in ("expand", "quantize"):
+    if not frozen or value.op in ("expand", "quantize") or OPS[value.op].group in ("extern", "leaf"):
         return None
     if len(frozen) + sum(v.op == "full" for v in value.inputs) != len(value.inputs) or value.tensor.qparams is not None:
+        return None
+    size = product(value.shape)
+    if not isinstance(size, int) or size > FOLD_LIMIT:
         return None
     if any(v.tensor.qparams is not None or not all(isinstance(d, int) for d in v.shape) for v in value.inputs):
         return None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import torch
 
 from ..diagnostics.errors import InputError
 from ..graph.dims import Dim
 from ..graph.types import FROM_TORCH, i4, i8
 from .spec import Packing
+
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def int_of(value: Dim) -> int:
@@ -21,14 +25,17 @@ def pack_rhs(weight: torch.Tensor, packing: Packing) -> torch.Tensor:
     n, k = weight.shape
     dtype = FROM_TORCH[weight.dtype]
     panels, depth = int_of(packing.panels(n)), int_of(packing.k_padded(k))
-    padded = torch.nn.functional.pad(weight.detach(), (0, depth - k, 0, panels * packing.nr - n))
-    groups = padded.view(panels, packing.nr, depth // packing.kr, packing.kr)
-    data = groups.transpose(1, 2).contiguous().view(-1).view(torch.int8)
-    result = torch.zeros(int_of(packing.bytes(n, k, dtype)), dtype=torch.int8)
-    result[: data.numel()] = data
+    missing = (0, depth - k, 0, panels * packing.nr - n)
+    padded = torch.nn.functional.pad(weight.detach(), missing) if any(missing) else weight.detach().contiguous()
+    result = torch.empty(int_of(packing.bytes(n, k, dtype)), dtype=torch.int8)
+    together = packing.kr * weight.element_size()  # bytes of neighbours, moved as few wide numbers
+    wide = gcd(together, 8)
+    groups = padded.view(_WHOLE[wide]).view(panels, packing.nr, depth // packing.kr, together // wide).transpose(1, 2)
+    result[: padded.nbytes].view(_WHOLE[wide]).view(groups.shape).copy_(groups)
+    rest = result[padded.nbytes :].zero_()
     if dtype == i8 and packing.sums:
         sums = padded.sum(dim=1, dtype=torch.int32).view(torch.int8)
-        result[data.numel() : data.numel() + sums.numel()] = sums
+        rest[: sums.numel()] = sums
     return result
 
 

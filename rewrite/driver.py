@@ -15,7 +15,9 @@ from ..diagnostics.errors import InvalidGraph
 from ..graph.ir import Graph, Value, with_inputs
 from ..graph.types import TensorType
 from .match import Matcher, Mismatch, Miss
+from .query import NUMBER_OPS, number
 from .rule import Applied, Rule, RuleSet
+from .screen import Named, admits
 
 # A rule set that shrinks or moves things needs a few sweeps; one that undoes itself needs infinitely many.
 MAX_SWEEPS = 200
@@ -84,13 +86,32 @@ def near_miss(rule: str, miss: Miss) -> NearMiss | None:
     return NearMiss(rule, found.reason, value.origin if value else "", repr(value) if value else "")
 
 
-def index(rules: Iterable[Rule]) -> Mapping[str, tuple[Rule, ...]]:
-    """The rules to try for each operation, in order."""
-    table: dict[str, list[Rule]] = {}
-    for rule in rules:
-        for op in rule.root_ops:
-            table.setdefault(op, []).append(rule)
-    return {op: tuple(found) for op, found in table.items()}
+class Table:
+    """Which rules to try at a value: those that the names of its operation and of its operands' do not rule out, nor whether these are
+    numbers. A model has few such combinations."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._by_op: dict[str, list[Rule]] = {}
+        for rule in rules:
+            for op in rule.root_ops:
+                self._by_op.setdefault(op, []).append(rule)
+        self._known: dict[tuple[Named, ...], tuple[Rule, ...]] = {}
+        self._named: dict[Value, Named] = {}
+
+    def at(self, value: Value) -> tuple[Rule, ...]:
+        """The rules, in order."""
+        rules = self._by_op.get(value.op)
+        if rules is None:
+            return ()
+        names = ((value.op, False), *[self._named.get(v) or self._name(v) for v in value.inputs])
+        found = self._known.get(names)
+        if found is None:
+            found = self._known[names] = tuple([rule for rule in rules if admits(rule.equation.left, names[0], names[1:])])
+        return found
+
+    def _name(self, value: Value) -> Named:
+        name = self._named[value] = value.op, value.op in NUMBER_OPS and number(value) is not None
+        return name
 
 
 def apply(graph: Graph, rules: RuleSet, trace: Trace | None = None) -> Graph:
@@ -99,9 +120,9 @@ def apply(graph: Graph, rules: RuleSet, trace: Trace | None = None) -> Graph:
     Raises InvalidGraph when a replacement has another type than what it replaces, and when the rules never come to rest.
     """
     at_rest = trace.at_rest(graph) if trace is not None else frozenset()
-    fresh, table = index(rule for rule in rules if id(rule) not in at_rest), index(rules)
-    for number in range(MAX_SWEEPS):
-        applied = _sweep(graph, table if number else fresh, trace)
+    fresh, table = Table(rule for rule in rules if id(rule) not in at_rest), Table(rules)
+    for again in range(MAX_SWEEPS):
+        applied = _sweep(graph, table if again else fresh, trace)
         if not applied:
             if trace is not None:
                 trace.left.append((graph, rules))
@@ -111,7 +132,7 @@ def apply(graph: Graph, rules: RuleSet, trace: Trace | None = None) -> Graph:
     raise InvalidGraph(f"rules undo one another without end: {names}", where=applied[0].root.origin, hint="remove one of them")
 
 
-def _sweep(graph: Graph, table: Mapping[str, tuple[Rule, ...]], trace: Trace | None) -> list[Applied]:
+def _sweep(graph: Graph, table: Table, trace: Trace | None) -> list[Applied]:
     settled: set[Value] = set()
     result: list[Applied] = []
     matcher = Matcher(graph)
@@ -119,7 +140,7 @@ def _sweep(graph: Graph, table: Mapping[str, tuple[Rule, ...]], trace: Trace | N
         # A physical layout is chosen after rewriting; a value that has one stays as it is, and so do the graph's inputs.
         if value.op == "input" or (isinstance(value.type, TensorType) and value.type.order is not None):
             continue
-        for rule in table.get(value.op, ()):
+        for rule in table.at(value):
             applied = rule.try_at(value, graph, matcher)
             if applied is None:
                 continue

@@ -26,7 +26,6 @@ from . import template
 from .equation import parse_equation, unbound_attributes
 from .match import Bindings, Matcher, Mismatch
 from .pattern import Equation, Number, Pattern, root_ops
-from .screen import Screen, screen
 
 AttrsT = TypeVar("AttrsT", bound=A.Attrs)
 
@@ -119,19 +118,12 @@ class Rule:
     example: Example | None = None
     doc: str = ""
 
-    @property
+    @cached_property
     def root_ops(self) -> tuple[str, ...]:
         return root_ops(self.equation.left)
 
-    @cached_property
-    def screen(self) -> Screen | None:
-        """Rules out most values without matching."""
-        return screen(self.equation.left)
-
     def try_at(self, root: Value, graph: Graph, matcher: Matcher) -> Applied | None:
         """The replacement of `root`, or None. Mismatches are told to the matcher's `miss`."""
-        if matcher.miss is None and self.screen is not None and not self.screen(root):
-            return None
         for found in matcher.matches(self.equation.left, root):
             match = Match(root, graph, found, self.equation)
             result = match.right() if self.function is None else self.function(match)

@@ -1,43 +1,24 @@
-"""Cheap tests before matching: most attempts fail because of the names of the operations alone."""
+"""A cheap test before matching: most attempts fail because of the names of the operations alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ..graph.ir import Value
 from .pattern import COMMUTATIVE, Argument, Bound, Either, NumberLiteral, NumberVariable, Operation, Optional, Rest
-from .query import NUMBER_OPS
 
-Screen = Callable[[Value], bool]
+# The name of an operation, and whether its result is one known number.
+Named = tuple[str, bool]
 
 
-def screen(node: Argument) -> Screen | None:
-    """A test that is false where the names of the operations rule a match out; None where they never do."""
+def admits(node: Argument, value: Named, operands: tuple[Named, ...] | None = None) -> bool:
+    """Whether a value may match: by the name of its operation, and by those of its operands where they are given."""
     if isinstance(node, Operation):
-        return _operation_screen(node)
+        return value[0] in node.ops and (operands is None or _admits_operands(node, value[0], operands))
     if isinstance(node, (Bound, Optional)):
-        return screen(node.pattern)
+        return admits(node.pattern, value, operands)
     if isinstance(node, Either):
-        options = [screen(option) for option in node.options]
-        known = [test for test in options if test is not None]
-        return (lambda value: any(test(value) for test in known)) if len(known) == len(options) else None
-    return (lambda value: value.op in NUMBER_OPS) if isinstance(node, (NumberLiteral, NumberVariable)) else None
+        return any(admits(option, value, operands) for option in node.options)
+    return value[1] or not isinstance(node, (NumberLiteral, NumberVariable))
 
 
-def _operation_screen(node: Operation) -> Screen:
-    ops = node.ops
-    tests = [(n, test) for n, arg in enumerate(node.args) if not isinstance(arg, Rest) and (test := screen(arg)) is not None]
-    if not tests:
-        return lambda value: value.op in ops
-    if COMMUTATIVE.isdisjoint(ops):
-        return lambda value: value.op in ops and all(n >= len(value.inputs) or test(value.inputs[n]) for n, test in tests)
-
-    def either_order(value: Value) -> bool:
-        if value.op not in ops:
-            return False
-        inputs = value.inputs
-        if all(n >= len(inputs) or test(inputs[n]) for n, test in tests):
-            return True
-        return value.op in COMMUTATIVE and all(test(inputs[1 - n]) for n, test in tests)
-
-    return either_order
+def _admits_operands(node: Operation, op: str, operands: tuple[Named, ...]) -> bool:
+    orders = (operands, operands[::-1]) if op in COMMUTATIVE else (operands,)
+    return any(all(isinstance(a, Rest) or admits(a, operand) for a, operand in zip(node.args, order)) for order in orders)

@@ -27,7 +27,7 @@ from .frames import MAX_FRAMES, MIN_WORK, Context, Machine
 from .inputs import PLAIN, Argument, bind, checked
 from .plan import InputTensor, NativeSegment, OutputTensor, Plan
 from .records import ShapeRecord, make_record
-from .results import Results, allocate
+from .results import Results
 from .runner import CHANGED
 from .segments import Values, last_uses, run_aten, take_inputs, untrusted
 from .timing import SectionTime, Stopwatch, fastest
@@ -75,6 +75,7 @@ class Executable:
         self._contexts: deque[Context] = deque()
         self._results = Results()
         self._records: dict[tuple[Any, ...], ShapeRecord] = {}
+        self._latest: ShapeRecord | None = None
         self._tick = 0
         self._lock = threading.Lock()
         self._dtypes = tuple(i.type.dtype.torch if isinstance(i, InputTensor) else None for i in plan.inputs)
@@ -95,7 +96,9 @@ class Executable:
             signature = self._signature(inputs, True)
             assert signature is not None, "checked arguments need no second look"
         key, pointers = signature
-        record = self._record(key, inputs)
+        record = self._records.get(key)
+        if record is None or record is not self._latest:
+            record = self._record(key, inputs)
         if self._order is not None:
             pointers = [pointers[position] for position in self._order]
         results = self._native(segment, 0, record, pointers)
@@ -136,20 +139,26 @@ class Executable:
                 if len(self._records) > MAX_FRAMES:
                     del self._records[min(self._records, key=lambda k: self._records[k].used)]
         record.used = self._tick
+        self._latest = record
         return record
 
     def _native(
-        self, segment: NativeSegment, at: int, record: ShapeRecord, inputs: list[int],
+        self, segment: NativeSegment, at: int, record: ShapeRecord, pointers: list[int],
         constants: ConstantSet | None = None, stopwatch: Stopwatch | None = None,
     ) -> list[torch.Tensor]:
-        """Runs native segment `at`; `inputs` are addresses that the caller keeps alive. Without `constants` it watches the weights."""
+        """Runs native segment `at`; `pointers` are those of its inputs, which the caller keeps alive, and get those of the results.
+        Without `constants` it watches the weights."""
         shape = record.segments[at]
         assert shape is not None, "the segment is native"
         if shape.large_bytes:
             results = self._results.make(shape.outputs, record.large_bytes)
+            pointers += [result.data_ptr() for result in results]
         else:
-            results = [allocate(output) for output in shape.outputs]
-        pointers = inputs + [result.data_ptr() for result in results]
+            results = []
+            for output in shape.outputs:
+                result = output.new()
+                results.append(result)
+                pointers.append(result.data_ptr())
         threads = torch.get_num_threads() if self._threads else 1
         failed = attempts = 0
         order = turns.TURNS
@@ -166,8 +175,10 @@ class Executable:
                 if watch and used.in_python and self._constants.changed_in_python(used):
                     self._refresh(used)
                     continue
-                frame = context.frame(record, at, segment, self._machine, used, threads, watch)
-                frame.bind(pointers)
+                frame = context.frames.get((record, at, threads, watch))
+                if frame is None or frame is not context.latest or frame.constants is not used:
+                    frame = context.frame(record, at, segment, self._machine, used, threads, watch)
+                frame.bind(*pointers)
                 failed = self._run(frame.address) if stopwatch is None else stopwatch.run(self._run, frame, segment)
                 if failed != CHANGED:
                     break

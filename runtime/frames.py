@@ -10,6 +10,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..cpu_codegen.contract import BufferSlot, DimSlot, KernelCode
 from ..diagnostics.errors import InvalidGraph
@@ -36,12 +37,12 @@ class Machine:
 
 
 class Frame:
-    """The words of one segment. `bind(pointers of inputs, then of outputs)` prepares a call; `address` goes to `run_plan`.
+    """The words of one segment. `bind(*pointers of inputs, *those of outputs)` prepares a call; `address` goes to `run_plan`.
 
     `inside`: words that hold a word's number, to become its address.
     """
 
-    __slots__ = ("_at", "_memory", "_pack", "address", "constants", "sections", "used")
+    __slots__ = ("_memory", "address", "bind", "constants", "sections", "used")
 
     def __init__(
         self, words: Sequence[int], inside: Sequence[int], constants: ConstantSet, externals: tuple[int, int], sections: int
@@ -53,11 +54,7 @@ class Frame:
         self.constants = constants  # keeps the memory of the constants while native code may read it
         self.sections = sections
         self.used = 0
-        self._at = externals[0] * 8
-        self._pack: Callable[..., None] = struct.Struct(f"={externals[1]}q").pack_into
-
-    def bind(self, pointers: Sequence[int]) -> None:
-        self._pack(self._memory, self._at, *pointers)
+        self.bind: Callable[..., None] = partial(struct.Struct(f"={externals[1]}q").pack_into, self._memory, externals[0] * 8)
 
     def limit(self, first: int, end: int) -> None:
         """Lets the next runs execute sections [first, end) only; `sections` is their number."""
@@ -220,23 +217,28 @@ class Context:
 
     def __init__(self) -> None:
         self._arena = Arena(0)
-        self._frames: dict[tuple[ShapeRecord, int, int, bool], Frame] = {}
+        self.frames: dict[tuple[ShapeRecord, int, int, bool], Frame] = {}
+        self.latest: Frame | None = None
         self._tick = 0
 
     def frame(
         self, record: ShapeRecord, at: int, segment: NativeSegment, machine: Machine, constants: ConstantSet, threads: int, watch: bool
     ) -> Frame:
-        """The frame of segment `at`, made when this context has none for this shape, these constants and this many threads."""
+        """The frame of segment `at`, made when this context has none for this shape, these constants and this many threads.
+
+        It is `latest` then. A caller may take that one from `frames` by itself, if its constants are the right ones.
+        """
         key = (record, at, threads, watch)
-        frame = self._frames.get(key)
+        frame = self.frames.get(key)
         if frame is None or frame.constants is not constants:
             shape = record.segments[at]
             assert shape is not None, "a frame is for a native segment"
             self._reserve(record.arena_bytes)
             frame = write_frame(segment, machine, Site(shape, record.numbers, self._arena.address, constants, threads, watch))
-            self._frames[key] = frame
-            if len(self._frames) > MAX_FRAMES:
-                del self._frames[min(self._frames, key=lambda k: self._frames[k].used or self._tick + 1)]
+            self.frames[key] = frame
+            if len(self.frames) > MAX_FRAMES:
+                del self.frames[min(self.frames, key=lambda k: self.frames[k].used or self._tick + 1)]
+        self.latest = frame
         self._tick += 1
         frame.used = self._tick
         return frame
@@ -244,6 +246,7 @@ class Context:
     def _reserve(self, nbytes: int) -> None:
         if nbytes > self._arena.nbytes:
             # Every frame holds addresses in the old arena, which goes first so that two never exist at once.
-            self._frames.clear()
+            self.frames.clear()
+            self.latest = None
             self._arena = Arena(0)
             self._arena = Arena(nbytes)

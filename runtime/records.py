@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from math import prod
 
 import torch
@@ -22,6 +23,10 @@ Numbers = Mapping[Dim, int]
 LARGE = HUGE
 
 
+# Inductor's allocator skips the dispatcher: 0.3 instead of 0.9 us. It is not part of torch's stable interface, hence the fallback.
+_EMPTY = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
+
+
 @dataclass(frozen=True)
 class OutputShape:
     """What `torch.empty_strided` needs for one output of a segment, and its bytes."""
@@ -30,6 +35,13 @@ class OutputShape:
     strides: tuple[int, ...]
     dtype: torch.dtype
     nbytes: int
+
+    @cached_property
+    def new(self) -> Callable[[], torch.Tensor]:
+        """Makes a tensor in torch's own memory."""
+        if _EMPTY is not None:
+            return partial(_EMPTY, self.shape, self.strides, self.dtype)
+        return partial(torch.empty_strided, self.shape, self.strides, dtype=self.dtype, device="cpu")
 
 
 @dataclass(frozen=True)

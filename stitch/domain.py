@@ -32,6 +32,11 @@ class Domain:
             return product(e for _, e in self.rows), product(e for _, e in self.reduced)
         return product(e for _, e in self.rows[:-1]), product(e for _, e in self.rows[-1:])
 
+    @cached_property
+    def size(self) -> Dim:
+        """Number of points."""
+        return product(self.extents)
+
 
 def _merge(axes: Sequence[Axis], exprs: list[Dim]) -> tuple[list[Axis], list[Dim]]:
     """Join neighbours i, j wherever every expression has coefficient(i) == coefficient(j) * extent(j)."""

@@ -155,6 +155,5 @@ def _compatible(a: Domain, b: Domain) -> bool:
         return a.kind == b.kind and a.extents == b.extents and [e for _, e in a.reduced] == [e for _, e in b.reduced]
     if a.kind == "c" and b.kind == "c":
         return a.extents == b.extents
-    total_a, total_b = product(a.extents), product(b.extents)
     rows_a, rows_b = a.extents[0], b.extents[0]
-    return total_a == total_b or (a.kind == "c" and total_b == rows_a) or (b.kind == "c" and total_a == rows_b)
+    return a.size == b.size or (a.kind == "c" and b.size == rows_a) or (b.kind == "c" and a.size == rows_b)

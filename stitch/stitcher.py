@@ -113,29 +113,53 @@ def _in_order(groups: Sequence[Group]) -> list[Group]:
 
 
 def _join_all(groups: list[Group], stored: set[Value]) -> list[Group]:
-    """Join kernels over one domain until no pair is left that shares data and may be joined."""
+    """Join kernels over one domain until no pair is left that shares data and may be joined. `groups`: producers before consumers."""
+    refused: set[tuple[Group, Group]] = set()  # a pair that is no kernel stays none, whatever others are joined
+    made = _producers(groups)
     at = 1
     while at < len(groups):
-        partner = _partner(groups, at, stored)
+        partner = _partner(groups, at, stored, made, refused)
         if partner is None:
             at += 1
             continue
         first, both = partner
-        groups[groups.index(first)] = both
-        del groups[at]
-        groups = _in_order(groups)
-        at = groups.index(both)  # what comes before it has been compared with everything before it
+        made.update((root, both) for root in both.roots)
+        start = groups.index(first)
+        before, after = _split(groups[start + 1 : at], both)
+        groups = [*groups[:start], *before, both, *after, *groups[at + 1 :]]
+        at = start + len(before)  # what comes before it has been compared with everything before it
     return groups
 
 
-def _partner(groups: list[Group], at: int, stored: set[Value]) -> tuple[Group, Group] | None:
+def _split(between: Sequence[Group], group: Group) -> tuple[list[Group], list[Group]]:
+    """Kernels in order, in two parts: those that `group` needs, by way of others too, and the rest."""
+    needs = set(group.needs)
+    before: list[Group] = []
+    after: list[Group] = []
+    for other in reversed(between):
+        if needs.isdisjoint(other.roots):
+            after.insert(0, other)
+        else:
+            before.insert(0, other)
+            needs.update(other.needs)
+    return before, after
+
+
+def _partner(
+    groups: list[Group], at: int, stored: set[Value], made: Mapping[Value, Group], refused: set[tuple[Group, Group]]
+) -> tuple[Group, Group] | None:
     """(earlier kernel, both as one) for kernel number `at`, if one of the earlier ones may take it in."""
-    group, made = groups[at], _producers(groups)
+    group = groups[at]
+    if group.anchor is not None:
+        return None
     for earlier in groups[:at]:
-        if len(earlier.roots) + len(group.roots) <= MAX_STORES and related(earlier, group) and not _between(earlier, group, made):
+        if earlier.anchor is not None or (earlier, group) in refused:
+            continue
+        if len(earlier.roots) + len(group.roots) <= MAX_STORES and related(earlier, group) and not _between(earlier, group, groups, made):
             both = joined(earlier, group, stored)
             if both is not None:
                 return earlier, both
+        refused.add((earlier, group))
     return None
 
 
@@ -162,22 +186,19 @@ def _storing(group: Group, kept: list[Value], stored: set[Value]) -> Group:
     return smaller
 
 
-def _between(first: Group, last: Group, made: Mapping[Value, Group]) -> bool:
-    """Whether a dependency runs from `first` to `last` through a third kernel, in either direction."""
-    return _reaches(last, first, made) or _reaches(first, last, made)
-
-
-def _reaches(start: Group, goal: Group, made: Mapping[Value, Group]) -> bool:
-    """Whether `start` needs something that needs `goal`."""
-    seen: set[Group] = set()
-    stack = [made[v] for v in start.needs if v in made and made[v] is not goal]
+def _between(first: Group, last: Group, groups: Sequence[Group], made: Mapping[Value, Group]) -> bool:
+    """Whether the later of two kernels in order needs something that needs the first."""
+    start = groups.index(first)
+    beyond = set(groups[start + 1 :])  # nothing before the first needs it
+    stack = [made[v] for v in last.needs if v in made and made[v] in beyond]
     while stack:
         group = stack.pop()
-        if group is goal:
-            return True
-        if group not in seen:
-            seen.add(group)
-            stack.extend(made[v] for v in group.needs if v in made)
+        if group in beyond:
+            beyond.remove(group)
+            needed = {made[v] for v in group.needs if v in made}
+            if first in needed:
+                return True
+            stack.extend(needed)
     return False
 
 

@@ -11,7 +11,7 @@ from torch.export import Dim
 from transformers import BertConfig, BertModel
 
 import sashiko
-from sashiko.driver import build
+from sashiko.driver.kernels import Kernels
 
 BATCH, LENGTH, WORDS = 16, 256, 1000
 SHAPES, QUANTIZED_SHAPES = 30, 8  # simulating int8 is slow
@@ -63,13 +63,13 @@ class Count:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs = 0
-        real = build.cache.compiled
+        real = Kernels.compiled
 
-        def counted(*args: object, **kwargs: object) -> bytes:
+        def counted(kernels: Kernels, name: str) -> bytes:
             self.runs += 1
-            return real(*args, **kwargs)  # type: ignore[arg-type]
+            return real(kernels, name)
 
-        monkeypatch.setattr(build.cache, "compiled", counted)
+        monkeypatch.setattr(Kernels, "compiled", counted)
 
 
 def test_floating_point(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

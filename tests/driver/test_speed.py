@@ -30,8 +30,11 @@ sizes = dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, interm
 model = BertModel(BertConfig(**sizes)).eval()
 ids, mask = torch.randint(0, 1000, (8, 64)), torch.ones(8, 64, dtype=torch.long)
 free = {0: Dim("batch", min=1, max=16), 1: Dim("length", min=1, max=256)}
-compiled = sashiko.compile(model, {"input_ids": ids, "attention_mask": mask}, precision=sys.argv[1],
-                           dynamic_shapes={"input_ids": free, "attention_mask": free})
+inputs = {"input_ids": ids, "attention_mask": mask}
+precision = sys.argv[1]
+if precision.startswith("int8"):
+    model, precision = sashiko.quantize(model, [inputs] * 2, preset=precision), "fp32"
+compiled = sashiko.compile(model, inputs, precision=precision, dynamic_shapes={"input_ids": free, "attention_mask": free})
 print(json.dumps(compiled.built.seconds))
 """
 
@@ -114,19 +117,23 @@ def test_a_call_costs_microseconds() -> None:
     compiled = sashiko.compile(nn.ReLU().eval(), (x,))
     seconds = shortest(compiled, x)
     print(f"call of a one-operation graph: {seconds * 1e6:.2f} us")
-    assert seconds <= 8e-6
+    assert seconds <= 6e-6
+
+
+# Seconds of a compile with everything cached. In int8, each row is quantized by operations of its own: three times the graph.
+WARM = {"fp32": 0.15, "bf16": 0.15, "int8": 0.25, "int8-static": 0.15}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", list(WARM))
 def test_compiling_a_small_bert(precision: str, tmp_path: Path) -> None:
     """Beyond torch's capture: seconds with an empty cache, and in a new process with what the first one left there."""
-    cold, *again = [json.loads(run(MINI_BERT, precision, SASHIKO_CACHE=str(tmp_path))) for _ in range(3)]
+    cold, *again = [json.loads(run(MINI_BERT, precision, SASHIKO_CACHE=str(tmp_path))) for _ in range(4)]
     warm = min(again, key=lambda s: sum(s.values()))
     for name, seconds in (("cold", cold), ("from the cache", warm)):
         print(f"{precision} {name}: {sum(seconds.values()):.2f} s", {k: round(v, 3) for k, v in seconds.items()})
-    assert sum(cold.values()) <= 3.0
-    assert sum(warm.values()) <= 0.7
+    assert sum(cold.values()) <= 1.5
+    assert sum(warm.values()) <= WARM[precision]
 
 
 @pytest.mark.slow

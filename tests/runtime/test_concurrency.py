@@ -104,7 +104,7 @@ def test_memory_stays_flat_over_many_shapes(affine: Executable, expected: Refere
     assert resident() - before < 4 << 20
     assert len(affine._records) <= MAX_FRAMES
     assert len(affine._contexts) == 1
-    assert len(affine._contexts[0]._frames) <= MAX_FRAMES
+    assert len(affine._contexts[0].frames) <= MAX_FRAMES
 
 
 def test_contexts_are_given_back_after_errors(affine: Executable) -> None:
