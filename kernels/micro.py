@@ -34,13 +34,14 @@ class Lhs:
     """How a micro-kernel reads its rows.
 
     element: type in memory. group: [k / group][mr][group] instead of mr rows of `a_pitch` bytes; 0: rows. direct: rows of the user's own
-    matrix will do, whenever k is a multiple of the step and contiguous. step_bytes: elements are only what `MicroKernel.pack_step` makes
-    steps of, each of so many bytes; 0: elements are what is read.
+    matrix will do, whenever k is contiguous and a multiple of the step; ragged: or any number. step_bytes: elements are only what
+    `MicroKernel.pack_step` makes steps of, each of so many bytes; 0: elements are what is read.
     """
 
     element: Ty
     group: int = 0
     direct: bool = False
+    ragged: bool = False
     step_bytes: int = 0
 
 
@@ -49,6 +50,7 @@ class Tile:
     """The operands of one tile inside its function.
 
     out_pitch: columns of a block of `out`. lhs_streams: the panels are used again soon and the lhs is not, or the other way round.
+    left: how many k of the lhs there are after all the steps, less than one has.
     """
 
     a: Val
@@ -60,6 +62,7 @@ class Tile:
     sums: tuple[Val, ...]
     out_pitch: int
     lhs_streams: bool
+    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class MicroKernel(ABC):
 
     @abstractmethod
     def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
-        """Returns the accumulators after step `index`."""
+        """Returns the accumulators after step `index`, which has `tile.left` k unless that is 0."""
 
     @abstractmethod
     def finish(self, fn: Function, tile: Tile, accumulators: list[Val]) -> None:
@@ -178,9 +181,12 @@ class MicroKernel(ABC):
         del fn
 
 
-def emit_tile(module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, lhs_streams: bool) -> str:
-    """Adds the function of one tile and returns its name. a_pitch: bytes from row to row of the lhs where that is known."""
+def emit_tile(
+    module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, lhs_streams: bool, left: int = 0
+) -> str:
+    """Adds the function of one tile and returns its name. a_pitch: bytes from row to row of the lhs if that is known. left: of `Tile`."""
     name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (".stream" if lhs_streams else "")
+    name += f".and{left}" if left else ""
     name += f".groups{micro.packing.group}" if micro.packing.group else ""
     if name in module.functions:
         return name
@@ -189,13 +195,18 @@ def emit_tile(module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a
     fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra], internal=True)
     a, pitch, out, steps, following = fn.args[:5]
     b, sums = fn.args[5 : 5 + panels], fn.args[5 + panels :]
-    tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, lhs_streams)
-    accumulators = micro.start(fn, tile, kind)
-    accumulators = fn.loop(i64(0), steps, 1, accumulators, lambda index, values: micro.step(fn, tile, index, values))
-    micro.finish(fn, tile, accumulators)
+    tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, lhs_streams, left)
+    micro.finish(fn, tile, accumulated(fn, micro, tile, kind))
     fn.ret()
     fn.finish()
     return name
+
+
+def accumulated(fn: Function, micro: MicroKernel, tile: Tile, kind: Start) -> list[Val]:
+    """The accumulators of a tile after all its steps and what is left."""
+    whole = replace(tile, left=0)
+    values = fn.loop(i64(0), tile.steps, 1, micro.start(fn, tile, kind), lambda index, values: micro.step(fn, whole, index, values))
+    return micro.step(fn, tile, tile.steps, values) if tile.left else values
 
 
 def offset(fn: Function, pointer: Val, bytes_: int) -> Val:
@@ -288,4 +299,13 @@ class VectorMicro(MicroKernel):
         """Returns one scalar of each row at step `index`, for lhs in rows; a step has `parts` of them in memory."""
         base = fn.gep(tile.a, index, scale=ty.bits // 8 * self.parts)
         at = [fn.gep(base, fn.add(fn.mul(i64(r), tile.a_pitch), i64(part * ty.bits // 8))) for r in range(self.mr)]
-        return [fn.load(ty, pointer) for pointer in at]
+        return [self._first(fn, pointer, ty, tile.left) if tile.left else fn.load(ty, pointer) for pointer in at]
+
+    def _first(self, fn: Function, pointer: Val, ty: Ty, count: int) -> Val:
+        """`count` elements of a scalar that holds more, the others zero; nothing beyond them is read."""
+        element = self.layout.element
+        parts = [fn.convert("zext", fn.load(element, fn.gep(pointer, i64(n), element)), ty) for n in range(count)]
+        total = parts[0]
+        for n, value in enumerate(parts[1:], 1):
+            total = fn.or_(total, fn.shl(value, const(ty, n * element.bits)))
+        return total

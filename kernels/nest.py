@@ -10,15 +10,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ..cpu_codegen.builder import VOID, Function, Val, i64
 from ..cpu_codegen.slots import Slots
 from ..platforms.target import Target
+from . import finished
 from .blocking import Blocking, Variant
-from .micro import Start, emit_tile
+from .micro import MicroKernel, Start, emit_tile
 from .pack_lhs import emit_pack_lhs
 from .pieces import PieceReader
 from .spec import GemmSpec
@@ -30,7 +31,7 @@ Panels = list[Val]
 class _Block:
     """A block of rows [row, row + rows) under one variant, and panels [begin, end).
 
-    a: its lhs; pitch: bytes from row to row; piece: bytes from piece to piece.
+    a: its lhs, in place or packed. last: the last panels of all may be among them.
     """
 
     variant: Variant
@@ -39,8 +40,7 @@ class _Block:
     begin: Val
     end: Val
     a: Val
-    pitch: Val
-    piece: Val
+    last: bool = True
 
 
 EachTile = Callable[[_Block, Val, Val, Val, Panels], None]
@@ -104,7 +104,7 @@ class Body:
             return [block]
         assert isinstance(self.panels, int)
         edge = i64(self.panels - narrow[0].micro.panels)
-        return [replace(block, end=fn.smin(self.p1, edge)), replace(block, variant=narrow[0], begin=fn.smax(self.p0, edge))]
+        return [replace(block, end=fn.smin(self.p1, edge), last=False), replace(block, variant=narrow[0], begin=fn.smax(self.p0, edge))]
 
     # -- lhs ----------------------------------------------------------------------------------------------------
     def _lhs(self, variant: Variant, row: Val, rows: Val) -> _Block:
@@ -113,20 +113,19 @@ class Body:
         if self.pieces is not None:
             self.pieces.enter_block(row, rows)
         start = self.lhs if self.pieces is not None else fn.gep(self.lhs, fn.mul(row, self.row_bytes))
-        packed_piece = blocking.piece_bytes(variant)
 
-        def packed() -> Sequence[Val]:
+        def packed() -> list[Val]:
             for piece in range(blocking.pieces or 0):
-                at = fn.gep(self.rows_scratch, i64(piece * packed_piece))
+                at = fn.gep(self.rows_scratch, i64(piece * variant.piece))
                 self._pack(variant, start, rows, i64(piece * blocking.k_block), at)
-            return [self.rows_scratch, i64(variant.pitch), i64(packed_piece)]
+            return [self.rows_scratch]
 
         if blocking.pack_late(variant):
-            return _Block(variant, row, rows, self.p0, self.p1, start, i64(variant.pitch), i64(0))
+            return _Block(variant, row, rows, self.p0, self.p1, start)
         if not variant.direct:
-            return _Block(variant, row, rows, self.p0, self.p1, *packed())
-        in_place = [start, self.row_bytes, i64(blocking.k_block * self.spec.lhs.bytes)]
-        return _Block(variant, row, rows, self.p0, self.p1, *fn.branch(fn.icmp("eq", rows, i64(variant.rows)), lambda: in_place, packed))
+            return _Block(variant, row, rows, self.p0, self.p1, packed()[0])
+        whole = fn.icmp("eq", fn.urem(rows, i64(variant.micro.mr)), i64(0))
+        return _Block(variant, row, rows, self.p0, self.p1, fn.branch(whole, lambda: [start], packed)[0])
 
     def _pack(self, variant: Variant, start: Val, rows: Val, k0: Val, to: Val) -> None:
         """Packs a piece of k of a block that begins at `start`."""
@@ -143,9 +142,13 @@ class Body:
         """How many k the piece that begins at k0 has."""
         return self.fn.smin(self.fn.sub(self.k, k0), i64(self.blocking.k_block))
 
+    def _left(self, variant: Variant) -> int:
+        """How many k are left after the whole steps; 0 where the lhs is padded to these."""
+        return self.spec.k % variant.micro.step_k if variant.direct and isinstance(self.spec.k, int) else 0
+
     def _steps(self, variant: Variant, count: Val) -> Val:
         step = variant.micro.step_k
-        return self.fn.udiv(self.fn.add(count, i64(step - 1)), i64(step))
+        return self.fn.udiv(count if variant.direct else self.fn.add(count, i64(step - 1)), i64(step))
 
     # -- k in one piece -----------------------------------------------------------------------------------------
     def _one_piece(self, block: _Block) -> None:
@@ -159,13 +162,39 @@ class Body:
             def tile(i: Val, at: list[Val]) -> list[Val]:
                 out = fn.gep(self.tiles, at[0])
                 self._fetch(block, i, p)
-                self._tile(block, self._first(block), block.a, i, steps, out, p, panels)
-                self._finish(block, out, i, p)
+
+                def through_memory() -> list[Val]:
+                    self._tile(block, self._first(block), block.a, i, steps, out, p, panels, self._left(block.variant))
+                    self._finish(block, out, i, p)
+                    return []
+
+                if finished.applies(self.target, self.spec, micro):
+                    self._in_registers(block, i, steps, p, panels, through_memory)
+                else:
+                    through_memory()
                 return [fn.sub(i64(turn), at[0])]
 
             return fn.loop(i64(0), block.rows, micro.mr, at, tile)
 
         fn.loop(block.begin, block.end, micro.panels, [i64(0)], panel)
+
+    def _in_registers(self, block: _Block, i: Val, steps: Val, p: Val, panels: Panels, otherwise: Callable[[], list[Val]]) -> None:
+        """A tile whose epilogue takes the accumulators from registers, if all its rows and vectors count, else `otherwise`."""
+        fn, spec, variant, micro = self.fn, self.spec, block.variant, block.variant.micro
+        col = fn.mul(p, i64(self.packing.nr))
+        columns = fn.sub(fn.smin(self.slots.dim(spec.n), fn.mul(block.end, i64(self.packing.nr))), col)
+        before = micro.nr - finished.lanes(micro)
+        masked = self.target.masked_memory and block.last and not (isinstance(spec.n, int) and spec.n % finished.lanes(micro) == 0)
+        wide = fn.icmp("sgt", columns, i64(before)) if masked else fn.icmp("sge", columns, i64(micro.nr))
+
+        def finish() -> list[Val]:
+            name = finished.emit_finished(fn.module, self.target, spec, self.slots.order, variant, self._left(variant), masked, self.name)
+            rows, row = self._rows(block, block.a, i, steps), fn.add(self.row_base, fn.add(block.row, i))
+            operands = self._operands(block, p, panels, self._first(block))
+            fn.call(name, VOID, [fn.args[0], rows, steps, self._next(micro), row, col, fn.sub(columns, i64(before)), *operands])
+            return []
+
+        fn.branch(fn.and_(wide, fn.icmp("sle", fn.add(i, i64(micro.mr)), block.rows)), finish, otherwise)
 
     @staticmethod
     def _first(block: _Block) -> Start:
@@ -203,14 +232,14 @@ class Body:
             self._pack(variant, block.a, block.rows, k0, self.rows_scratch)
             a = self.rows_scratch
         else:
-            a = fn.gep(block.a, fn.mul(fn.udiv(k0, i64(self.blocking.k_block)), block.piece))
+            a = fn.gep(block.a, fn.mul(fn.udiv(k0, i64(self.blocking.k_block)), i64(variant.piece)))
         steps = self._steps(variant, count)
         skip = fn.mul(fn.udiv(k0, i64(self.packing.unit_k)), i64(self.packing.unit_bytes(micro.rhs)))
 
         def act(part: _Block, p: Val, i: Val, out: Val, panels: Panels) -> None:
             if then is not None:
                 self._fetch(part, i, p)
-            self._tile(part, kind, a, i, steps, out, p, panels)
+            self._tile(part, kind, a, i, steps, out, p, panels, 0 if then is None else self._left(variant))
             if then is not None:
                 then(part, p, i, out, panels)
 
@@ -270,22 +299,30 @@ class Body:
         return places
 
     # -- tiles --------------------------------------------------------------------------------------------------
-    def _tile(self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, panels: Panels) -> None:
-        """Calls the function of a tile: rows from i on of the piece at a; panels: where panels p, p + 1, ... are."""
-        fn, slots, spec, variant, micro = self.fn, self.slots, self.spec, block.variant, block.variant.micro
-        if micro.layout.group:
-            depth = fn.mul(steps, i64(micro.step_k * micro.layout.element.bits // 8))
-            rows = fn.gep(a, fn.mul(i, depth))
-        else:
-            rows = fn.gep(a, fn.mul(i, block.pitch))
-        panel_bytes = slots.dim(self.packing.panel_bytes(spec.k, spec.rhs))
-        pointers = list(panels)
-        if kind is Start.SUMS:
-            sums = fn.gep(self.rhs, slots.dim(self.packing.sums_offset(spec.n, spec.k, spec.rhs)))
-            pointers += [fn.gep(sums, number, scale=4 * self.packing.nr) for number in self._numbers(block, p)]
-        known = None if variant.direct else variant.pitch
-        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, known, variant.rows > micro.mr)
-        fn.call(name, VOID, [rows, block.pitch, out, steps, fn.mul(panel_bytes, i64(micro.panels)), *pointers])
+    def _tile(self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, panels: Panels, left: int = 0) -> None:
+        """Calls the function of a tile: rows from i on of the piece at a; panels: where panels p, p + 1, ... are; left: of `Tile`."""
+        fn, variant, micro = self.fn, block.variant, block.variant.micro
+        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.rows > micro.mr, left)
+        rows, operands = self._rows(block, a, i, steps), self._operands(block, p, panels, kind)
+        fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, self._next(micro), *operands])
+
+    def _rows(self, block: _Block, a: Val, i: Val, steps: Val) -> Val:
+        """Where rows from i on of a piece of the lhs are."""
+        fn, micro = self.fn, block.variant.micro
+        group_bytes = fn.mul(steps, i64(micro.step_k * micro.layout.element.bits // 8))
+        return fn.gep(a, fn.mul(i, group_bytes if micro.layout.group else i64(block.variant.pitch)))
+
+    def _next(self, micro: MicroKernel) -> Val:
+        """Bytes from the panels of a tile to those that follow."""
+        return self.fn.mul(self.slots.dim(self.packing.panel_bytes(self.spec.k, self.spec.rhs)), i64(micro.panels))
+
+    def _operands(self, block: _Block, p: Val, panels: Panels, kind: Start) -> list[Val]:
+        """The panels of a tile, and their column sums where it starts from them."""
+        if kind is not Start.SUMS:
+            return list(panels)
+        fn, spec = self.fn, self.spec
+        sums = fn.gep(self.rhs, self.slots.dim(self.packing.sums_offset(spec.n, spec.k, spec.rhs)))
+        return [*panels, *(fn.gep(sums, number, scale=4 * self.packing.nr) for number in self._numbers(block, p))]
 
     def _fetch(self, block: _Block, i: Val, p: Val) -> None:
         """Asks for what the epilogue of a tile will read and write."""

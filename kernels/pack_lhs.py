@@ -13,11 +13,15 @@ from collections.abc import Callable
 from math import gcd
 
 from ..cpu_codegen.builder import F16, F32, I8, I16, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
+from ..cpu_codegen.sweep import tail_mask
 from ..graph.types import DType
 from ..platforms.target import Target
-from .micro import MicroKernel
+from .micro import MicroKernel, prefetch
 from .transpose import transposed
 
+# How many rows ahead the lhs is fetched into L1 while it is packed. Measured on Zen 4 for 64-200 columns of 2048-4096 f32: the product
+# takes 0.93-0.99 of the time, with one or two rows 0.96-1.
+_ROWS_AHEAD = 4
 Convert = Callable[[Function, Val], Val]
 
 
@@ -47,19 +51,26 @@ def padded(fn: Function, count: Val, step: int) -> Val:
     return fn.mul(fn.udiv(fn.add(count, i64(step - 1)), i64(step)), i64(step))
 
 
+def widths(target: Target, bits: int) -> tuple[int, ...]:
+    """How many contiguous elements to copy at a time, most first, 0 for one by one; with masked memory one width does it all."""
+    full = target.lanes(bits)
+    return (full,) if target.masked_memory else (full, full // 4, 0)
+
+
 def copy_elements(
-    fn: Function, micro: MicroKernel, source: Val, target: Val, count: Val, lanes: tuple[int, ...], col_bytes: Val | None
+    fn: Function, micro: MicroKernel, source: Val, target: Val, count: Val, lanes: tuple[int, ...], col_bytes: Val | None,
+    ahead: Val | None = None,
 ) -> None:
     """Copies and converts `count` elements in pieces of `lanes`, then fills up with zeros to whole steps. col_bytes None: contiguous."""
-    copy_run(fn, memory_type(micro.lhs), micro.convert, source, target, count, micro.layout.element, lanes, col_bytes)
+    copy_run(fn, memory_type(micro.lhs), micro.convert, source, target, count, micro.layout.element, lanes, col_bytes, ahead)
     fill_steps(fn, micro, target, count)
 
 
 def copy_run(
     fn: Function, element: Ty, convert: Convert, source: Val, target: Val, count: Val, to_type: Ty, lanes: tuple[int, ...],
-    col_bytes: Val | None,
+    col_bytes: Val | None, ahead: Val | None = None,
 ) -> None:
-    """Copies `count` elements; lanes: the widths to copy with, widest first, 0 for one by one."""
+    """Copies `count` elements; lanes: of `widths`; ahead: bytes from what is copied to what is fetched meanwhile."""
     done: Val = i64(0)
     for width in lanes if col_bytes is None else (0,):
         size = max(1, width)
@@ -67,11 +78,26 @@ def copy_run(
 
         def piece(index: Val, _: list[Val], width: int = width) -> list[Val]:
             at = fn.gep(source, index, element) if col_bytes is None else fn.gep(source, fn.mul(index, col_bytes))
+            if ahead is not None and width:
+                prefetch(fn, fn.gep(at, ahead))
             fn.store(convert(fn, fn.load(element.vec(width), at)), fn.gep(target, index, to_type))
             return []
 
         fn.loop(done, stop, size, [], piece)
         done = stop
+    if col_bytes is None and lanes[-1]:
+        _copy_last(fn, element.vec(lanes[-1]), convert, fn.gep(source, done, element), fn.gep(target, done, to_type), fn.sub(count, done))
+
+
+def _copy_last(fn: Function, ty: Ty, convert: Convert, source: Val, target: Val, left: Val) -> None:
+    """Copies fewer elements than a vector has, under a mask."""
+
+    def copy() -> list[Val]:
+        mask = tail_mask(fn, left, ty.lanes)
+        fn.masked_store(convert(fn, fn.masked_load(ty, source, mask, const(ty, 0))), target, mask)
+        return []
+
+    fn.branch(fn.icmp("sgt", left, i64(0)), copy)
 
 
 def fill_steps(fn: Function, micro: MicroKernel, target: Val, count: Val) -> None:
@@ -86,8 +112,8 @@ def fill_steps(fn: Function, micro: MicroKernel, target: Val, count: Val) -> Non
 
 def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguous: bool) -> None:
     source, row_bytes, col_bytes, valid, total, count, scratch = fn.args
-    full = target.lanes(max(micro.layout.element.bits, micro.lhs.bits))
-    last, lanes, pitch_of_k = fn.sub(valid, i64(1)), (full, full // 4, 0), None if contiguous else col_bytes
+    lanes = widths(target, max(micro.layout.element.bits, micro.lhs.bits))
+    last, pitch_of_k = fn.sub(valid, i64(1)), None if contiguous else col_bytes
     steps = micro.layout.step_bytes
     elements = fn.alloca(micro.step_k * micro.layout.element.bits // 8) if steps else scratch
 
@@ -104,7 +130,7 @@ def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguo
         if steps:
             fn.loop(i64(0), count, micro.step_k, [to], step)
         else:
-            copy_elements(fn, micro, start, to, count, lanes, pitch_of_k)
+            copy_elements(fn, micro, start, to, count, lanes, pitch_of_k, fn.mul(row_bytes, i64(_ROWS_AHEAD)))
         return []
 
     fn.loop(i64(0), total, 1, [], row)
