@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
-from ..graph.dims import bounds
+from ..graph.dims import Dim, bounds
 from ..platforms.target import Target
 from .micro import MicroKernel
 from .spec import GemmSpec
@@ -26,7 +26,7 @@ class Variant:
 
     rows: rows of a block, a multiple of mr, whose lhs is at hand while a panel is used. least: a rest of fewer rows is left to the next
     variant. pitch, piece: bytes from row to row and from piece to piece of the lhs in the form that the tile reads. direct: whole tiles
-    are read in place, and what is packed lies as it does there.
+    are read in place, and what is packed lies as it does there. streams: the panels are used again soon and the lhs is not.
     """
 
     micro: MicroKernel
@@ -35,11 +35,18 @@ class Variant:
     pitch: int
     piece: int
     direct: bool
+    streams: bool
 
     @property
     def packed_bytes(self) -> int:
-        """Packed rows of a block: of all k where they are read in place, else of one piece."""
-        return self.rows * self.pitch
+        """Packed rows of a block, for one piece of k; where blocks are read in place, all k of a tile that is not whole."""
+        return (self.micro.mr if self.direct else self.rows) * self.pitch
+
+    def narrow(self, panels: Dim) -> Variant | None:
+        """The variant for those of so many panels that do not fill a tile of this one, if there are any and it can be narrower."""
+        left = panels % self.micro.panels if isinstance(panels, int) else 0
+        micro = self.micro.resized(self.micro.mr, left) if left else None
+        return None if micro is None else replace(self, micro=micro)
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,16 @@ class Blocking:
         """Room for the panels of a tile, for one piece of k, in variants that write them out before they read them."""
         return max(v.micro.panels * v.micro.unpacked_panels * v.micro.unpacked_bytes(self.k_block) for v in self.variants)
 
+    def partial_tiles(self, m: Dim) -> list[bool]:
+        """For each variant whether some of `m` rows, or of those that are left from a whole number of the first tiles on, are a tile of it
+        that is not whole."""
+        result, left = [], m
+        for variant in self.variants:
+            rest = left % variant.micro.mr if isinstance(left, int) else variant.least
+            result.append(rest >= variant.least)
+            left = left if not isinstance(left, int) else 0 if result[-1] else rest
+        return result
+
     def pack_late(self, variant: Variant) -> bool:
         """Whether the rows of a block are packed piece by piece, again for each group of panels, as there is no room for all pieces."""
         return self.pieces is None or (not variant.direct and self.pieces * variant.packed_bytes > self.packed_most)
@@ -93,14 +110,12 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     variants: list[Variant] = []
     for position, micro in enumerate(micros):
         pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
+        rows, least = _rows(target, spec, micro, pitch, pieces, panel_block * nr), _least(micros[position:])
         row = spec.lhs_strides.row
         if isinstance(row, int) and _direct(target, spec, micro, row * spec.lhs.bytes, most):
-            row_bytes = row * spec.lhs.bytes
-            rows = _rows(target, spec, micro, row_bytes, pieces, panel_block * nr)
-            variants.append(Variant(micro, rows, _least(micros[position:]), row_bytes, k_block * spec.lhs.bytes, True))
+            variants.append(Variant(micro, rows, least, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, rows > micro.mr))
         else:
-            rows = _rows(target, spec, micro, pitch, pieces, panel_block * nr)
-            variants.append(Variant(micro, rows, _least(micros[position:]), pitch, rows * pitch, False))
+            variants.append(Variant(micro, rows, least, pitch, rows * pitch, False, rows > micro.mr))
     return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), most)
 
 

@@ -1,6 +1,6 @@
 """Tiles whose epilogue takes the accumulators from registers: for products of few k, where the way through memory costs as much.
 
-    void name(ptr slots, ptr a, i64 steps, i64 next, i64 row, i64 col, i64 last, ptr b[panels], ptr sums[panels])
+    void name(ptr slots, ptr a, i64 steps, i64 row, i64 col, i64 last, i64 next, ptr b[panels], ptr sums[panels])
 
 computes a tile and the epilogue of all its rows and columns, from (row, col) of the result on; `last` of its last vector's columns count.
 A store of 512 bits takes two cycles on Zen 4, whose queue of stores holds about one tile: with a second store of each accumulator the
@@ -52,18 +52,17 @@ def emit_finished(
     columns."""
     micro = variant.micro
     assert isinstance(micro, VectorMicro), "others do not apply"
-    name = f"{name}.{micro.mr}x{micro.nr}" + ".masked" * masked
+    name = f"{name}.finished.{micro.mr}x{micro.nr}" + ".masked" * masked
     if name in module.functions:
         return name
     kind = Start.SUMS if micro.sums_factor else Start.ZERO
     extra = micro.panels * (2 if kind is Start.SUMS else 1)
     fn = Function(module, name, VOID, [PTR, PTR, *[I64] * 5, *[PTR] * extra], internal=True)
-    _, a, steps, following, row, col, last = fn.args[:7]
+    _, a, steps, row, col, last, following = fn.args[:7]
     slots = Slots(fn, spec.params)
     request(slots, order)
     b, sums = fn.args[7 : 7 + micro.panels], fn.args[7 + micro.panels :]
-    streams = variant.rows > micro.mr
-    tile = Tile(a, i64(variant.pitch), Val(PTR, "null"), steps, following, tuple(b), tuple(sums), micro.nr, streams, left)
+    tile = Tile(a, i64(variant.pitch), Val(PTR, "null"), steps, following, tuple(b), tuple(sums), micro.nr, variant.streams, left)
     accumulators = accumulated(fn, micro, tile, kind)
     rows = [accumulators[r * micro.vectors : (r + 1) * micro.vectors] for r in range(micro.mr)]
     emitter = BodyEmitter(fn, target, spec.epilogue, slots, spec.params, FIRST_EPILOGUE_BUFFER)

@@ -19,12 +19,11 @@ from ..cpu_codegen.slots import Slots
 from ..platforms.target import Target
 from . import finished
 from .blocking import Blocking, Variant
-from .micro import MicroKernel, Start, emit_tile
+from .micro import Start, emit_tile
 from .pack_lhs import emit_pack_lhs
+from .panels import PanelReader, Panels
 from .pieces import PieceReader
 from .spec import GemmSpec
-
-Panels = list[Val]
 
 
 @dataclass(frozen=True)
@@ -62,26 +61,37 @@ class Body:
         self.panels = self.packing.panels(spec.n)
         self.rows_scratch = fn.alloca(max(blocking.packed_bytes(v) for v in blocking.variants))
         # Tiles take turns at distances that are no multiple of 4096, so that stores of one do not stall loads of the other.
-        self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v, len(self._narrow(v))) for v in blocking.variants))
+        self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v, v.narrow(self.panels) is not None) for v in blocking.variants))
         pieces = spec.lhs_pieces
         self.pieces = None if pieces is None else PieceReader(fn, slots, target, spec, pieces, blocking)
-        self.unpacked = fn.alloca(blocking.unpacked_bytes) if blocking.unpacked_bytes else None
+        self.columns = PanelReader(fn, slots, target, spec, blocking, self.rhs)
 
     def emit(self) -> None:
         fn = self.fn
         begin = self.r0
-        for variant in self.blocking.variants:
+        for variant, partial_tiles in zip(self.blocking.variants, self.blocking.partial_tiles(self.spec.m), strict=True):
             left = fn.sub(self.r1, begin)
             full = fn.mul(fn.div(left, i64(variant.micro.mr)), i64(variant.micro.mr))
             taken = fn.select(fn.icmp("sge", fn.sub(left, full), i64(variant.least)), left, full)
             end = fn.add(begin, taken)
 
-            def block(row: Val, _: list[Val], variant: Variant = variant, end: Val = end) -> list[Val]:
-                self._block(variant, row, fn.smin(fn.sub(end, row), i64(variant.rows)))
-                return []
-
-            fn.loop(begin, end, variant.rows, [], block)
+            if variant.direct and variant.rows > variant.micro.mr:  # a last tile that is not whole is packed alone
+                self._blocks(variant, begin, fn.add(begin, full))
+                if partial_tiles:
+                    self._blocks(replace(variant, rows=variant.micro.mr), fn.add(begin, full), end)
+            else:
+                self._blocks(variant, begin, end)
             begin = end
+
+    def _blocks(self, variant: Variant, begin: Val, end: Val) -> None:
+        """Rows [begin, end) in blocks of one variant."""
+        fn = self.fn
+
+        def block(row: Val, _: list[Val]) -> list[Val]:
+            self._block(variant, row, fn.smin(fn.sub(end, row), i64(variant.rows)))
+            return []
+
+        fn.loop(begin, end, variant.rows, [], block)
 
     def _block(self, variant: Variant, row: Val, rows: Val) -> None:
         block = self._lhs(variant, row, rows)
@@ -91,20 +101,14 @@ class Body:
         else:
             self.fn.loop(self.p0, self.p1, self.blocking.panel_block, [], partial(self._group, block))
 
-    def _narrow(self, variant: Variant) -> list[Variant]:
-        """The variant for the panels that do not fill a tile of this one, if there are any and it can be narrower."""
-        left = self.panels % variant.micro.panels if isinstance(self.panels, int) else 0
-        narrow = variant.micro.resized(variant.micro.mr, left) if left else None
-        return [] if narrow is None else [replace(variant, micro=narrow)]
-
     def _parts(self, block: _Block) -> list[_Block]:
         """The block over the panels that fill its tiles, and with narrower ones over the last panels of all."""
-        fn, narrow = self.fn, self._narrow(block.variant)
-        if not narrow:
+        fn, narrow = self.fn, block.variant.narrow(self.panels)
+        if narrow is None:
             return [block]
         assert isinstance(self.panels, int)
-        edge = i64(self.panels - narrow[0].micro.panels)
-        return [replace(block, end=fn.smin(self.p1, edge), last=False), replace(block, variant=narrow[0], begin=fn.smax(self.p0, edge))]
+        edge = i64(self.panels - narrow.micro.panels)
+        return [replace(block, end=fn.smin(self.p1, edge), last=False), replace(block, variant=narrow, begin=fn.smax(self.p0, edge))]
 
     # -- lhs ----------------------------------------------------------------------------------------------------
     def _lhs(self, variant: Variant, row: Val, rows: Val) -> _Block:
@@ -124,7 +128,9 @@ class Body:
             return _Block(variant, row, rows, self.p0, self.p1, start)
         if not variant.direct:
             return _Block(variant, row, rows, self.p0, self.p1, packed()[0])
-        whole = fn.icmp("eq", fn.urem(rows, i64(variant.micro.mr)), i64(0))
+        if variant.rows > variant.micro.mr:
+            return _Block(variant, row, rows, self.p0, self.p1, start)
+        whole = fn.icmp("eq", rows, i64(variant.micro.mr))
         return _Block(variant, row, rows, self.p0, self.p1, fn.branch(whole, lambda: [start], packed)[0])
 
     def _pack(self, variant: Variant, start: Val, rows: Val, k0: Val, to: Val) -> None:
@@ -134,7 +140,7 @@ class Body:
         if self.pieces is not None:
             self.pieces.pack(variant, start, rows, total, k0, count, to)
             return
-        name = emit_pack_lhs(fn.module, self.target, micro, variant.pitch, self.spec.lhs_strides.col == 1)
+        name = emit_pack_lhs(fn.module, self.target, micro, variant.pitch, self.spec.lhs_strides.col == 1, variant.direct)
         first = fn.gep(start, fn.mul(k0, self.col_bytes))
         fn.call(name, VOID, [first, self.row_bytes, self.col_bytes, rows, total, count, to])
 
@@ -157,7 +163,7 @@ class Body:
         turn = self.blocking.turn_bytes(block.variant)
 
         def panel(p: Val, at: list[Val]) -> list[Val]:
-            panels = self._panels(block, p, i64(0), self.k)
+            panels = self.columns.read(micro, p, i64(0), self.k)
 
             def tile(i: Val, at: list[Val]) -> list[Val]:
                 out = fn.gep(self.tiles, at[0])
@@ -190,8 +196,8 @@ class Body:
         def finish() -> list[Val]:
             name = finished.emit_finished(fn.module, self.target, spec, self.slots.order, variant, self._left(variant), masked, self.name)
             rows, row = self._rows(block, block.a, i, steps), fn.add(self.row_base, fn.add(block.row, i))
-            operands = self._operands(block, p, panels, self._first(block))
-            fn.call(name, VOID, [fn.args[0], rows, steps, self._next(micro), row, col, fn.sub(columns, i64(before)), *operands])
+            operands = self.columns.operands(micro, p, panels, self._first(block))
+            fn.call(name, VOID, [fn.args[0], rows, steps, row, col, fn.sub(columns, i64(before)), *operands])
             return []
 
         fn.branch(fn.and_(wide, fn.icmp("sle", fn.add(i, i64(micro.mr)), block.rows)), finish, otherwise)
@@ -215,7 +221,7 @@ class Body:
 
         if pieces is None:
             # How many pieces there are is not known: a tile of no steps stores what the accumulators start with.
-            self._each(block, first, last, start, lambda part, p: self._stored(part, p, i64(0)))
+            self._each(block, first, last, start, lambda part, p: self.columns.stored(part.variant.micro, p, i64(0)))
             fn.loop(i64(0), self.k, self.blocking.k_block, [], lambda k0, _: self._piece(block, first, last, k0, Start.OUT))
             self._each(block, first, last, finish)
             return []
@@ -243,7 +249,7 @@ class Body:
             if then is not None:
                 then(part, p, i, out, panels)
 
-        self._each(block, first, last, act, lambda part, p: self._panels(part, p, skip, count))
+        self._each(block, first, last, act, lambda part, p: self.columns.read(part.variant.micro, p, skip, count))
         return []
 
     def _each(
@@ -273,56 +279,19 @@ class Body:
             begin, end = fn.smax(first, part.begin), fn.smin(last, part.end)
             fn.loop(begin, end, part.variant.micro.panels, [], partial(panel, part=part))
 
-    # -- panels -------------------------------------------------------------------------------------------------
-    def _numbers(self, block: _Block, p: Val) -> list[Val]:
-        """Panels p, p + 1, ... of a tile; beyond the end the last one is repeated."""
-        fn, count = self.fn, block.variant.micro.panels
-        last = fn.sub(self.slots.dim(self.panels), i64(1))
-        return [p, *(fn.smin(fn.add(p, i64(j)), last) for j in range(1, count))]
-
-    def _stored(self, block: _Block, p: Val, skip: Val) -> Panels:
-        """Where the panels of a tile lie in the packed rhs. skip: bytes from the beginning of a panel."""
-        size = self.slots.dim(self.packing.panel_bytes(self.spec.k, self.spec.rhs))
-        return [self.fn.gep(self.fn.gep(self.rhs, self.fn.mul(number, size)), skip) for number in self._numbers(block, p)]
-
-    def _panels(self, block: _Block, p: Val, skip: Val, count: Val) -> Panels:
-        """`count` k of the panels of a tile in the form that it reads."""
-        fn, micro, stored = self.fn, block.variant.micro, self._stored(block, p, skip)
-        if self.unpacked is None or not micro.unpacked_bytes(1):
-            return stored
-        name, step = micro.emit_unpack(fn.module, self.target)
-        steps = fn.udiv(fn.add(count, i64(self.packing.pad - 1)), i64(self.packing.pad))
-        apart, each = micro.unpacked_bytes(self.blocking.k_block), micro.unpacked_panels
-        places = [fn.gep(self.unpacked, i64(j * apart)) for j in range(micro.panels * each)]
-        for panel, to in zip(stored, places[::each], strict=True):
-            fn.call(name, VOID, [panel, to, i64(apart), fn.mul(steps, i64(self.packing.pad // step))])
-        return places
-
     # -- tiles --------------------------------------------------------------------------------------------------
     def _tile(self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, panels: Panels, left: int = 0) -> None:
         """Calls the function of a tile: rows from i on of the piece at a; panels: where panels p, p + 1, ... are; left: of `Tile`."""
         fn, variant, micro = self.fn, block.variant, block.variant.micro
-        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.rows > micro.mr, left)
-        rows, operands = self._rows(block, a, i, steps), self._operands(block, p, panels, kind)
-        fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, self._next(micro), *operands])
+        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.streams, left)
+        rows, operands = self._rows(block, a, i, steps), self.columns.operands(micro, p, panels, kind)
+        fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands])
 
     def _rows(self, block: _Block, a: Val, i: Val, steps: Val) -> Val:
         """Where rows from i on of a piece of the lhs are."""
         fn, micro = self.fn, block.variant.micro
         group_bytes = fn.mul(steps, i64(micro.step_k * micro.layout.element.bits // 8))
         return fn.gep(a, fn.mul(i, group_bytes if micro.layout.group else i64(block.variant.pitch)))
-
-    def _next(self, micro: MicroKernel) -> Val:
-        """Bytes from the panels of a tile to those that follow."""
-        return self.fn.mul(self.slots.dim(self.packing.panel_bytes(self.spec.k, self.spec.rhs)), i64(micro.panels))
-
-    def _operands(self, block: _Block, p: Val, panels: Panels, kind: Start) -> list[Val]:
-        """The panels of a tile, and their column sums where it starts from them."""
-        if kind is not Start.SUMS:
-            return list(panels)
-        fn, spec = self.fn, self.spec
-        sums = fn.gep(self.rhs, self.slots.dim(self.packing.sums_offset(spec.n, spec.k, spec.rhs)))
-        return [*panels, *(fn.gep(sums, number, scale=4 * self.packing.nr) for number in self._numbers(block, p))]
 
     def _fetch(self, block: _Block, i: Val, p: Val) -> None:
         """Asks for what the epilogue of a tile will read and write."""

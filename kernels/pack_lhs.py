@@ -30,17 +30,18 @@ def memory_type(dtype: DType) -> Ty:
     return {"f32": F32, "bf16": I16, "f16": F16, "i8": I8, "u8": I8}[dtype.name]
 
 
-def emit_pack_lhs(module: Module, target: Target, micro: MicroKernel, pitch: int, contiguous: bool) -> str:
-    """Adds the function and returns its name. pitch: bytes from row to row of the scratch. contiguous: col_bytes is the element size."""
+def emit_pack_lhs(module: Module, target: Target, micro: MicroKernel, pitch: int, contiguous: bool, plain: bool = False) -> str:
+    """Adds the function and returns its name. pitch: bytes from row to row of the scratch. contiguous: col_bytes is the element size.
+    plain: rows are not padded, since others begin where they end."""
     grouped, steps = micro.layout.group, micro.layout.step_bytes
     shape = f"groups{micro.mr}x{grouped}x{micro.step_k}" if grouped else f"rows{pitch}x{micro.step_k}" + f".{micro.rhs}" * bool(steps)
-    name = f"pack_lhs.{micro.isa}.{micro.lhs}.{shape}" + ("" if contiguous else ".strided")
+    name = f"pack_lhs.{micro.isa}.{micro.lhs}.{shape}" + ("" if contiguous else ".strided") + ".plain" * plain
     if name not in module.functions:
         fn = Function(module, name, VOID, [PTR, I64, I64, I64, I64, I64, PTR], internal=True)
         if grouped:
             _groups(fn, micro, contiguous)
         else:
-            _rows(fn, target, micro, pitch, contiguous)
+            _rows(fn, target, micro, pitch, contiguous, plain)
         fn.ret()
         fn.finish()
     return name
@@ -58,11 +59,10 @@ def widths(target: Target, bits: int) -> tuple[int, ...]:
 
 
 def copy_elements(
-    fn: Function, micro: MicroKernel, source: Val, target: Val, count: Val, lanes: tuple[int, ...], col_bytes: Val | None,
-    ahead: Val | None = None,
+    fn: Function, micro: MicroKernel, source: Val, target: Val, count: Val, lanes: tuple[int, ...], col_bytes: Val | None
 ) -> None:
     """Copies and converts `count` elements in pieces of `lanes`, then fills up with zeros to whole steps. col_bytes None: contiguous."""
-    copy_run(fn, memory_type(micro.lhs), micro.convert, source, target, count, micro.layout.element, lanes, col_bytes, ahead)
+    copy_run(fn, memory_type(micro.lhs), micro.convert, source, target, count, micro.layout.element, lanes, col_bytes)
     fill_steps(fn, micro, target, count)
 
 
@@ -110,7 +110,7 @@ def fill_steps(fn: Function, micro: MicroKernel, target: Val, count: Val) -> Non
     fn.loop(count, padded(fn, count, micro.step_k), 1, [], zero)
 
 
-def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguous: bool) -> None:
+def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguous: bool, plain: bool) -> None:
     source, row_bytes, col_bytes, valid, total, count, scratch = fn.args
     lanes = widths(target, max(micro.layout.element.bits, micro.lhs.bits))
     last, pitch_of_k = fn.sub(valid, i64(1)), None if contiguous else col_bytes
@@ -130,7 +130,10 @@ def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguo
         if steps:
             fn.loop(i64(0), count, micro.step_k, [to], step)
         else:
-            copy_elements(fn, micro, start, to, count, lanes, pitch_of_k, fn.mul(row_bytes, i64(_ROWS_AHEAD)))
+            ahead = fn.mul(row_bytes, i64(_ROWS_AHEAD))
+            copy_run(fn, memory_type(micro.lhs), micro.convert, start, to, count, micro.layout.element, lanes, pitch_of_k, ahead)
+            if not plain:
+                fill_steps(fn, micro, to, count)
         return []
 
     fn.loop(i64(0), total, 1, [], row)

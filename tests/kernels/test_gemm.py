@@ -83,6 +83,12 @@ def test_products_cut_into_blocks(micros: Micros, runner: Runner) -> None:
         run(shrunk(runner, *small), *of_micros(micros), case, micros[0].lhs, micros[0].rhs)
 
 
+@pytest.mark.parametrize(("micros", "runner"), [pair for pair in PAIRS if pair.values[0][0].layout.direct])
+def test_rows_read_in_place_in_pieces(micros: Micros, runner: Runner) -> None:
+    """Blocks of several tiles, the last one not whole; k that ends within a step."""
+    run(shrunk(runner, 1 << 15, 1 << 18), *of_micros(micros), Case(45, 50, 1601), micros[0].lhs, micros[0].rhs)
+
+
 @pytest.mark.parametrize(("micros", "runner"), PAIRS)
 def test_tiles_that_fit_a_known_number_of_rows(micros: Micros, runner: Runner) -> None:
     """One tile, several of one height, two heights; one, three and five panels; pieces of k."""
