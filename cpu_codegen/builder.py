@@ -32,6 +32,7 @@ class Function:
         self._head = f"define {'internal ' if internal else ''}{ret} @{name}({signature}) nounwind {{"
         self._entry: list[str] = []
         self._lines: list[str] = []
+        self._tables: dict[tuple[Ty, tuple[float | int, ...]], Val] = {}
         self._count = 0
         self._block = "entry"
 
@@ -240,6 +241,14 @@ class Function:
         ref = self._fresh()
         self._entry.append(f"  {ref} = {text}")
         return Val(ty, ref)
+
+    def table(self, ty: Ty, values: Sequence[float | int]) -> Val:
+        """A vector with these lanes, loaded once on entry."""
+        key = ty, tuple(values)
+        if key not in self._tables:
+            address = self.module.table(Ty(ty.scalar), values)
+            self._tables[key] = self.at_entry(ty, f"load {ty}, ptr {address.ref}, align 64")
+        return self._tables[key]
 
     # -- control ------------------------------------------------------------------------------------------------
     def loop(self, start: Val, stop: Val, step: int | Val, initial: Sequence[Val], body: LoopBody) -> list[Val]:

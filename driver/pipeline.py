@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..cpu_codegen.math.normal import looked_up
 from ..graph.ir import Graph
 from ..graph.passes import Pass
 from ..graph.simplify import canonical, cse
@@ -49,7 +50,7 @@ def passes(
         *((Pass("precision", narrowed),) if narrow else ()),
         Pass("unsupported", lambda graph: expand_unsupported(graph, has_kernel)),
         Pass("contractions", expand_contractions),
-        Pass("short", shorten),
+        Pass("short", lambda graph: shorten(graph, looked_up(target))),
         Pass("fold", canonical),
         Pass("share", cse),
     )

@@ -32,7 +32,8 @@ ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "minimum": torch.minimum, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
     "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
     "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "where": torch.where,
-    "normal_cdf_short": lambda x: torch.special.erfc(x * -math.sqrt(0.5)) / 2, "sigmoid_short": torch.sigmoid,
+    **dict.fromkeys(("normal_cdf", "normal_cdf_short"), lambda x: torch.special.erfc(x * -math.sqrt(0.5)) / 2),
+    "sigmoid_short": torch.sigmoid,
 }
 
 

@@ -42,6 +42,10 @@ class Variant:
         """Packed rows of a block, for one piece of k; where blocks are read in place, all k of a tile that is not whole."""
         return (self.micro.mr if self.direct else self.rows) * self.pitch
 
+    def left(self, k: Dim) -> int:
+        """How many of `k` k are left after the whole steps; 0 where the lhs is padded to these."""
+        return k % self.micro.step_k if self.direct and isinstance(k, int) else 0
+
     def narrow(self, panels: Dim) -> Variant | None:
         """The variant for those of so many panels that do not fill a tile of this one, if there are any and it can be narrower."""
         left = panels % self.micro.panels if isinstance(panels, int) else 0

@@ -55,7 +55,7 @@ def emit_finished(
     name = f"{name}.finished.{micro.mr}x{micro.nr}" + ".masked" * masked
     if name in module.functions:
         return name
-    kind = Start.SUMS if micro.sums_factor else Start.ZERO
+    kind = micro.begins
     extra = micro.panels * (2 if kind is Start.SUMS else 1)
     fn = Function(module, name, VOID, [PTR, PTR, *[I64] * 5, *[PTR] * extra], internal=True)
     _, a, steps, row, col, last, following = fn.args[:7]

@@ -6,7 +6,7 @@ A class says how to start, advance and finish a tile of mr rows and `panels` col
 
 which reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as
 [nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `next` is the way in bytes from
-panels to those that will follow. `sums` is there only when it starts from them.
+panels to those that will follow. `sums` is there only when it starts from them. A tile that `overlaps` has further arguments: `Pending`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from enum import Enum
 from ..cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
 from ..graph.types import DType, f32, i32
 from ..platforms.target import Target
+from .pending import PENDING, Pending
 from .spec import Packing
 
 
@@ -76,6 +77,8 @@ class MicroKernel(ABC):
     rhs: DType
 
     isa = ""
+    # Whether the epilogue of the tile before is done between the steps of a tile.
+    overlaps = False
 
     @property
     def acc(self) -> DType:
@@ -99,6 +102,11 @@ class MicroKernel(ABC):
     def sums_factor(self) -> int:
         """What multiple of the column sums the accumulators must start with to undo a shift of the lhs; 0: none."""
         return 0
+
+    @property
+    def begins(self) -> Start:
+        """What the accumulators start with in the first piece of k."""
+        return Start.SUMS if self.sums_factor else Start.ZERO
 
     @property
     def row_cost(self) -> float:
@@ -182,30 +190,47 @@ class MicroKernel(ABC):
 
 
 def emit_tile(
-    module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, lhs_streams: bool, left: int = 0
+    module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, lhs_streams: bool, left: int = 0,
+    epilogue: str | None = None,
 ) -> str:
-    """Adds the function of one tile and returns its name. a_pitch: bytes from row to row of the lhs if that is known. left: of `Tile`."""
+    """Adds the function of one tile and returns its name.
+
+    a_pitch: bytes from row to row of the lhs where that is known. left: of `Tile`. epilogue: of the tile before, to be done between the
+    steps.
+    """
     name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (".stream" if lhs_streams else "")
     name += f".and{left}" if left else ""
     name += f".groups{micro.packing.group}" if micro.packing.group else ""
+    name += f".with.{epilogue}" if epilogue else ""
     if name in module.functions:
         return name
     panels = micro.panels * micro.unpacked_panels
     extra = panels * (2 if kind is Start.SUMS else 1)
-    fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra], internal=True)
+    fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra, *(PENDING if epilogue else ())], internal=True)
     a, pitch, out, steps, following = fn.args[:5]
-    b, sums = fn.args[5 : 5 + panels], fn.args[5 + panels :]
+    b, sums, rest = fn.args[5 : 5 + panels], fn.args[5 + panels : 5 + extra], fn.args[5 + extra :]
+    pending = Pending(epilogue, rest[:-1], rest[-1]) if epilogue else None
     tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, lhs_streams, left)
-    micro.finish(fn, tile, accumulated(fn, micro, tile, kind))
+    micro.finish(fn, tile, accumulated(fn, micro, tile, kind, pending))
+    if pending is not None:  # there may be fewer steps than shares, or none
+        done = fn.smin(fn.mul(steps, pending.share), pending.args[3])
+        pending.emit(fn, done, pending.args[3], out_pitch)
     fn.ret()
     fn.finish()
     return name
 
 
-def accumulated(fn: Function, micro: MicroKernel, tile: Tile, kind: Start) -> list[Val]:
-    """The accumulators of a tile after all its steps and what is left."""
+def accumulated(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pending: Pending | None = None) -> list[Val]:
+    """The accumulators of a tile after all its steps and what is left. pending: what is done between the steps."""
     whole = replace(tile, left=0)
-    values = fn.loop(i64(0), tile.steps, 1, micro.start(fn, tile, kind), lambda index, values: micro.step(fn, whole, index, values))
+
+    def step(index: Val, values: list[Val]) -> list[Val]:
+        values = micro.step(fn, whole, index, values)
+        if pending is not None:
+            pending.emit(fn, fn.mul(index, pending.share), pending.share, tile.out_pitch)
+        return values
+
+    values = fn.loop(i64(0), tile.steps, 1, micro.start(fn, tile, kind), step)
     return micro.step(fn, tile, tile.steps, values) if tile.left else values
 
 

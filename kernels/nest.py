@@ -6,11 +6,13 @@
             for pieces of k:                    the rows of a tile stay in L1 while the panels of a group pass
                 for panels of the group:    write them out, where a tile does not read them as they are stored
                     for tiles of the block:     tile function into scratch; with the last piece: epilogue
+
+Where tiles overlap, the epilogue of one is done between the steps of the next: loops carry what is pending (see `_later`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,8 +24,11 @@ from .blocking import Blocking, Variant
 from .micro import Start, emit_tile
 from .pack_lhs import emit_pack_lhs
 from .panels import PanelReader, Panels
+from .pending import Pending, share
 from .pieces import PieceReader
 from .spec import GemmSpec
+
+State = list[Val]  # the arguments of the epilogue that is pending, after the slots; empty where tiles do not overlap
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class _Block:
     last: bool = True
 
 
-EachTile = Callable[[_Block, Val, Val, Val, Panels], None]
+EachTile = Callable[[_Block, Val, Val, Val, Panels, State], State]
 
 
 class Body:
@@ -148,10 +153,6 @@ class Body:
         """How many k the piece that begins at k0 has."""
         return self.fn.smin(self.fn.sub(self.k, k0), i64(self.blocking.k_block))
 
-    def _left(self, variant: Variant) -> int:
-        """How many k are left after the whole steps; 0 where the lhs is padded to these."""
-        return self.spec.k % variant.micro.step_k if variant.direct and isinstance(self.spec.k, int) else 0
-
     def _steps(self, variant: Variant, count: Val) -> Val:
         step = variant.micro.step_k
         return self.fn.udiv(count if variant.direct else self.fn.add(count, i64(step - 1)), i64(step))
@@ -165,46 +166,42 @@ class Body:
         def panel(p: Val, at: list[Val]) -> list[Val]:
             panels = self.columns.read(micro, p, i64(0), self.k)
 
-            def tile(i: Val, at: list[Val]) -> list[Val]:
-                out = fn.gep(self.tiles, at[0])
+            def tile(i: Val, state: list[Val]) -> list[Val]:
+                out = fn.gep(self.tiles, state[0])
                 self._fetch(block, i, p)
 
-                def through_memory() -> list[Val]:
-                    self._tile(block, self._first(block), block.a, i, steps, out, p, panels, self._left(block.variant))
-                    self._finish(block, out, i, p)
-                    return []
+                def through_memory() -> State:
+                    self._tile(block, micro.begins, block.a, i, steps, out, p, panels, block.variant.left(self.spec.k), state[1:])
+                    return self._later(block, out, i, p)
 
                 if finished.applies(self.target, self.spec, micro):
-                    self._in_registers(block, i, steps, p, panels, through_memory)
+                    later = self._in_registers(block, i, steps, p, panels, through_memory)
                 else:
-                    through_memory()
-                return [fn.sub(i64(turn), at[0])]
+                    later = through_memory()
+                return [fn.sub(i64(turn), state[0]), *later]
 
             return fn.loop(i64(0), block.rows, micro.mr, at, tile)
 
-        fn.loop(block.begin, block.end, micro.panels, [i64(0)], panel)
+        _, *state = fn.loop(block.begin, block.end, micro.panels, [i64(0), *self._nothing(block)], panel)
+        self._catch_up(state)
 
-    def _in_registers(self, block: _Block, i: Val, steps: Val, p: Val, panels: Panels, otherwise: Callable[[], list[Val]]) -> None:
+    def _in_registers(self, block: _Block, i: Val, steps: Val, p: Val, panels: Panels, otherwise: Callable[[], State]) -> State:
         """A tile whose epilogue takes the accumulators from registers, if all its rows and vectors count, else `otherwise`."""
         fn, spec, variant, micro = self.fn, self.spec, block.variant, block.variant.micro
-        col = fn.mul(p, i64(self.packing.nr))
-        columns = fn.sub(fn.smin(self.slots.dim(spec.n), fn.mul(block.end, i64(self.packing.nr))), col)
+        row, rows, first, end = self._valid(block, i, p)
+        columns = fn.sub(end, first)
         before = micro.nr - finished.lanes(micro)
         masked = self.target.masked_memory and block.last and not (isinstance(spec.n, int) and spec.n % finished.lanes(micro) == 0)
         wide = fn.icmp("sgt", columns, i64(before)) if masked else fn.icmp("sge", columns, i64(micro.nr))
 
-        def finish() -> list[Val]:
-            name = finished.emit_finished(fn.module, self.target, spec, self.slots.order, variant, self._left(variant), masked, self.name)
-            rows, row = self._rows(block, block.a, i, steps), fn.add(self.row_base, fn.add(block.row, i))
-            operands = self.columns.operands(micro, p, panels, self._first(block))
-            fn.call(name, VOID, [fn.args[0], rows, steps, row, col, fn.sub(columns, i64(before)), *operands])
+        def finish() -> State:
+            name = finished.emit_finished(fn.module, self.target, spec, self.slots.order, variant, variant.left(spec.k), masked, self.name)
+            operands = self.columns.operands(micro, p, panels, block.variant.micro.begins)
+            lhs = self._rows(block, block.a, i, steps)
+            fn.call(name, VOID, [fn.args[0], lhs, steps, row, first, fn.sub(columns, i64(before)), *operands])
             return []
 
-        fn.branch(fn.and_(wide, fn.icmp("sle", fn.add(i, i64(micro.mr)), block.rows)), finish, otherwise)
-
-    @staticmethod
-    def _first(block: _Block) -> Start:
-        return Start.SUMS if block.variant.micro.sums_factor else Start.ZERO
+        return fn.branch(fn.and_(wide, fn.icmp("eq", rows, i64(micro.mr))), finish, otherwise)
 
     # -- k in pieces --------------------------------------------------------------------------------------------
     def _group(self, block: _Block, first: Val, _: list[Val]) -> list[Val]:
@@ -212,12 +209,14 @@ class Body:
         fn, pieces = self.fn, self.blocking.pieces
         last = fn.smin(fn.add(first, i64(self.blocking.panel_block)), self.p1)
 
-        def start(part: _Block, p: Val, i: Val, out: Val, panels: Panels) -> None:
-            self._tile(part, self._first(part), self.rows_scratch, i, i64(0), out, p, panels)
+        def start(part: _Block, p: Val, i: Val, out: Val, panels: Panels, _: State) -> State:
+            self._tile(part, part.variant.micro.begins, self.rows_scratch, i, i64(0), out, p, panels)
+            return []
 
-        def finish(part: _Block, p: Val, i: Val, out: Val, panels: Panels) -> None:
+        def finish(part: _Block, p: Val, i: Val, out: Val, panels: Panels, _: State) -> State:
             del panels
             self._finish(part, out, i, p)
+            return []
 
         if pieces is None:
             # How many pieces there are is not known: a tile of no steps stores what the accumulators start with.
@@ -226,12 +225,12 @@ class Body:
             self._each(block, first, last, finish)
             return []
         end = i64((pieces - 1) * self.blocking.k_block)
-        self._piece(block, first, last, i64(0), self._first(block))
+        self._piece(block, first, last, i64(0), block.variant.micro.begins)
         fn.loop(i64(self.blocking.k_block), end, self.blocking.k_block, [], lambda k0, _: self._piece(block, first, last, k0, Start.OUT))
-        self._piece(block, first, last, end, Start.OUT, finish)
+        self._piece(block, first, last, end, Start.OUT, finishes=True)
         return []
 
-    def _piece(self, block: _Block, first: Val, last: Val, k0: Val, kind: Start, then: EachTile | None = None) -> list[Val]:
+    def _piece(self, block: _Block, first: Val, last: Val, k0: Val, kind: Start, finishes: bool = False) -> list[Val]:
         fn, variant, micro = self.fn, block.variant, block.variant.micro
         count = self._count(k0)
         if self.blocking.pack_late(variant):
@@ -242,50 +241,58 @@ class Body:
         steps = self._steps(variant, count)
         skip = fn.mul(fn.udiv(k0, i64(self.packing.unit_k)), i64(self.packing.unit_bytes(micro.rhs)))
 
-        def act(part: _Block, p: Val, i: Val, out: Val, panels: Panels) -> None:
-            if then is not None:
+        def act(part: _Block, p: Val, i: Val, out: Val, panels: Panels, state: State) -> State:
+            if finishes:
                 self._fetch(part, i, p)
-            self._tile(part, kind, a, i, steps, out, p, panels, 0 if then is None else self._left(variant))
-            if then is not None:
-                then(part, p, i, out, panels)
+            self._tile(part, kind, a, i, steps, out, p, panels, variant.left(self.spec.k) if finishes else 0, state)
+            return self._later(part, out, i, p) if finishes else []
 
-        self._each(block, first, last, act, lambda part, p: self.columns.read(part.variant.micro, p, skip, count))
+        state = self._nothing(block) if finishes else []
+
+        def read(part: _Block, p: Val) -> Panels:
+            return self.columns.read(part.variant.micro, p, skip, count)
+
+        self._catch_up(self._each(block, first, last, act, read, state))
         return []
 
     def _each(
-        self, block: _Block, first: Val, last: Val, act: EachTile, panels: Callable[[_Block, Val], Panels] = lambda part, p: []
-    ) -> None:
-        """act(block of the tile's width, panel, row of the block, its tile in scratch, panels(that block, panel)) for all tiles of a
-        group of panels."""
+        self, block: _Block, first: Val, last: Val, act: EachTile, panels: Callable[[_Block, Val], Panels] = lambda part, p: [],
+        state: Sequence[Val] = (),
+    ) -> State:
+        """state = act(block of the tile's width, panel, row in it, its tile in scratch, panels(that block, panel), state) for a group."""
         fn, wide = self.fn, block.variant.micro.panels
         parts = self._parts(block)
         across = self.blocking.panel_block // wide + len(parts) - 1
         turn = self.blocking.turn_bytes(block.variant)
 
-        def panel(p: Val, _: list[Val], part: _Block) -> list[Val]:
+        def panel(p: Val, state: State, part: _Block) -> State:
             # Rounded up: a narrower tile comes after one that may reach beyond its first panel.
             column = fn.udiv(fn.add(fn.sub(p, first), i64(wide - 1)), i64(wide))
             operands, mr = panels(part, p), part.variant.micro.mr
 
-            def tile(i: Val, _: list[Val]) -> list[Val]:
+            def tile(i: Val, state: State) -> State:
                 number = fn.add(fn.mul(fn.udiv(i, i64(mr)), i64(across)), column)
-                act(part, p, i, fn.gep(self.tiles, fn.mul(number, i64(turn))), operands)
-                return []
+                return act(part, p, i, fn.gep(self.tiles, fn.mul(number, i64(turn))), operands, state)
 
-            fn.loop(i64(0), part.rows, mr, [], tile)
-            return []
+            return fn.loop(i64(0), part.rows, mr, state, tile)
 
         for part in parts:
             begin, end = fn.smax(first, part.begin), fn.smin(last, part.end)
-            fn.loop(begin, end, part.variant.micro.panels, [], partial(panel, part=part))
+            state = fn.loop(begin, end, part.variant.micro.panels, state, partial(panel, part=part))
+        return list(state)
 
     # -- tiles --------------------------------------------------------------------------------------------------
-    def _tile(self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, panels: Panels, left: int = 0) -> None:
+    def _tile(
+        self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, panels: Panels, left: int = 0,
+        state: Sequence[Val] = (),
+    ) -> None:
         """Calls the function of a tile: rows from i on of the piece at a; panels: where panels p, p + 1, ... are; left: of `Tile`."""
         fn, variant, micro = self.fn, block.variant, block.variant.micro
-        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.streams, left)
+        epilogue = f"{self.name}.epilogue" if state else None
+        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.streams, left, epilogue)
+        pending = [fn.args[0], *state, share(fn, steps, micro.mr)] if state else []
         rows, operands = self._rows(block, a, i, steps), self.columns.operands(micro, p, panels, kind)
-        fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands])
+        fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands, *pending])
 
     def _rows(self, block: _Block, a: Val, i: Val, steps: Val) -> Val:
         """Where rows from i on of a piece of the lhs are."""
@@ -297,19 +304,41 @@ class Body:
         """Asks for what the epilogue of a tile will read and write."""
         name = f"{self.name}.fetch"
         if name in self.fn.module.functions:
-            fn, micro = self.fn, block.variant.micro
-            row = fn.add(self.row_base, fn.add(block.row, i))
-            rows = fn.smin(i64(micro.mr), fn.sub(block.rows, i))
-            fn.call(name, VOID, [fn.args[0], row, rows, fn.mul(p, i64(self.packing.nr))])
+            row, rows, first, _ = self._valid(block, i, p)
+            self.fn.call(name, VOID, [self.fn.args[0], row, rows, first])
 
-    def _finish(self, block: _Block, out: Val, i: Val, p: Val) -> None:
-        """The epilogue of a finished tile, over its valid rows and those columns that are this call's, block by block."""
-        fn, micro, width = self.fn, block.variant.micro, self.blocking.out_pitch
+    def _nothing(self, block: _Block) -> State:
+        """The state in which no epilogue is pending."""
+        micro = block.variant.micro
+        overlaps = micro.overlaps and micro.nr == self.blocking.out_pitch
+        return [self.tiles, *[i64(0)] * 4] if overlaps else []
+
+    def _later(self, block: _Block, out: Val, i: Val, p: Val) -> State:
+        """The state in which the epilogue of a finished tile is pending; where tiles do not overlap it is done now."""
+        if not self._nothing(block):
+            self._finish(block, out, i, p)
+            return []
+        row, rows, first, end = self._valid(block, i, p)
+        return [out, row, rows, first, self.fn.sub(end, first)]
+
+    def _catch_up(self, state: State) -> None:
+        """What is still pending."""
+        if state:
+            pending = Pending(f"{self.name}.epilogue", [self.fn.args[0], *state], i64(0))
+            pending.emit(self.fn, i64(0), state[2], self.blocking.out_pitch)
+
+    def _valid(self, block: _Block, i: Val, p: Val) -> tuple[Val, Val, Val, Val]:
+        """First row of a tile in the result, number of rows, first column and end of those columns that are this call's."""
+        fn, micro = self.fn, block.variant.micro
         first = fn.mul(p, i64(self.packing.nr))
         end = fn.smin(self.slots.dim(self.spec.n), fn.mul(block.end, i64(self.packing.nr)))
         end = fn.smin(end, fn.add(first, i64(micro.nr)))
-        result_row = fn.add(self.row_base, fn.add(block.row, i))
-        rows = fn.smin(i64(micro.mr), fn.sub(block.rows, i))
+        return fn.add(self.row_base, fn.add(block.row, i)), fn.smin(i64(micro.mr), fn.sub(block.rows, i)), first, end
+
+    def _finish(self, block: _Block, out: Val, i: Val, p: Val) -> None:
+        """The epilogue of a finished tile, over its valid rows and columns, block by block."""
+        fn, micro, width = self.fn, block.variant.micro, self.blocking.out_pitch
+        result_row, rows, first, end = self._valid(block, i, p)
 
         def columns(col: Val, at: list[Val]) -> list[Val]:
             cols = fn.smin(i64(width), fn.sub(end, col))

@@ -71,6 +71,16 @@ class Target:
         return self.vector_bits // bits
 
     @cached_property
+    def lookup_entries(self) -> int:
+        """How many f32 numbers the table may have that one instruction looks up in registers for every lane: 0 where none does.
+
+        VPERMT2PS has a table of two registers, VPERMPS of one. TBL of NEON looks up bytes, and needs their numbers computed first.
+        """
+        if self.has("avx512f", "avx512bw", "avx512vl", "avx512dq") and self.vector_bits == 512:
+            return 2 * self.lanes(32)
+        return self.lanes(32) if self.has("avx2", "fma") and self.vector_bits == 256 else 0
+
+    @cached_property
     def masked_memory(self) -> bool:
         """Whether loads and stores of any element width take a lane mask at full speed (AVX-512 mask registers).
 

@@ -17,7 +17,7 @@ import torch
 from ..cpu_codegen import symbols
 from ..diagnostics.errors import InputError
 from .plan import ConstantSource
-from .runner import CHANGED, HEADER, Runner
+from .runner import CHANGED, HEADER, Absent, Runner
 
 NO_VERSION = -1
 
@@ -102,7 +102,7 @@ class ConstantSet:
 class Constants:
     """All constants of a plan. `current` is the set to use; `changed` and `refresh` follow the user's weights."""
 
-    def __init__(self, sources: Sequence[ConstantSource], runner: Runner) -> None:
+    def __init__(self, sources: Sequence[ConstantSource], runner: Runner | Absent) -> None:
         self._sources = tuple(sources)
         self._run = runner.run
         watched = {id(tensor): tensor for source in sources for tensor in source.watched}
@@ -122,7 +122,8 @@ class Constants:
 
     def changed(self, known: ConstantSet) -> bool:
         """Whether any weight has changed since `known`."""
-        return self._run(known.frame) == CHANGED or self.changed_in_python(known)
+        natively = self._handles is not None and self._run(known.frame) == CHANGED
+        return natively or self.changed_in_python(known)
 
     def refresh(self) -> None:
         """Derives again what comes from changed weights. The caller holds a lock. InputError when one changed shape or dtype."""

@@ -19,6 +19,7 @@ import torch
 from ..cpu_codegen import jit
 from ..diagnostics import env
 from ..diagnostics.errors import InvalidGraph
+from ..platforms.host import host
 from ..platforms.target import Target
 from . import runner, turns
 from .constants import Constants, ConstantSet
@@ -55,18 +56,21 @@ def with_runner(kernels: Sequence[bytes], target: Target) -> Code:
 class Executable:
     """A compiled model: `results = executable(*flat_inputs)`, both flat tuples.
 
-    Errors: InputError when the arguments do not fit, IndexError when an index inside the model is out of range.
+    Errors: InputError when the arguments do not fit, or the code is for a machine that has what this one lacks; IndexError when an index
+    inside the model is out of range.
     """
 
     def __init__(self, plan: Plan, code: Code) -> None:
         verify(plan)
         self.plan = plan
         self.code = code
-        self._runner = runner.Runner(code.runner)
+        foreign = code.target.why_not_on(host())
+        self._runner = runner.Absent(code.target, foreign) if foreign else runner.Runner(code.runner)
         self._run, self._threads = self._runner.run, self._runner.threads
-        self._libraries = [jit.load_object(data) for data in code.kernels]
+        self._libraries = [] if foreign else [jit.load_object(data) for data in code.kernels]
         minimum = env.threads_min_work()
-        self._machine = Machine(_addresses(plan, self._libraries), MIN_WORK if minimum is None else minimum)
+        addresses = dict.fromkeys(plan.symbols, 0) if foreign else _addresses(plan, self._libraries)
+        self._machine = Machine(addresses, MIN_WORK if minimum is None else minimum)
         self._constants = Constants(plan.constants, self._runner)
         self._contexts: deque[Context] = deque()
         self._results = Results()

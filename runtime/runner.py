@@ -23,6 +23,7 @@ from functools import lru_cache
 
 from ..cpu_codegen import cache, jit, symbols
 from ..cpu_codegen.builder import I32, I64, PTR, VOID, Function, Module, Val, const, i64
+from ..diagnostics.errors import InputError
 from ..platforms.target import Target
 from . import team
 from .team import word as _word
@@ -52,6 +53,18 @@ def ir(arch: str) -> str:
 def compiled(target: Target) -> bytes:
     """The object of the runner, from the object cache where it is there."""
     return cache.compiled(ir(target.arch), target)
+
+
+class Absent:
+    """Stands for the runner where the code is for another machine: it can be inspected and saved, and a call is an InputError."""
+
+    threads = watch = False
+
+    def __init__(self, target: Target, reason: str) -> None:
+        self._what = f"this model is compiled for {target.name}: {reason}"
+
+    def run(self, frame: int) -> int:
+        raise InputError(self._what, hint="save() it, and load it on such a machine; or compile it without target=")
 
 
 class Runner:

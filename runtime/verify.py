@@ -58,12 +58,15 @@ def _verify_step(step: Step, buffers: tuple[Buffer, ...], ready: set[int], where
     """Checks one step; `ready` gains the buffers that it writes."""
     for operand in step.operands:
         _require(0 <= operand.buffer < len(buffers), f"there is no buffer {operand.buffer}", where)
+    used: set[int] = set()  # a kernel may leave some operands alone, which need not hold anything yet
     for code in step.variants:
-        top = max((slot.index for slot in code.slots if isinstance(slot, BufferSlot)), default=-1)
+        taken = {slot.index for slot in code.slots if isinstance(slot, BufferSlot)}
+        top = max(taken, default=-1)
         _require(top < len(step.operands), f"{code.symbol} takes operand {top} of {len(step.operands)}", where)
         _require(code.grain > 0, f"{code.symbol} has no grain", where)
+        used |= taken
     for operand_number, operand in enumerate(step.operands):
-        if operand_number not in step.writes:
+        if operand_number in used and operand_number not in step.writes:
             _require(operand.buffer in ready, f"buffer {operand.buffer} is read before it is written", where)
     for operand_number in step.writes:
         _require(0 <= operand_number < len(step.operands), f"there is no operand {operand_number}", where)

@@ -15,8 +15,8 @@ from .views import VIEWS, Index, axes, broadcast_index, offset, through
 
 # Operations that are not repeated where their result could be stored and loaded.
 EXPENSIVE = {
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "normal_cdf_short",
-    "sigmoid_short", "pow", "atan2", "reduce", "take", "gather", "remainder", "fmod",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "normal_cdf",
+    "normal_cdf_short", "sigmoid_short", "pow", "atan2", "reduce", "take", "gather", "remainder", "fmod",
 }
 
 

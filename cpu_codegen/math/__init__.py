@@ -14,14 +14,13 @@ from .double import LIBRARY, library
 from .double import sigmoid as sigmoid_wide
 from .exponential import erf, exp, exp2, expm1, sigmoid, tanh
 from .logarithm import log, log1p, log2, log10
+from .normal import normal_cdf
 from .power import pow as power
 from .short import normal_cdf_short, sigmoid_short
 from .trigonometric import atan2, cos, sin, tan
 
-# Of float32 only.
-SHORT: dict[str, Callable[[Function, Val], Val]] = {"normal_cdf_short": normal_cdf_short, "sigmoid_short": sigmoid_short}
 # Those with an instruction of their own on some target.
-_BY_TARGET: dict[str, Callable[[Function, Target, Val], Val]] = {"exp": exp, "exp2": exp2, "sigmoid": sigmoid}
+_BY_TARGET: dict[str, Callable[[Function, Target, Val], Val]] = {"exp": exp, "exp2": exp2, "sigmoid": sigmoid, "normal_cdf": normal_cdf}
 _PORTABLE: dict[str, Callable[[Function, Val], Val]] = {
     "expm1": expm1,
     "log": log,
@@ -33,8 +32,10 @@ _PORTABLE: dict[str, Callable[[Function, Val], Val]] = {
     "tan": tan,
     "tanh": tanh,
     "erf": erf,
-    **SHORT,
+    "normal_cdf_short": normal_cdf_short,
+    "sigmoid_short": sigmoid_short,
 }
+F32_ONLY = ("normal_cdf", "normal_cdf_short", "sigmoid_short")
 MATH = (*_BY_TARGET, *_PORTABLE)
 MATH2: dict[str, Callable[[Function, Val, Val], Val]] = {"pow": power, "atan2": atan2}
 

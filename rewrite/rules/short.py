@@ -1,13 +1,15 @@
-"""Functions of few digits where the result is rounded to few digits anyway.
+"""Functions of few digits where the result is rounded to few digits anyway, and the normal distribution's in place of erf.
 
+    1 + erf(x sqrt(1/2))  = 2 normal_cdf(x)
     1 + erf(x sqrt(1/2))  = 2 normal_cdf_short(x)
     1 + tanh(x)           = 2 sigmoid_short(2 x)
     sigmoid(x)            = sigmoid_short(x)
     (x / 2) (2 y)         = x y
 
-The short functions have a relative error below 2^-12. They stand where all that becomes of the value is a number of bf16 (which rounds
-by 2^-8), or an 8-bit integer: quantized as it is or with the scale of its own row, or clamped and converted. From the function to there
-only operations may lie that pass a relative error on as it is, so that nothing that cancels can make it grow.
+normal_cdf has the digits of 1 + erf. The short functions have a relative error below 2^-12. They stand where all that becomes of the value
+is a number of bf16 (which rounds by 2^-8), or an 8-bit integer: quantized as it is or with the scale of its own row, or clamped and
+converted. From the function to there only operations may lie that pass a relative error on as it is, so that nothing that cancels can
+make it grow.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from math import sqrt
 
 from ...graph import attrs as A
 from ...graph.ir import Graph, Value, rebuild, with_inputs
-from ...graph.ops import SHORT, make
+from ...graph.ops import MADE, make
 from ...graph.types import bf16, f32
 
 # Operations whose result has the relative error of their operands, one operand or all of them.
@@ -26,18 +28,26 @@ _FUNCTIONS = ("erf", "tanh", "sigmoid")
 _LARGEST = 256.0
 
 
-def shorten(graph: Graph) -> Graph:
-    """The graph with short functions wherever the digits they lack are rounded off."""
+def shorten(graph: Graph, normal_is_fast: bool = False) -> Graph:
+    """The graph with short functions wherever the digits they lack are rounded off.
+
+    normal_is_fast: whether normal_cdf takes no longer than its short form, which then stands only before results in bf16, where its
+    accuracy far from 0 may show.
+    """
     if not any(v.op in _FUNCTIONS for v in graph.order):
         return graph
-    demands = _Demands(graph)
+    demands, integers = _Demands(graph), _Demands(graph, floats=False)
 
     def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
         new = with_inputs(old, inputs)
         if old.op == "mul":
             return _without_halves(new)
-        short = _short(new) if old.op in ("add", "sigmoid") and old.dtype == f32 and demands.few_digits(old) else None
-        return new if short is None else short
+        if old.op not in ("add", "sigmoid") or old.dtype != f32:
+            return new
+        normal = _normal(new, "normal_cdf")
+        if normal is not None and normal_is_fast and integers.few_digits(old):
+            return normal
+        return (_short(new) if demands.few_digits(old) else normal) or new
 
     return rebuild(graph, visit)
 
@@ -46,12 +56,16 @@ def _short(value: Value) -> Value | None:
     if value.op == "sigmoid":
         return make("sigmoid_short", *value.inputs)
     for function, one in (value.inputs, value.inputs[::-1]):
-        if _constant(one) != 1.0:
-            continue
-        if function.op == "erf" and (x := _times(function.inputs[0], sqrt(0.5))) is not None:
-            return _twice(make("normal_cdf_short", x, origin=value.origin))
-        if function.op == "tanh":
+        if _constant(one) == 1.0 and function.op == "tanh":
             return _twice(make("sigmoid_short", _twice(function.inputs[0]), origin=value.origin))
+    return _normal(value, "normal_cdf_short")
+
+
+def _normal(value: Value, name: str) -> Value | None:
+    """Twice the function `name` for one plus an error function."""
+    for function, one in (value.inputs, value.inputs[::-1]) if value.op == "add" else ():
+        if _constant(one) == 1.0 and function.op == "erf" and (x := _times(function.inputs[0], sqrt(0.5))) is not None:
+            return _twice(make(name, x, origin=value.origin))
     return None
 
 
@@ -71,16 +85,16 @@ def _without_halves(product: Value) -> Value:
     """x y for (x / 2) (2 y), which is exact."""
     for x, y in (product.inputs, product.inputs[::-1]):
         half, twice = _times(x, 0.5), _times(y, 2.0)
-        if half is not None and twice is not None and twice.op in SHORT:
+        if half is not None and twice is not None and twice.op in MADE:
             return make("mul", half, twice, origin=product.origin)
     return product
 
 
 class _Demands:
-    """Answers whether all that becomes of a value is rounded to few digits."""
+    """Answers whether all that becomes of a value is rounded to few digits. floats: whether those of bf16 are few."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, floats: bool = True) -> None:
+        self.graph, self.floats = graph, floats
         self._known: dict[Value, bool] = {}
 
     def few_digits(self, value: Value) -> bool:
@@ -94,7 +108,7 @@ class _Demands:
 
     def _rounds(self, user: Value, value: Value) -> bool:
         if user.op == "cast":
-            return user.dtype == bf16
+            return self.floats and user.dtype == bf16
         if user.op == "quantize":
             return user.dtype.bits == 8
         if user.op == "where":

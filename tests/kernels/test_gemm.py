@@ -89,6 +89,18 @@ def test_rows_read_in_place_in_pieces(micros: Micros, runner: Runner) -> None:
     run(shrunk(runner, 1 << 15, 1 << 18), *of_micros(micros), Case(45, 50, 1601), micros[0].lhs, micros[0].rhs)
 
 
+@pytest.mark.parametrize("lhs", [i8, bf16], ids=str)
+@pytest.mark.isa("avx512_vnni")
+def test_an_epilogue_between_the_steps_of_the_next_tile(lhs: DType, target: Target) -> None:
+    """Fewer steps than shares of the rows, as many, and more; tiles of one row; pieces of k."""
+    micros = amx.amx(lhs, i8 if lhs == i8 else bf16, EmulatedTiles())
+    assert micros[0].overlaps
+    runner = Native(target)
+    for case in (Case(96, 64, 64), Case(65, 64, 512), Case(33, 70, 2000)):
+        run(runner, *of_micros(micros), case, lhs, micros[0].rhs)
+        run(shrunk(runner, 1 << 12, 1 << 15), *of_micros(micros), case, lhs, micros[0].rhs)
+
+
 @pytest.mark.parametrize(("micros", "runner"), PAIRS)
 def test_tiles_that_fit_a_known_number_of_rows(micros: Micros, runner: Runner) -> None:
     """One tile, several of one height, two heights; one, three and five panels; pieces of k."""

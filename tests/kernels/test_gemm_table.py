@@ -99,6 +99,8 @@ def test_amx_uses_its_instructions() -> None:
         text = jit.assembly(module.text(), X86_64_AMX)
         counts = {name: len(re.findall(rf"\t{name}\t", text)) for name in ("tileloadd", "tileloaddt1", "tilezero", "tilestored", product)}
         assert counts == {"tileloadd": 2, "tileloaddt1": 2, "tilezero": 4, "tilestored": 4, product: 4}
+        tile = text[text.index(".with.product.epilogue:") :]
+        assert re.search(rf"\t{product}\t.*?\tcallq\tproduct.epilogue.*?\ttilestored\t", tile, re.DOTALL), "between steps and result"
         assert text.count("ldtilecfg") == text.count("tilerelease") == 2, "once for each of the two kernels"
 
 

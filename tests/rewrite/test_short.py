@@ -13,7 +13,7 @@ import sashiko
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.ops import SHORT
+from sashiko.graph.ops import MADE, SHORT
 from sashiko.graph.types import QParams, bf16, f32, i8, i32, u8
 from sashiko.rewrite.rules.short import shorten
 
@@ -92,6 +92,17 @@ def test_the_meaning_is_the_same(function: Unary) -> None:
     [expected], [got] = run(Graph((X,), (function(X),)), [data]), run(shortened(b.cast(function(X), bf16)), [data])
     # Rounding to bf16, and the cancellation of 1 + erf and 1 + tanh in f32, which the short functions do without.
     torch.testing.assert_close(got.float(), expected, rtol=2**-8, atol=8 * 2**-23)
+
+
+def test_erf_becomes_the_normal_distribution() -> None:
+    def names(root: Value, fast: bool = False) -> set[str]:
+        return {v.op for v in shorten(Graph((X,), (root,)), fast).order} & {"erf", *MADE}
+
+    assert names(gelu(X)) == names(b.sub(gelu(X), X)) == {"normal_cdf"}, "to all digits"
+    assert names(b.cast(gelu(X), bf16)) == names(b.cast(gelu(X), bf16), fast=True) == {"normal_cdf_short"}
+    for narrow in (eight, rows, clamped):
+        assert (names(narrow(gelu(X))), names(narrow(gelu(X)), fast=True)) == ({"normal_cdf_short"}, {"normal_cdf"})
+    assert names(b.add(b.erf(X), 1.0)) == names(b.add(b.erf(b.mul(X, 0.5**0.5)), 2.0)) == {"erf"}
 
 
 class Narrow(nn.Module):

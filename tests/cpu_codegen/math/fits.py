@@ -17,7 +17,7 @@ from scipy.optimize import linprog
 
 mp.mp.dps = 40
 Real = Callable[[mp.mpf], mp.mpf]
-GRID = 1200
+GRID, GRID_OF_PIECES = 1200, 60
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def _square(f: Real) -> Real:
 _LN2 = float(mp.log(2) / 2) * 1.001
 _LOG_LOW, _LOG_HIGH = float(mp.sqrt(0.5) - 1) * 1.0001, float(mp.sqrt(2) - 1) * 1.0001
 _QUARTER2 = float((mp.pi / 4) ** 2) * 1.012
-TANH_SPLIT, ERF_SPLIT, ERF_LAST, NORMAL_LAST = 0.5625, 0.8125, 4.0, 9.2
+TANH_SPLIT, ERF_SPLIT, ERF_LAST, NORMAL_LAST, NORMAL_STEP = 0.5625, 0.8125, 4.0, 9.2, 0.1875
 
 
 def _log(base: mp.mpf | int | None) -> Real:
@@ -73,10 +73,46 @@ FITS: tuple[Fit, ...] = (
 )
 
 
-def grid(fit: Fit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class Pieces:
+    """Polynomials of `degree` + 1 coefficients for value(k step + u), |u| <= step / 2, for k below `count`: minimizes the largest error.
+
+    Odd functions, so that the first polynomial begins with 0.
+    """
+
+    name: str
+    value: Real
+    step: float
+    count: int
+    degree: int
+
+    def fit(self, k: int) -> Fit:
+        """Of one piece, without its first coefficient where that is 0."""
+        half, count = self.step / 2, self.degree + 1
+        if k == 0:
+            return Fit(self.name, lambda u: self.value(u) / u, lambda u: u, half * 1e-6, half * 1.001, count - 1)
+        return Fit(self.name, lambda u: self.value(k * self.step + u), lambda u: mp.mpf(1), -half * 1.001, half * 1.001, count)
+
+    def solve(self) -> list[tuple[float, ...]]:
+        """The coefficients of each power, lowest first: one for each piece."""
+        polynomials = [solve(self.fit(k), GRID_OF_PIECES) for k in range(self.count)]
+        polynomials[0].insert(0, 0.0)
+        return list(zip(*polynomials, strict=True))
+
+    def error(self, table: Sequence[Sequence[float]]) -> float:
+        """Returns the largest error of all pieces."""
+        each = [list(polynomial) for polynomial in zip(*table, strict=True)]
+        fits = [self.fit(k) for k in range(self.count)]
+        return max(error(fit, p[len(p) - fit.count :], grid(fit, GRID_OF_PIECES)) for fit, p in zip(fits, each, strict=True))
+
+
+PIECES: tuple[Pieces, ...] = (Pieces("NORMAL", lambda x: mp.ncdf(x) - mp.mpf(1) / 2, NORMAL_STEP, 32, 4),)
+
+
+def grid(fit: Fit, count: int = GRID) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns Chebyshev points of the interval, the values and the weights there, in extended precision."""
     middle, half = (mp.mpf(fit.high) + fit.low) / 2, (mp.mpf(fit.high) - fit.low) / 2
-    points = [middle + half * mp.cos(mp.pi * (2 * n + 1) / (2 * GRID)) for n in range(GRID)]
+    points = [middle + half * mp.cos(mp.pi * (2 * n + 1) / (2 * count)) for n in range(count)]
     parts = points, [fit.value(x) for x in points], [abs(fit.weight(x)) for x in points]
     x, v, w = (np.array([np.longdouble(mp.nstr(t, 25)) for t in part]) for part in parts)
     return x, v, w
@@ -88,9 +124,9 @@ def error(fit: Fit, coefficients: Sequence[float], at: tuple[np.ndarray, np.ndar
     return float(np.abs(_residual(x, v, w, coefficients)).max())
 
 
-def solve(fit: Fit) -> list[float]:
+def solve(fit: Fit, points: int = GRID) -> list[float]:
     """Returns the rounded coefficients, lowest power first."""
-    at = grid(fit)
+    at = grid(fit, points)
     known: list[float] = []
     best = _interpolated(fit)
     for n in range(fit.count):
@@ -146,6 +182,11 @@ def table() -> str:
         largest = error(fit, coefficients)
         text = textwrap.fill(", ".join(repr(c) for c in coefficients), 120, initial_indent="    ", subsequent_indent="    ")
         lines.append(f"# error 2^{np.log2(largest):.1f}\n{fit.name} = (\n{text},\n)")
+    for pieces in PIECES:
+        found = pieces.solve()
+        rows = [", ".join(repr(c) for c in row) for row in found]
+        text = "\n".join(f"    (\n{textwrap.fill(r, 120, initial_indent=' ' * 8, subsequent_indent=' ' * 8)},\n    )," for r in rows)
+        lines.append(f"# error 2^{np.log2(pieces.error(found)):.1f}\n{pieces.name} = (\n{text}\n)")
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sashiko.cpu_codegen.builder import F32, F64, I64, PTR, VOID, Function, Module, Ty, Val
-from sashiko.cpu_codegen.math import MATH, MATH2, SHORT, call
+from sashiko.cpu_codegen.math import F32_ONLY, MATH, MATH2, call
 from sashiko.cpu_codegen.slots import Slots
 from sashiko.platforms.target import Target
 from tests.emulation import Runner
@@ -22,7 +22,7 @@ def library(target: Target, lanes: int, scalar: Ty = F32) -> str:
     """LLVM IR with one kernel for each function, called kernel_<name>, on vectors of `lanes` elements (0: scalar code)."""
     module = Module()
     for name in (*MATH, *MATH2):
-        if scalar == F32 or name not in SHORT:
+        if scalar == F32 or name not in F32_ONLY:
             add_kernel(module, target, name, 2 if name in MATH2 else 1, lanes, scalar)
     return module.text()
 
