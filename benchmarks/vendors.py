@@ -1,6 +1,6 @@
 """Generated matrix products beside those of the libraries that torch carries (MKL, oneDNN), over random shapes.
 
-    python -P benchmarks/vendors.py [--count 200] [--kinds fp32,bf16,int8] [--seed 0] [--json F]
+    python -P benchmarks/vendors.py [--count 200] [--shapes 490x80x4084,...] [--kinds fp32,bf16,int8] [--seed 0] [--json F]
 
 M is drawn from 1-2048, N and K from 32-4096, their logarithms uniformly. Weights are constant and packed beforehand on both sides;
 operands are random; one pinned core; candidates take turns. Ours is the time of the product's own section, a library's
@@ -26,6 +26,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
+from sashiko.cli.bench.cases import parse_shape
 from sashiko.cli.bench.record import this_machine, versions
 from sashiko.cli.bench.sections import product
 from sashiko.cli.bench.timing import pin
@@ -62,6 +63,11 @@ def random_shapes(count: int, seed: int) -> list[Shape]:
     return [(size(1, 2048), size(32, 4096), size(32, 4096)) for _ in range(count)]
 
 
+def _shape(text: str) -> Shape:
+    m, n, k = parse_shape(text)
+    return m, n, k
+
+
 def vendor_calls(kind: str, shape: Shape) -> dict[str, Call]:
     """The libraries' calls for a product with a bias: f32 to f32, bf16 to bf16, or u8 times i8 to f32."""
     m, n, k = shape
@@ -92,37 +98,65 @@ def shortest(call: Call, repeat: int) -> float:
     return best
 
 
-def compare(kind: str, shape: Shape, overheads: dict[str, float]) -> Row:
-    """Times both sides of one shape. overheads: seconds of a call of each that hardly computes anything, ours by the name ""."""
-    section = product(kind, shape)
-    calls = vendor_calls(kind, shape)
-    once = section.seconds(2)
-    repeat = max(2, min(200, int(SECONDS / once)))
-    for call in calls.values():
-        call()
-    ours, theirs = [], {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        ours.append(section.seconds(repeat))
-        for name, call in calls.items():
-            theirs[name].append(shortest(call, repeat))
-    net = {name: max(min(times) - overheads[name], 1e-7) for name, times in theirs.items()}
-    vendor = min(net, key=net.__getitem__)
-    return Row(kind, shape, section.kernel, max(min(ours) - overheads[""], 1e-7) * 1e6, vendor, net[vendor] * 1e6)
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of ours with `kernel` and of the fastest call of each library, as they were timed."""
+
+    shape: Shape
+    kernel: str
+    ours: float
+    theirs: dict[str, float]
+
+    def row(self, kind: str, overheads: Timed) -> Row:
+        """overheads: what calls take that hardly compute anything."""
+        net = {name: max(seconds - overheads.theirs[name], 1e-7) for name, seconds in self.theirs.items()}
+        vendor = min(net, key=net.__getitem__)
+        return Row(kind, self.shape, self.kernel, max(self.ours - overheads.ours, 1e-7) * 1e6, vendor, net[vendor] * 1e6)
+
+
+class Candidates:
+    """Both sides of one shape."""
+
+    def __init__(self, kind: str, shape: Shape) -> None:
+        self.shape, self.section, self.calls = shape, product(kind, shape), vendor_calls(kind, shape)
+        self.repeat = max(2, min(200, int(SECONDS / self.section.seconds(2))))
+        for call in self.calls.values():
+            call()
+
+    def timed(self) -> Timed:
+        """One round."""
+        theirs = {name: shortest(call, self.repeat) for name, call in self.calls.items()}
+        return Timed(self.shape, self.section.kernel, self.section.seconds(self.repeat), theirs)
+
+
+def fastest(rounds: Sequence[Timed]) -> Timed:
+    """The shortest times of each candidate."""
+    first = rounds[0]
+    theirs = {name: min(each.theirs[name] for each in rounds) for name in first.theirs}
+    return Timed(first.shape, first.kernel, min(each.ours for each in rounds), theirs)
 
 
 def measure(kind: str, shapes: Sequence[Shape], console: Console) -> list[Row]:
+    """Times all shapes. The overheads are timed again with each of them, since whatever else the machine does comes and goes."""
     try:
-        overheads = {name: shortest(call, 2000) for name, call in vendor_calls(kind, LEAST).items()}
+        least = Candidates(kind, LEAST)
     except (AttributeError, RuntimeError) as error:  # no such operation in this build, or not on this processor
         console.print(f"{kind}: nothing to compare with: {str(error).splitlines()[0]}")
         return []
-    overheads[""] = product(kind, LEAST).seconds(2000)
-    return [compare(kind, shape, overheads) for shape in track(shapes, kind, console=console)]
+    overheads, timed = [], []
+    for shape in track(shapes, kind, console=console):
+        candidates, rounds = Candidates(kind, shape), []
+        for _ in range(ROUNDS):
+            overheads.append(least.timed())
+            rounds.append(candidates.timed())
+        timed.append(fastest(rounds))
+    return [each.row(kind, fastest(overheads)) for each in timed]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200, help="shapes of each kind (default: %(default)s)")
+    parser.add_argument("--shapes", help="these M x N x K instead of random ones, such as 490x80x4084,512x768x768")
     parser.add_argument("--kinds", default="fp32,bf16,int8", help="%(default)s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -131,9 +165,10 @@ def main() -> None:
     torch.manual_seed(options.seed)
     torch.set_grad_enabled(False)
     console = Console(width=150)
-    rows = [row for kind in options.kinds.split(",") for row in measure(kind, random_shapes(options.count, options.seed), console)]
+    shapes = [_shape(text) for text in options.shapes.split(",")] if options.shapes else random_shapes(options.count, options.seed)
+    rows = [row for kind in options.kinds.split(",") for row in measure(kind, shapes, console)]
     table = Table("kind", "M x N x K", "kernel", "us", "library", "us", "library / ours")
-    for row in sorted((r for r in rows if r.ratio * SLOWER < 1), key=lambda r: r.ratio):
+    for row in sorted((r for r in rows if options.shapes or r.ratio * SLOWER < 1), key=lambda r: r.ratio):
         shape = "x".join(map(str, row.shape))
         table.add_row(row.kind, shape, row.kernel, f"{row.us:.1f}", row.vendor, f"{row.vendor_us:.1f}", f"{row.ratio:.2f}")
     console.print(table)

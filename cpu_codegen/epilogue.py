@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
 
 from ..diagnostics.errors import InvalidGraph
@@ -42,6 +43,30 @@ def emit_tile_epilogue(
     tile_cols, 0 where it always is; None: not known.
     """
     _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols).emit(rows, cols, last)
+
+
+def emit_register_epilogue(
+    fn: Function, emitter: BodyEmitter, accumulators: Sequence[Sequence[Val]], row0: Val, col0: Val, last: Val | None
+) -> None:
+    """The same where accumulators[i][v] is the vector of row row0 + i and columns from col0 + v * lanes on, every column of which counts.
+
+    The body stores nothing but by columns. last: how many columns of the last vector count; None: all. Needs masked memory unless None.
+    """
+    node, lanes = accumulator_node(emitter), accumulators[0][0].ty.lanes
+    vectors = len(accumulators[0])
+    with emitter.scope():
+        points = [Point(lanes, {"c": fn.add(col0, i64(v * lanes))}) for v in range(vectors)]
+        if last is not None:
+            points[-1] = Point(lanes, points[-1].axes, tail_mask(fn, last, lanes))
+        for point in points:
+            emitter.prepare([], emitter.column_stores, point, "c")
+        for i, row in enumerate(accumulators):
+            with emitter.scope():
+                r = fn.add(row0, i64(i))
+                emitter.prepare([], emitter.column_stores, Point(lanes, {"r": r}), "r")
+                for point, value in zip(points, row, strict=True):
+                    emitter.provide(node, value)
+                    emitter.stores(point.at(r=r))
 
 
 class _Tile:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
-from ..graph.dims import bounds
+from ..graph.dims import Dim, bounds
 from ..platforms.target import Target
 from .micro import MicroKernel
 from .spec import GemmSpec
 
 _LINE = 64
-# At a pitch of a power of two the rows of a block share few cache sets; then they are packed even where that is not needed.
-_BAD_PITCH = 2048
+_WAY = 4096  # bytes of L1 that lie in different sets; where rows share more of them than it has ways, they are packed
 _SCRATCH_TILES_BYTES = 96 << 10
 _GROUP_COLUMNS = 256
 _PASS_COST = 3.0  # of another variant, which reads all panels once more; in rows, like the cost of a tile
@@ -25,14 +25,32 @@ class Variant:
     """One register tile and how it is used.
 
     rows: rows of a block, a multiple of mr, whose lhs is at hand while a panel is used. least: a rest of fewer rows is left to the next
-    variant. pitch: bytes from row to row of the packed lhs. direct: whole blocks are read in place.
+    variant. pitch, piece: bytes from row to row and from piece to piece of the lhs in the form that the tile reads. direct: whole tiles
+    are read in place, and what is packed lies as it does there. streams: the panels are used again soon and the lhs is not.
     """
 
     micro: MicroKernel
     rows: int
     least: int
     pitch: int
+    piece: int
     direct: bool
+    streams: bool
+
+    @property
+    def packed_bytes(self) -> int:
+        """Packed rows of a block, for one piece of k; where blocks are read in place, all k of a tile that is not whole."""
+        return (self.micro.mr if self.direct else self.rows) * self.pitch
+
+    def left(self, k: Dim) -> int:
+        """How many of `k` k are left after the whole steps; 0 where the lhs is padded to these."""
+        return k % self.micro.step_k if self.direct and isinstance(k, int) else 0
+
+    def narrow(self, panels: Dim) -> Variant | None:
+        """The variant for those of so many panels that do not fill a tile of this one, if there are any and it can be narrower."""
+        left = panels % self.micro.panels if isinstance(panels, int) else 0
+        micro = self.micro.resized(self.micro.mr, left) if left else None
+        return None if micro is None else replace(self, micro=micro)
 
 
 @dataclass(frozen=True)
@@ -61,22 +79,28 @@ class Blocking:
         count = 2 if self.pieces == 1 else variant.rows // variant.micro.mr * across
         return count * self.turn_bytes(variant)
 
-    def piece_bytes(self, variant: Variant) -> int:
-        """Packed rows of a block for one piece of k."""
-        return variant.rows * variant.pitch
-
     @property
     def unpacked_bytes(self) -> int:
         """Room for the panels of a tile, for one piece of k, in variants that write them out before they read them."""
         return max(v.micro.panels * v.micro.unpacked_panels * v.micro.unpacked_bytes(self.k_block) for v in self.variants)
 
+    def partial_tiles(self, m: Dim) -> list[bool]:
+        """For each variant whether some of `m` rows, or of those that are left from a whole number of the first tiles on, are a tile of it
+        that is not whole."""
+        result, left = [], m
+        for variant in self.variants:
+            rest = left % variant.micro.mr if isinstance(left, int) else variant.least
+            result.append(rest >= variant.least)
+            left = left if not isinstance(left, int) else 0 if result[-1] else rest
+        return result
+
     def pack_late(self, variant: Variant) -> bool:
         """Whether the rows of a block are packed piece by piece, again for each group of panels, as there is no room for all pieces."""
-        return self.pieces is None or (not variant.direct and self.pieces * self.piece_bytes(variant) > self.packed_most)
+        return self.pieces is None or (not variant.direct and self.pieces * variant.packed_bytes > self.packed_most)
 
     def packed_bytes(self, variant: Variant) -> int:
         """Room for the packed rows of a block."""
-        return self.piece_bytes(variant) * (1 if self.pieces is None or self.pack_late(variant) else self.pieces)
+        return variant.packed_bytes * (1 if variant.direct or self.pieces is None or self.pack_late(variant) else self.pieces)
 
 
 def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blocking:
@@ -90,9 +114,12 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     variants: list[Variant] = []
     for position, micro in enumerate(micros):
         pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
-        direct = _direct(spec, micro) and (pieces or 0) * micro.mr * pitch <= most
-        rows = _rows(target, spec, micro, pitch * (pieces or 1) if direct else pitch, pieces, panel_block * nr)
-        variants.append(Variant(micro, rows, _least(micros[position:]), pitch, direct))
+        rows, least = _rows(target, spec, micro, pitch, pieces, panel_block * nr), _least(micros[position:])
+        row = spec.lhs_strides.row
+        if isinstance(row, int) and _direct(target, spec, micro, row * spec.lhs.bytes, most):
+            variants.append(Variant(micro, rows, least, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, rows > micro.mr))
+        else:
+            variants.append(Variant(micro, rows, least, pitch, rows * pitch, False, rows > micro.mr))
     return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), most)
 
 
@@ -193,9 +220,16 @@ def _cover_cost(count: int, micros: Sequence[MicroKernel]) -> float:
     return min(whole, full * _tile_cost(first) + _cover_cost(rest, others)) if others else whole
 
 
-def _direct(spec: GemmSpec, micro: MicroKernel) -> bool:
-    """Whether whole blocks of rows can be read in place."""
-    strides = spec.lhs_strides
-    if spec.lhs_pieces is not None or not micro.layout.direct or strides.col != 1 or not isinstance(spec.k, int) or spec.k % micro.step_k:
+def _direct(target: Target, spec: GemmSpec, micro: MicroKernel, pitch: int, most: int) -> bool:
+    """Whether whole tiles of rows, `pitch` bytes apart, can be read in place; rows of `most` bytes can be packed in the same form."""
+    if spec.lhs_pieces is not None or not micro.layout.direct or spec.lhs_strides.col != 1:
         return False
-    return not (isinstance(strides.row, int) and strides.row * spec.lhs.bytes % _BAD_PITCH == 0)
+    if not isinstance(spec.k, int) or (spec.k % micro.step_k and not micro.layout.ragged) or pitch < spec.k * spec.lhs.bytes:
+        return False
+    return micro.mr * pitch <= most and _sharing(pitch, micro.mr) < target.l1d // _WAY
+
+
+def _sharing(pitch: int, rows: int) -> int:
+    """How many of so many rows, `pitch` bytes apart, lie in one set of L1 at the same k."""
+    counts = (Counter((row * pitch + start) % _WAY // _LINE for row in range(rows)) for start in range(0, _LINE, 16))
+    return max(max(count.values()) for count in counts)

@@ -25,10 +25,9 @@ from .indexing import batch_offset, request, wanted_slots
 from .micro import MicroKernel
 from .nest import Body
 from .pack_rhs import emit_pack_rhs
-from .spec import GemmCode, GemmSpec
+from .spec import FIRST_EPILOGUE_BUFFER, GemmCode, GemmSpec
 
 LHS, RHS = 0, 1
-FIRST_EPILOGUE_BUFFER = 2
 
 
 def emit(module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> GemmCode:

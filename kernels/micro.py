@@ -18,6 +18,7 @@ from enum import Enum
 from ..cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
 from ..graph.types import DType, f32, i32
 from ..platforms.target import Target
+from .pending import PENDING, Pending
 from .spec import Packing
 
 
@@ -34,13 +35,14 @@ class Lhs:
     """How a micro-kernel reads its rows.
 
     element: type in memory. group: [k / group][mr][group] instead of mr rows of `a_pitch` bytes; 0: rows. direct: rows of the user's own
-    matrix will do, whenever k is a multiple of the step and contiguous. step_bytes: elements are only what `MicroKernel.pack_step` makes
-    steps of, each of so many bytes; 0: elements are what is read.
+    matrix will do, whenever k is contiguous and a multiple of the step; ragged: or any number. step_bytes: elements are only what
+    `MicroKernel.pack_step` makes steps of, each of so many bytes; 0: elements are what is read.
     """
 
     element: Ty
     group: int = 0
     direct: bool = False
+    ragged: bool = False
     step_bytes: int = 0
 
 
@@ -49,6 +51,7 @@ class Tile:
     """The operands of one tile inside its function.
 
     out_pitch: columns of a block of `out`. lhs_streams: the panels are used again soon and the lhs is not, or the other way round.
+    left: how many k of the lhs there are after all the steps, less than one has.
     """
 
     a: Val
@@ -60,33 +63,7 @@ class Tile:
     sums: tuple[Val, ...]
     out_pitch: int
     lhs_streams: bool
-
-
-@dataclass(frozen=True)
-class Pending:
-    """The epilogue of a finished tile that is still to be done: the function, its arguments, and how many rows of it to do at a time.
-
-    args: ptr slots, ptr tile, i64 row, i64 rows, i64 col, i64 cols; see `gemm.py`.
-    """
-
-    epilogue: str
-    args: list[Val]
-    share: Val
-
-    def emit(self, fn: Function, first: Val, count: Val, pitch: int) -> None:
-        """Rows [first, first + count) of it, as far as there are any. pitch: columns of a row of the tile."""
-        slots, tile, row, rows, col, cols = self.args
-        count = fn.smin(count, fn.sub(rows, first))
-
-        def some() -> list[Val]:
-            at = fn.gep(tile, fn.mul(first, i64(4 * pitch)))
-            fn.call(self.epilogue, VOID, [slots, at, fn.add(row, first), count, col, cols])
-            return []
-
-        fn.branch(fn.icmp("sgt", count, i64(0)), some)
-
-
-PENDING = (PTR, PTR, I64, I64, I64, I64, I64)  # the types of its arguments and its share
+    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,6 +102,11 @@ class MicroKernel(ABC):
     def sums_factor(self) -> int:
         """What multiple of the column sums the accumulators must start with to undo a shift of the lhs; 0: none."""
         return 0
+
+    @property
+    def begins(self) -> Start:
+        """What the accumulators start with in the first piece of k."""
+        return Start.SUMS if self.sums_factor else Start.ZERO
 
     @property
     def row_cost(self) -> float:
@@ -175,7 +157,7 @@ class MicroKernel(ABC):
 
     @abstractmethod
     def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
-        """Returns the accumulators after step `index`."""
+        """Returns the accumulators after step `index`, which has `tile.left` k unless that is 0."""
 
     @abstractmethod
     def finish(self, fn: Function, tile: Tile, accumulators: list[Val]) -> None:
@@ -208,13 +190,16 @@ class MicroKernel(ABC):
 
 
 def emit_tile(
-    module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, lhs_streams: bool, epilogue: str | None = None
+    module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, lhs_streams: bool, left: int = 0,
+    epilogue: str | None = None,
 ) -> str:
     """Adds the function of one tile and returns its name.
 
-    a_pitch: bytes from row to row of the lhs where that is known. epilogue: of the tile before, to be done between the steps.
+    a_pitch: bytes from row to row of the lhs where that is known. left: of `Tile`. epilogue: of the tile before, to be done between the
+    steps.
     """
     name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (".stream" if lhs_streams else "")
+    name += f".and{left}" if left else ""
     name += f".groups{micro.packing.group}" if micro.packing.group else ""
     name += f".with.{epilogue}" if epilogue else ""
     if name in module.functions:
@@ -225,23 +210,28 @@ def emit_tile(
     a, pitch, out, steps, following = fn.args[:5]
     b, sums, rest = fn.args[5 : 5 + panels], fn.args[5 + panels : 5 + extra], fn.args[5 + extra :]
     pending = Pending(epilogue, rest[:-1], rest[-1]) if epilogue else None
-    tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, lhs_streams)
-    accumulators = micro.start(fn, tile, kind)
-
-    def step(index: Val, values: list[Val]) -> list[Val]:
-        values = micro.step(fn, tile, index, values)
-        if pending is not None:
-            pending.emit(fn, fn.mul(index, pending.share), pending.share, out_pitch)
-        return values
-
-    accumulators = fn.loop(i64(0), steps, 1, accumulators, step)
-    micro.finish(fn, tile, accumulators)
+    tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, lhs_streams, left)
+    micro.finish(fn, tile, accumulated(fn, micro, tile, kind, pending))
     if pending is not None:  # there may be fewer steps than shares, or none
         done = fn.smin(fn.mul(steps, pending.share), pending.args[3])
         pending.emit(fn, done, pending.args[3], out_pitch)
     fn.ret()
     fn.finish()
     return name
+
+
+def accumulated(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pending: Pending | None = None) -> list[Val]:
+    """The accumulators of a tile after all its steps and what is left. pending: what is done between the steps."""
+    whole = replace(tile, left=0)
+
+    def step(index: Val, values: list[Val]) -> list[Val]:
+        values = micro.step(fn, whole, index, values)
+        if pending is not None:
+            pending.emit(fn, fn.mul(index, pending.share), pending.share, tile.out_pitch)
+        return values
+
+    values = fn.loop(i64(0), tile.steps, 1, micro.start(fn, tile, kind), step)
+    return micro.step(fn, tile, tile.steps, values) if tile.left else values
 
 
 def offset(fn: Function, pointer: Val, bytes_: int) -> Val:
@@ -334,4 +324,13 @@ class VectorMicro(MicroKernel):
         """Returns one scalar of each row at step `index`, for lhs in rows; a step has `parts` of them in memory."""
         base = fn.gep(tile.a, index, scale=ty.bits // 8 * self.parts)
         at = [fn.gep(base, fn.add(fn.mul(i64(r), tile.a_pitch), i64(part * ty.bits // 8))) for r in range(self.mr)]
-        return [fn.load(ty, pointer) for pointer in at]
+        return [self._first(fn, pointer, ty, tile.left) if tile.left else fn.load(ty, pointer) for pointer in at]
+
+    def _first(self, fn: Function, pointer: Val, ty: Ty, count: int) -> Val:
+        """`count` elements of a scalar that holds more, the others zero; nothing beyond them is read."""
+        element = self.layout.element
+        parts = [fn.convert("zext", fn.load(element, fn.gep(pointer, i64(n), element)), ty) for n in range(count)]
+        total = parts[0]
+        for n, value in enumerate(parts[1:], 1):
+            total = fn.or_(total, fn.shl(value, const(ty, n * element.bits)))
+        return total

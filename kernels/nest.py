@@ -19,23 +19,23 @@ from functools import partial
 from ..cpu_codegen.builder import VOID, Function, Val, i64
 from ..cpu_codegen.slots import Slots
 from ..platforms.target import Target
+from . import finished
 from .blocking import Blocking, Variant
-from .micro import Pending, Start, emit_tile
+from .micro import Start, emit_tile
 from .pack_lhs import emit_pack_lhs
+from .panels import PanelReader, Panels
+from .pending import Pending, share
 from .pieces import PieceReader
 from .spec import GemmSpec
 
-Panels = list[Val]
 State = list[Val]  # the arguments of the epilogue that is pending, after the slots; empty where tiles do not overlap
-
-_SHARE = 4  # rows of a pending epilogue at a time, at least: a call of it loads its constants
 
 
 @dataclass(frozen=True)
 class _Block:
     """A block of rows [row, row + rows) under one variant, and panels [begin, end).
 
-    a: its lhs; pitch: bytes from row to row; piece: bytes from piece to piece.
+    a: its lhs, in place or packed. last: the last panels of all may be among them.
     """
 
     variant: Variant
@@ -44,8 +44,7 @@ class _Block:
     begin: Val
     end: Val
     a: Val
-    pitch: Val
-    piece: Val
+    last: bool = True
 
 
 EachTile = Callable[[_Block, Val, Val, Val, Panels, State], State]
@@ -67,26 +66,37 @@ class Body:
         self.panels = self.packing.panels(spec.n)
         self.rows_scratch = fn.alloca(max(blocking.packed_bytes(v) for v in blocking.variants))
         # Tiles take turns at distances that are no multiple of 4096, so that stores of one do not stall loads of the other.
-        self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v, len(self._narrow(v))) for v in blocking.variants))
+        self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v, v.narrow(self.panels) is not None) for v in blocking.variants))
         pieces = spec.lhs_pieces
         self.pieces = None if pieces is None else PieceReader(fn, slots, target, spec, pieces, blocking)
-        self.unpacked = fn.alloca(blocking.unpacked_bytes) if blocking.unpacked_bytes else None
+        self.columns = PanelReader(fn, slots, target, spec, blocking, self.rhs)
 
     def emit(self) -> None:
         fn = self.fn
         begin = self.r0
-        for variant in self.blocking.variants:
+        for variant, partial_tiles in zip(self.blocking.variants, self.blocking.partial_tiles(self.spec.m), strict=True):
             left = fn.sub(self.r1, begin)
             full = fn.mul(fn.div(left, i64(variant.micro.mr)), i64(variant.micro.mr))
             taken = fn.select(fn.icmp("sge", fn.sub(left, full), i64(variant.least)), left, full)
             end = fn.add(begin, taken)
 
-            def block(row: Val, _: list[Val], variant: Variant = variant, end: Val = end) -> list[Val]:
-                self._block(variant, row, fn.smin(fn.sub(end, row), i64(variant.rows)))
-                return []
-
-            fn.loop(begin, end, variant.rows, [], block)
+            if variant.direct and variant.rows > variant.micro.mr:  # a last tile that is not whole is packed alone
+                self._blocks(variant, begin, fn.add(begin, full))
+                if partial_tiles:
+                    self._blocks(replace(variant, rows=variant.micro.mr), fn.add(begin, full), end)
+            else:
+                self._blocks(variant, begin, end)
             begin = end
+
+    def _blocks(self, variant: Variant, begin: Val, end: Val) -> None:
+        """Rows [begin, end) in blocks of one variant."""
+        fn = self.fn
+
+        def block(row: Val, _: list[Val]) -> list[Val]:
+            self._block(variant, row, fn.smin(fn.sub(end, row), i64(variant.rows)))
+            return []
+
+        fn.loop(begin, end, variant.rows, [], block)
 
     def _block(self, variant: Variant, row: Val, rows: Val) -> None:
         block = self._lhs(variant, row, rows)
@@ -96,20 +106,14 @@ class Body:
         else:
             self.fn.loop(self.p0, self.p1, self.blocking.panel_block, [], partial(self._group, block))
 
-    def _narrow(self, variant: Variant) -> list[Variant]:
-        """The variant for the panels that do not fill a tile of this one, if there are any and it can be narrower."""
-        left = self.panels % variant.micro.panels if isinstance(self.panels, int) else 0
-        narrow = variant.micro.resized(variant.micro.mr, left) if left else None
-        return [] if narrow is None else [replace(variant, micro=narrow)]
-
     def _parts(self, block: _Block) -> list[_Block]:
         """The block over the panels that fill its tiles, and with narrower ones over the last panels of all."""
-        fn, narrow = self.fn, self._narrow(block.variant)
-        if not narrow:
+        fn, narrow = self.fn, block.variant.narrow(self.panels)
+        if narrow is None:
             return [block]
         assert isinstance(self.panels, int)
-        edge = i64(self.panels - narrow[0].micro.panels)
-        return [replace(block, end=fn.smin(self.p1, edge)), replace(block, variant=narrow[0], begin=fn.smax(self.p0, edge))]
+        edge = i64(self.panels - narrow.micro.panels)
+        return [replace(block, end=fn.smin(self.p1, edge), last=False), replace(block, variant=narrow, begin=fn.smax(self.p0, edge))]
 
     # -- lhs ----------------------------------------------------------------------------------------------------
     def _lhs(self, variant: Variant, row: Val, rows: Val) -> _Block:
@@ -118,20 +122,21 @@ class Body:
         if self.pieces is not None:
             self.pieces.enter_block(row, rows)
         start = self.lhs if self.pieces is not None else fn.gep(self.lhs, fn.mul(row, self.row_bytes))
-        packed_piece = blocking.piece_bytes(variant)
 
-        def packed() -> Sequence[Val]:
+        def packed() -> list[Val]:
             for piece in range(blocking.pieces or 0):
-                at = fn.gep(self.rows_scratch, i64(piece * packed_piece))
+                at = fn.gep(self.rows_scratch, i64(piece * variant.piece))
                 self._pack(variant, start, rows, i64(piece * blocking.k_block), at)
-            return [self.rows_scratch, i64(variant.pitch), i64(packed_piece)]
+            return [self.rows_scratch]
 
         if blocking.pack_late(variant):
-            return _Block(variant, row, rows, self.p0, self.p1, start, i64(variant.pitch), i64(0))
+            return _Block(variant, row, rows, self.p0, self.p1, start)
         if not variant.direct:
-            return _Block(variant, row, rows, self.p0, self.p1, *packed())
-        in_place = [start, self.row_bytes, i64(blocking.k_block * self.spec.lhs.bytes)]
-        return _Block(variant, row, rows, self.p0, self.p1, *fn.branch(fn.icmp("eq", rows, i64(variant.rows)), lambda: in_place, packed))
+            return _Block(variant, row, rows, self.p0, self.p1, packed()[0])
+        if variant.rows > variant.micro.mr:
+            return _Block(variant, row, rows, self.p0, self.p1, start)
+        whole = fn.icmp("eq", rows, i64(variant.micro.mr))
+        return _Block(variant, row, rows, self.p0, self.p1, fn.branch(whole, lambda: [start], packed)[0])
 
     def _pack(self, variant: Variant, start: Val, rows: Val, k0: Val, to: Val) -> None:
         """Packs a piece of k of a block that begins at `start`."""
@@ -140,7 +145,7 @@ class Body:
         if self.pieces is not None:
             self.pieces.pack(variant, start, rows, total, k0, count, to)
             return
-        name = emit_pack_lhs(fn.module, self.target, micro, variant.pitch, self.spec.lhs_strides.col == 1)
+        name = emit_pack_lhs(fn.module, self.target, micro, variant.pitch, self.spec.lhs_strides.col == 1, variant.direct)
         first = fn.gep(start, fn.mul(k0, self.col_bytes))
         fn.call(name, VOID, [first, self.row_bytes, self.col_bytes, rows, total, count, to])
 
@@ -150,7 +155,7 @@ class Body:
 
     def _steps(self, variant: Variant, count: Val) -> Val:
         step = variant.micro.step_k
-        return self.fn.udiv(self.fn.add(count, i64(step - 1)), i64(step))
+        return self.fn.udiv(count if variant.direct else self.fn.add(count, i64(step - 1)), i64(step))
 
     # -- k in one piece -----------------------------------------------------------------------------------------
     def _one_piece(self, block: _Block) -> None:
@@ -159,22 +164,44 @@ class Body:
         turn = self.blocking.turn_bytes(block.variant)
 
         def panel(p: Val, at: list[Val]) -> list[Val]:
-            panels = self._panels(block, p, i64(0), self.k)
+            panels = self.columns.read(micro, p, i64(0), self.k)
 
             def tile(i: Val, state: list[Val]) -> list[Val]:
                 out = fn.gep(self.tiles, state[0])
                 self._fetch(block, i, p)
-                self._tile(block, self._first(block), block.a, i, steps, out, p, panels, state[1:])
-                return [fn.sub(i64(turn), state[0]), *self._later(block, out, i, p)]
+
+                def through_memory() -> State:
+                    self._tile(block, micro.begins, block.a, i, steps, out, p, panels, block.variant.left(self.spec.k), state[1:])
+                    return self._later(block, out, i, p)
+
+                if finished.applies(self.target, self.spec, micro):
+                    later = self._in_registers(block, i, steps, p, panels, through_memory)
+                else:
+                    later = through_memory()
+                return [fn.sub(i64(turn), state[0]), *later]
 
             return fn.loop(i64(0), block.rows, micro.mr, at, tile)
 
         _, *state = fn.loop(block.begin, block.end, micro.panels, [i64(0), *self._nothing(block)], panel)
         self._catch_up(state)
 
-    @staticmethod
-    def _first(block: _Block) -> Start:
-        return Start.SUMS if block.variant.micro.sums_factor else Start.ZERO
+    def _in_registers(self, block: _Block, i: Val, steps: Val, p: Val, panels: Panels, otherwise: Callable[[], State]) -> State:
+        """A tile whose epilogue takes the accumulators from registers, if all its rows and vectors count, else `otherwise`."""
+        fn, spec, variant, micro = self.fn, self.spec, block.variant, block.variant.micro
+        row, rows, first, end = self._valid(block, i, p)
+        columns = fn.sub(end, first)
+        before = micro.nr - finished.lanes(micro)
+        masked = self.target.masked_memory and block.last and not (isinstance(spec.n, int) and spec.n % finished.lanes(micro) == 0)
+        wide = fn.icmp("sgt", columns, i64(before)) if masked else fn.icmp("sge", columns, i64(micro.nr))
+
+        def finish() -> State:
+            name = finished.emit_finished(fn.module, self.target, spec, self.slots.order, variant, variant.left(spec.k), masked, self.name)
+            operands = self.columns.operands(micro, p, panels, block.variant.micro.begins)
+            lhs = self._rows(block, block.a, i, steps)
+            fn.call(name, VOID, [fn.args[0], lhs, steps, row, first, fn.sub(columns, i64(before)), *operands])
+            return []
+
+        return fn.branch(fn.and_(wide, fn.icmp("eq", rows, i64(micro.mr))), finish, otherwise)
 
     # -- k in pieces --------------------------------------------------------------------------------------------
     def _group(self, block: _Block, first: Val, _: list[Val]) -> list[Val]:
@@ -183,7 +210,7 @@ class Body:
         last = fn.smin(fn.add(first, i64(self.blocking.panel_block)), self.p1)
 
         def start(part: _Block, p: Val, i: Val, out: Val, panels: Panels, _: State) -> State:
-            self._tile(part, self._first(part), self.rows_scratch, i, i64(0), out, p, panels)
+            self._tile(part, part.variant.micro.begins, self.rows_scratch, i, i64(0), out, p, panels)
             return []
 
         def finish(part: _Block, p: Val, i: Val, out: Val, panels: Panels, _: State) -> State:
@@ -193,12 +220,12 @@ class Body:
 
         if pieces is None:
             # How many pieces there are is not known: a tile of no steps stores what the accumulators start with.
-            self._each(block, first, last, start, lambda part, p: self._stored(part, p, i64(0)))
+            self._each(block, first, last, start, lambda part, p: self.columns.stored(part.variant.micro, p, i64(0)))
             fn.loop(i64(0), self.k, self.blocking.k_block, [], lambda k0, _: self._piece(block, first, last, k0, Start.OUT))
             self._each(block, first, last, finish)
             return []
         end = i64((pieces - 1) * self.blocking.k_block)
-        self._piece(block, first, last, i64(0), self._first(block))
+        self._piece(block, first, last, i64(0), block.variant.micro.begins)
         fn.loop(i64(self.blocking.k_block), end, self.blocking.k_block, [], lambda k0, _: self._piece(block, first, last, k0, Start.OUT))
         self._piece(block, first, last, end, Start.OUT, finishes=True)
         return []
@@ -210,18 +237,22 @@ class Body:
             self._pack(variant, block.a, block.rows, k0, self.rows_scratch)
             a = self.rows_scratch
         else:
-            a = fn.gep(block.a, fn.mul(fn.udiv(k0, i64(self.blocking.k_block)), block.piece))
+            a = fn.gep(block.a, fn.mul(fn.udiv(k0, i64(self.blocking.k_block)), i64(variant.piece)))
         steps = self._steps(variant, count)
         skip = fn.mul(fn.udiv(k0, i64(self.packing.unit_k)), i64(self.packing.unit_bytes(micro.rhs)))
 
         def act(part: _Block, p: Val, i: Val, out: Val, panels: Panels, state: State) -> State:
             if finishes:
                 self._fetch(part, i, p)
-            self._tile(part, kind, a, i, steps, out, p, panels, state)
+            self._tile(part, kind, a, i, steps, out, p, panels, variant.left(self.spec.k) if finishes else 0, state)
             return self._later(part, out, i, p) if finishes else []
 
         state = self._nothing(block) if finishes else []
-        self._catch_up(self._each(block, first, last, act, lambda part, p: self._panels(part, p, skip, count), state))
+
+        def read(part: _Block, p: Val) -> Panels:
+            return self.columns.read(part.variant.micro, p, skip, count)
+
+        self._catch_up(self._each(block, first, last, act, read, state))
         return []
 
     def _each(
@@ -250,64 +281,31 @@ class Body:
             state = fn.loop(begin, end, part.variant.micro.panels, state, partial(panel, part=part))
         return list(state)
 
-    # -- panels -------------------------------------------------------------------------------------------------
-    def _numbers(self, block: _Block, p: Val) -> list[Val]:
-        """Panels p, p + 1, ... of a tile; beyond the end the last one is repeated."""
-        fn, count = self.fn, block.variant.micro.panels
-        last = fn.sub(self.slots.dim(self.panels), i64(1))
-        return [p, *(fn.smin(fn.add(p, i64(j)), last) for j in range(1, count))]
-
-    def _stored(self, block: _Block, p: Val, skip: Val) -> Panels:
-        """Where the panels of a tile lie in the packed rhs. skip: bytes from the beginning of a panel."""
-        size = self.slots.dim(self.packing.panel_bytes(self.spec.k, self.spec.rhs))
-        return [self.fn.gep(self.fn.gep(self.rhs, self.fn.mul(number, size)), skip) for number in self._numbers(block, p)]
-
-    def _panels(self, block: _Block, p: Val, skip: Val, count: Val) -> Panels:
-        """`count` k of the panels of a tile in the form that it reads."""
-        fn, micro, stored = self.fn, block.variant.micro, self._stored(block, p, skip)
-        if self.unpacked is None or not micro.unpacked_bytes(1):
-            return stored
-        name, step = micro.emit_unpack(fn.module, self.target)
-        steps = fn.udiv(fn.add(count, i64(self.packing.pad - 1)), i64(self.packing.pad))
-        apart, each = micro.unpacked_bytes(self.blocking.k_block), micro.unpacked_panels
-        places = [fn.gep(self.unpacked, i64(j * apart)) for j in range(micro.panels * each)]
-        for panel, to in zip(stored, places[::each], strict=True):
-            fn.call(name, VOID, [panel, to, i64(apart), fn.mul(steps, i64(self.packing.pad // step))])
-        return places
-
     # -- tiles --------------------------------------------------------------------------------------------------
     def _tile(
-        self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, panels: Panels, state: Sequence[Val] = ()
+        self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, panels: Panels, left: int = 0,
+        state: Sequence[Val] = (),
     ) -> None:
-        """Calls the function of a tile: rows from i on of the piece at a; panels: where panels p, p + 1, ... are."""
-        fn, slots, spec, variant, micro = self.fn, self.slots, self.spec, block.variant, block.variant.micro
-        if micro.layout.group:
-            depth = fn.mul(steps, i64(micro.step_k * micro.layout.element.bits // 8))
-            rows = fn.gep(a, fn.mul(i, depth))
-        else:
-            rows = fn.gep(a, fn.mul(i, block.pitch))
-        panel_bytes = slots.dim(self.packing.panel_bytes(spec.k, spec.rhs))
-        pointers = list(panels)
-        if kind is Start.SUMS:
-            sums = fn.gep(self.rhs, slots.dim(self.packing.sums_offset(spec.n, spec.k, spec.rhs)))
-            pointers += [fn.gep(sums, number, scale=4 * self.packing.nr) for number in self._numbers(block, p)]
-        known = None if variant.direct else variant.pitch
+        """Calls the function of a tile: rows from i on of the piece at a; panels: where panels p, p + 1, ... are; left: of `Tile`."""
+        fn, variant, micro = self.fn, block.variant, block.variant.micro
         epilogue = f"{self.name}.epilogue" if state else None
-        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, known, variant.rows > micro.mr, epilogue)
-        pending: list[Val] = []
-        if state:
-            share = fn.udiv(fn.add(steps, i64(micro.mr - 1)), fn.smax(steps, i64(1)))
-            pending = [fn.args[0], *state, fn.smax(share, i64(_SHARE))]
-        fn.call(name, VOID, [rows, block.pitch, out, steps, fn.mul(panel_bytes, i64(micro.panels)), *pointers, *pending])
+        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.streams, left, epilogue)
+        pending = [fn.args[0], *state, share(fn, steps, micro.mr)] if state else []
+        rows, operands = self._rows(block, a, i, steps), self.columns.operands(micro, p, panels, kind)
+        fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands, *pending])
+
+    def _rows(self, block: _Block, a: Val, i: Val, steps: Val) -> Val:
+        """Where rows from i on of a piece of the lhs are."""
+        fn, micro = self.fn, block.variant.micro
+        group_bytes = fn.mul(steps, i64(micro.step_k * micro.layout.element.bits // 8))
+        return fn.gep(a, fn.mul(i, group_bytes if micro.layout.group else i64(block.variant.pitch)))
 
     def _fetch(self, block: _Block, i: Val, p: Val) -> None:
         """Asks for what the epilogue of a tile will read and write."""
         name = f"{self.name}.fetch"
         if name in self.fn.module.functions:
-            fn, micro = self.fn, block.variant.micro
-            row = fn.add(self.row_base, fn.add(block.row, i))
-            rows = fn.smin(i64(micro.mr), fn.sub(block.rows, i))
-            fn.call(name, VOID, [fn.args[0], row, rows, fn.mul(p, i64(self.packing.nr))])
+            row, rows, first, _ = self._valid(block, i, p)
+            self.fn.call(name, VOID, [self.fn.args[0], row, rows, first])
 
     def _nothing(self, block: _Block) -> State:
         """The state in which no epilogue is pending."""

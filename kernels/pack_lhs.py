@@ -13,11 +13,15 @@ from collections.abc import Callable
 from math import gcd
 
 from ..cpu_codegen.builder import F16, F32, I8, I16, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
+from ..cpu_codegen.sweep import tail_mask
 from ..graph.types import DType
 from ..platforms.target import Target
-from .micro import MicroKernel
+from .micro import MicroKernel, prefetch
 from .transpose import transposed
 
+# How many rows ahead the lhs is fetched into L1 while it is packed. Measured on Zen 4 for 64-200 columns of 2048-4096 f32: the product
+# takes 0.93-0.99 of the time, with one or two rows 0.96-1.
+_ROWS_AHEAD = 4
 Convert = Callable[[Function, Val], Val]
 
 
@@ -26,17 +30,18 @@ def memory_type(dtype: DType) -> Ty:
     return {"f32": F32, "bf16": I16, "f16": F16, "i8": I8, "u8": I8}[dtype.name]
 
 
-def emit_pack_lhs(module: Module, target: Target, micro: MicroKernel, pitch: int, contiguous: bool) -> str:
-    """Adds the function and returns its name. pitch: bytes from row to row of the scratch. contiguous: col_bytes is the element size."""
+def emit_pack_lhs(module: Module, target: Target, micro: MicroKernel, pitch: int, contiguous: bool, plain: bool = False) -> str:
+    """Adds the function and returns its name. pitch: bytes from row to row of the scratch. contiguous: col_bytes is the element size.
+    plain: rows are not padded, since others begin where they end."""
     grouped, steps = micro.layout.group, micro.layout.step_bytes
     shape = f"groups{micro.mr}x{grouped}x{micro.step_k}" if grouped else f"rows{pitch}x{micro.step_k}" + f".{micro.rhs}" * bool(steps)
-    name = f"pack_lhs.{micro.isa}.{micro.lhs}.{shape}" + ("" if contiguous else ".strided")
+    name = f"pack_lhs.{micro.isa}.{micro.lhs}.{shape}" + ("" if contiguous else ".strided") + ".plain" * plain
     if name not in module.functions:
         fn = Function(module, name, VOID, [PTR, I64, I64, I64, I64, I64, PTR], internal=True)
         if grouped:
             _groups(fn, micro, contiguous)
         else:
-            _rows(fn, target, micro, pitch, contiguous)
+            _rows(fn, target, micro, pitch, contiguous, plain)
         fn.ret()
         fn.finish()
     return name
@@ -45,6 +50,12 @@ def emit_pack_lhs(module: Module, target: Target, micro: MicroKernel, pitch: int
 def padded(fn: Function, count: Val, step: int) -> Val:
     """count rounded up to whole steps."""
     return fn.mul(fn.udiv(fn.add(count, i64(step - 1)), i64(step)), i64(step))
+
+
+def widths(target: Target, bits: int) -> tuple[int, ...]:
+    """How many contiguous elements to copy at a time, most first, 0 for one by one; with masked memory one width does it all."""
+    full = target.lanes(bits)
+    return (full,) if target.masked_memory else (full, full // 4, 0)
 
 
 def copy_elements(
@@ -57,9 +68,9 @@ def copy_elements(
 
 def copy_run(
     fn: Function, element: Ty, convert: Convert, source: Val, target: Val, count: Val, to_type: Ty, lanes: tuple[int, ...],
-    col_bytes: Val | None,
+    col_bytes: Val | None, ahead: Val | None = None,
 ) -> None:
-    """Copies `count` elements; lanes: the widths to copy with, widest first, 0 for one by one."""
+    """Copies `count` elements; lanes: of `widths`; ahead: bytes from what is copied to what is fetched meanwhile."""
     done: Val = i64(0)
     for width in lanes if col_bytes is None else (0,):
         size = max(1, width)
@@ -67,11 +78,26 @@ def copy_run(
 
         def piece(index: Val, _: list[Val], width: int = width) -> list[Val]:
             at = fn.gep(source, index, element) if col_bytes is None else fn.gep(source, fn.mul(index, col_bytes))
+            if ahead is not None and width:
+                prefetch(fn, fn.gep(at, ahead))
             fn.store(convert(fn, fn.load(element.vec(width), at)), fn.gep(target, index, to_type))
             return []
 
         fn.loop(done, stop, size, [], piece)
         done = stop
+    if col_bytes is None and lanes[-1]:
+        _copy_last(fn, element.vec(lanes[-1]), convert, fn.gep(source, done, element), fn.gep(target, done, to_type), fn.sub(count, done))
+
+
+def _copy_last(fn: Function, ty: Ty, convert: Convert, source: Val, target: Val, left: Val) -> None:
+    """Copies fewer elements than a vector has, under a mask."""
+
+    def copy() -> list[Val]:
+        mask = tail_mask(fn, left, ty.lanes)
+        fn.masked_store(convert(fn, fn.masked_load(ty, source, mask, const(ty, 0))), target, mask)
+        return []
+
+    fn.branch(fn.icmp("sgt", left, i64(0)), copy)
 
 
 def fill_steps(fn: Function, micro: MicroKernel, target: Val, count: Val) -> None:
@@ -84,10 +110,10 @@ def fill_steps(fn: Function, micro: MicroKernel, target: Val, count: Val) -> Non
     fn.loop(count, padded(fn, count, micro.step_k), 1, [], zero)
 
 
-def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguous: bool) -> None:
+def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguous: bool, plain: bool) -> None:
     source, row_bytes, col_bytes, valid, total, count, scratch = fn.args
-    full = target.lanes(max(micro.layout.element.bits, micro.lhs.bits))
-    last, lanes, pitch_of_k = fn.sub(valid, i64(1)), (full, full // 4, 0), None if contiguous else col_bytes
+    lanes = widths(target, max(micro.layout.element.bits, micro.lhs.bits))
+    last, pitch_of_k = fn.sub(valid, i64(1)), None if contiguous else col_bytes
     steps = micro.layout.step_bytes
     elements = fn.alloca(micro.step_k * micro.layout.element.bits // 8) if steps else scratch
 
@@ -104,7 +130,10 @@ def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguo
         if steps:
             fn.loop(i64(0), count, micro.step_k, [to], step)
         else:
-            copy_elements(fn, micro, start, to, count, lanes, pitch_of_k)
+            ahead = fn.mul(row_bytes, i64(_ROWS_AHEAD))
+            copy_run(fn, memory_type(micro.lhs), micro.convert, start, to, count, micro.layout.element, lanes, pitch_of_k, ahead)
+            if not plain:
+                fill_steps(fn, micro, to, count)
         return []
 
     fn.loop(i64(0), total, 1, [], row)

@@ -19,7 +19,7 @@ from ..platforms.target import Target
 from .blocking import Blocking, Variant
 from .indexing import batch_offset
 from .micro import MicroKernel
-from .pack_lhs import copy_run, emit_pack_lhs, fill_steps, memory_type, padded
+from .pack_lhs import copy_run, emit_pack_lhs, fill_steps, memory_type, padded, widths
 from .spec import GemmSpec, Pieces
 
 
@@ -38,7 +38,7 @@ def _gather(fn: Function, target: Target, micro: MicroKernel, pitch: int, plain:
     source, rows, pieces, run, valid, total, first, count, scratch = fn.args
     element = memory_type(micro.lhs)
     to_type = element if plain else micro.layout.element
-    full = target.lanes(max(to_type.bits, micro.lhs.bits))
+    lanes = widths(target, max(to_type.bits, micro.lhs.bits))
     last, end = fn.sub(valid, i64(1)), fn.add(first, count)
     start, stop = fn.udiv(first, run), fn.udiv(fn.add(end, fn.sub(run, i64(1))), run)
 
@@ -52,7 +52,7 @@ def _gather(fn: Function, target: Target, micro: MicroKernel, pitch: int, plain:
             at = fn.gep(fn.gep(base, fn.load(I64, fn.gep(pieces, number, I64))), fn.sub(low, begin), element)
             put = fn.gep(to, fn.sub(low, first), to_type)
             convert = (lambda _, value: value) if plain else micro.convert
-            copy_run(fn, element, convert, at, put, fn.sub(high, low), to_type, (full, full // 4, 0), None)
+            copy_run(fn, element, convert, at, put, fn.sub(high, low), to_type, lanes, None)
             return []
 
         fn.loop(start, stop, 1, [], piece)

@@ -13,6 +13,9 @@ from ..stitch.loops import Body
 BATCH: Dim = symbol("b")
 """The batch index inside `Strides.batch`."""
 
+FIRST_EPILOGUE_BUFFER = 2
+"""The operand of a kernel that is the epilogue's first buffer; before it are the lhs and the packed rhs."""
+
 _OPERANDS = ((f32, f32), (bf16, bf16), (f16, f16), (i8, i8), (u8, i8), (f32, i8), (bf16, i8), (f32, i4), (bf16, i4))
 
 

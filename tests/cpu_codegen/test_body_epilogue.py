@@ -10,7 +10,7 @@ import torch
 from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.body import BodyEmitter, Point
 from sashiko.cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty, Val, i64
-from sashiko.cpu_codegen.epilogue import emit_tile_epilogue
+from sashiko.cpu_codegen.epilogue import emit_register_epilogue, emit_tile_epilogue
 from sashiko.cpu_codegen.loops import emit_loop_kernel, vector_lanes
 from sashiko.cpu_codegen.slots import Slots
 from sashiko.diagnostics.errors import InvalidGraph
@@ -95,13 +95,8 @@ def test_accumulators_in_registers(runner: Runner) -> None:
     slots = Slots(fn)
     emitter = BodyEmitter(fn, runner.target, body(64, f32), slots, buffer_offset=1)
     lanes = vector_lanes(runner.target, emitter.body)
-    acc = next(n for n, node in enumerate(emitter.body.nodes) if node.op == "acc")
-    for row in range(ROWS):
-        r = fn.add(fn.args[1], i64(row))
-        for column in range(0, 64, lanes):
-            pointer = fn.gep(slots.buffer(0), i64(row * 64 + column), F32)
-            emitter.provide(acc, fn.load(Ty("float", lanes), pointer))
-            emitter.stores(Point(lanes, {"r": r, "c": i64(column)}))
+    places = [[fn.gep(slots.buffer(0), i64(row * 64 + column), F32) for column in range(0, 64, lanes)] for row in range(ROWS)]
+    emit_register_epilogue(fn, emitter, [[fn.load(Ty("float", lanes), at) for at in row] for row in places], fn.args[1], i64(0), None)
     fn.ret()
     fn.finish()
     text = module.text()

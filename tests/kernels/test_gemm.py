@@ -83,6 +83,12 @@ def test_products_cut_into_blocks(micros: Micros, runner: Runner) -> None:
         run(shrunk(runner, *small), *of_micros(micros), case, micros[0].lhs, micros[0].rhs)
 
 
+@pytest.mark.parametrize(("micros", "runner"), [pair for pair in PAIRS if pair.values[0][0].layout.direct])
+def test_rows_read_in_place_in_pieces(micros: Micros, runner: Runner) -> None:
+    """Blocks of several tiles, the last one not whole; k that ends within a step."""
+    run(shrunk(runner, 1 << 15, 1 << 18), *of_micros(micros), Case(45, 50, 1601), micros[0].lhs, micros[0].rhs)
+
+
 @pytest.mark.parametrize("lhs", [i8, bf16], ids=str)
 @pytest.mark.isa("avx512_vnni")
 def test_an_epilogue_between_the_steps_of_the_next_tile(lhs: DType, target: Target) -> None:

@@ -1,0 +1,58 @@
+"""Where the panels of the packed rhs are that a tile reads, inside the function of one product."""
+
+from __future__ import annotations
+
+from ..cpu_codegen.builder import VOID, Function, Val, i64
+from ..cpu_codegen.slots import Slots
+from ..platforms.target import Target
+from .blocking import Blocking
+from .micro import MicroKernel, Start
+from .spec import GemmSpec
+
+Panels = list[Val]
+
+
+class PanelReader:
+    """rhs: the packed matrix. Panels that a tile does not read as they are stored are written out into scratch memory."""
+
+    def __init__(self, fn: Function, slots: Slots, target: Target, spec: GemmSpec, blocking: Blocking, rhs: Val) -> None:
+        self.fn, self.slots, self.target, self.spec, self.blocking, self.rhs = fn, slots, target, spec, blocking, rhs
+        self.packing = blocking.variants[0].micro.packing
+        self.unpacked = fn.alloca(blocking.unpacked_bytes) if blocking.unpacked_bytes else None
+
+    @property
+    def size(self) -> Val:
+        """Bytes of a panel."""
+        return self.slots.dim(self.packing.panel_bytes(self.spec.k, self.spec.rhs))
+
+    def numbers(self, micro: MicroKernel, p: Val) -> list[Val]:
+        """Panels p, p + 1, ... of a tile; beyond the end the last one is repeated."""
+        fn = self.fn
+        last = fn.sub(self.slots.dim(self.packing.panels(self.spec.n)), i64(1))
+        return [p, *(fn.smin(fn.add(p, i64(j)), last) for j in range(1, micro.panels))]
+
+    def stored(self, micro: MicroKernel, p: Val, skip: Val) -> Panels:
+        """Where the panels of a tile lie in the packed rhs. skip: bytes from the beginning of a panel."""
+        return [self.fn.gep(self.fn.gep(self.rhs, self.fn.mul(number, self.size)), skip) for number in self.numbers(micro, p)]
+
+    def read(self, micro: MicroKernel, p: Val, skip: Val, count: Val) -> Panels:
+        """`count` k of the panels of a tile in the form that it reads."""
+        fn, stored = self.fn, self.stored(micro, p, skip)
+        if self.unpacked is None or not micro.unpacked_bytes(1):
+            return stored
+        name, step = micro.emit_unpack(fn.module, self.target)
+        steps = fn.udiv(fn.add(count, i64(self.packing.pad - 1)), i64(self.packing.pad))
+        apart, each = micro.unpacked_bytes(self.blocking.k_block), micro.unpacked_panels
+        places = [fn.gep(self.unpacked, i64(j * apart)) for j in range(micro.panels * each)]
+        for panel, to in zip(stored, places[::each], strict=True):
+            fn.call(name, VOID, [panel, to, i64(apart), fn.mul(steps, i64(self.packing.pad // step))])
+        return places
+
+    def operands(self, micro: MicroKernel, p: Val, panels: Panels, kind: Start) -> list[Val]:
+        """What the function of a tile takes: the way to the panels that follow, its panels, and their column sums where it needs them."""
+        fn, spec = self.fn, self.spec
+        following = fn.mul(self.size, i64(micro.panels))
+        if kind is not Start.SUMS:
+            return [following, *panels]
+        sums = fn.gep(self.rhs, self.slots.dim(self.packing.sums_offset(spec.n, spec.k, spec.rhs)))
+        return [following, *panels, *(fn.gep(sums, number, scale=4 * self.packing.nr) for number in self.numbers(micro, p))]

@@ -1,0 +1,61 @@
+"""Which rows are read in place, and which tiles are not whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sashiko.graph.types import bf16, f32
+from sashiko.kernels import x86_vector
+from sashiko.kernels.blocking import Variant, choose
+from sashiko.kernels.spec import GemmSpec, Strides
+from sashiko.platforms.catalogue import CATALOGUE
+from tests.kernels.products import Case, M, plain_store, spec_of
+
+TARGET = replace(CATALOGUE[0], l1d=32 << 10, l2=1 << 20)  # 8 ways of 4096 bytes
+
+
+def tallest(spec: GemmSpec) -> Variant:
+    micros = x86_vector.fma(16) if spec.lhs == f32 else x86_vector.dot_bf16()
+    return choose(TARGET, spec, micros).variants[0]
+
+
+@pytest.mark.parametrize(
+    ("k", "direct"),
+    [
+        (512, True),  # 14 rows in the lines of two sets
+        (1024, False),  # all of them in those of one
+        (1025, False),
+        (1028, True),
+        (4084, True),
+        (4096, False),
+    ],
+)
+def test_rows_that_crowd_a_set_of_the_cache_are_packed(k: int, direct: bool) -> None:
+    variant = tallest(spec_of(Case(490, 80, k), f32, f32))
+    assert variant.direct == direct
+    assert not direct or variant.pitch == 4 * k
+
+
+def test_an_odd_number_of_k_is_read_in_place_where_a_step_can_end_early() -> None:
+    assert tallest(spec_of(Case(490, 80, 1201), bf16, bf16)).direct
+
+
+def test_rows_with_gaps_between_their_elements_are_packed() -> None:
+    spec = GemmSpec(f32, f32, M, 80, 500, Strides(0, 1, 700), plain_store(80, f32))
+    assert not tallest(spec).direct
+
+
+def test_blocks_in_place_are_as_tall_as_packed_ones() -> None:
+    """Only a tile of them may have to be packed."""
+    plain, crowded = (tallest(spec_of(Case(490, 2000, k), f32, f32)) for k in (1028, 1025))
+    assert plain.direct and not crowded.direct and plain.rows == crowded.rows > plain.micro.mr
+    assert plain.packed_bytes == 14 * plain.pitch and crowded.packed_bytes == crowded.rows * crowded.pitch
+
+
+@pytest.mark.parametrize(("m", "expected"), [(28, [False, False]), (31, [False, True]), (27, [True, False]), (M, [True, True])])
+def test_tiles_that_are_not_whole(m: int, expected: list[bool]) -> None:
+    found = choose(TARGET, spec_of(Case(100, 80, 500), f32, f32), x86_vector.fma(16)[:2])
+    assert [(v.micro.mr, v.least) for v in found.variants] == [(14, 9), (4, 1)]
+    assert found.partial_tiles(m) == expected
