@@ -15,6 +15,7 @@ class Slots:
         self._params = params
         self._order: list[Slot] = []
         self._loaded: dict[tuple[Slot, int], Val] = {}
+        self._tables: dict[tuple[int, int], Val] = {}
 
     def _read(self, slot: Slot, ty: Ty) -> Val:
         value = self._loaded.get((slot, 0))
@@ -50,15 +51,14 @@ class Slots:
 
     def table(self, index: int, count: int, lanes: int) -> list[Val]:
         """`count` parameters from `index` on, in vectors of `lanes`."""
-        slot, fn, ty = ParamSlot(self._params), self._fn, F32.vec(lanes)
-        base = self._read(slot, PTR)
+        fn, ty = self._fn, F32.vec(lanes)
+        base = self._read(ParamSlot(self._params), PTR)
         parts = []
         for at in range(index, index + count, lanes):
-            key = (slot, -2 - at * 1024 - lanes)
-            if key not in self._loaded:
+            if (at, lanes) not in self._tables:
                 address = fn.at_entry(PTR, f"getelementptr float, ptr {base.ref}, i64 {at}")
-                self._loaded[key] = fn.at_entry(ty, f"load {ty}, ptr {address.ref}, align 4")
-            parts.append(self._loaded[key])
+                self._tables[at, lanes] = fn.at_entry(ty, f"load {ty}, ptr {address.ref}, align 4")
+            parts.append(self._tables[at, lanes])
         return parts
 
     def status(self) -> Val:

@@ -89,8 +89,8 @@ class AmxMicro(MicroKernel):
 
     tiles: Tiles = INSTRUCTIONS
 
-    # Accumulators are in tile registers, and the vector units have nothing to do while those are multiplied: 9 % of a whole encoder in a
-    # prototype in C, beyond what the processor gains from looking ahead.
+    # Accumulators are in tile registers, and the vector units have nothing to do while those are multiplied; an epilogue is longer than the
+    # processor looks ahead by itself.
     overlaps = True
 
     @property

@@ -16,7 +16,7 @@ from .views import VIEWS, Index, axes, broadcast_index, offset, through
 
 # Operations that are not repeated where their result could be stored and loaded.
 EXPENSIVE = {*TRANSCENDENTAL, "piecewise", "reduce", "take", "gather", "remainder", "fmod"}
-# 1.5 * 2^23: a number added to it is rounded to an integer, and that integer is the low bits of the sum.
+# 1.5 * 2^23: a float of magnitude below 2^22 added to it is rounded to an integer, which the low bits of the sum are.
 MAGIC = float(3 << 22)
 
 

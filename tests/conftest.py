@@ -73,6 +73,12 @@ def fixed_threads() -> Iterator[None]:
 
 
 @pytest.fixture
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the test's own, empty."""
+    monkeypatch.setenv("SASHIKO_CACHE", str(tmp_path))
+
+
+@pytest.fixture
 def target() -> Target:
     """The machine the tests run on."""
     return host_report().target

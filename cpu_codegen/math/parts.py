@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...platforms.target import Target
+from ...stitch.lower import MAGIC
 from ..builder import I1, Function, Ty, Val, const, i64
 
 ABS_MASK, SIGN_MASK, INFINITY = 0x7FFFFFFF, -0x80000000, 0x7F800000
-# 1.5 * 2^23: adding it to a float of magnitude below 2^22 rounds that to an integer, found in the low bits of the sum.
-MAGIC = float(3 << 22)
 _AS_SET = 4  # rounding as the control register says
 
 

@@ -19,9 +19,7 @@ CODE = "define i64 @f(i64 %a) { %r = add i64 %a, 1\n ret i64 %r }"
 OTHER = CODE.replace("1", "2")
 
 
-@pytest.fixture(autouse=True)
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SASHIKO_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 @pytest.fixture

@@ -22,10 +22,7 @@ from sashiko.kernels.spec import GemmSpec, dense
 from sashiko.platforms.catalogue import X86_64_V3, X86_64_V4
 from sashiko.stitch.loops import Body, LoopKernel, Node, Store
 
-
-@pytest.fixture(autouse=True)
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SASHIKO_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 @pytest.fixture
