@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .body import BodyEmitter, Point
 from .builder import Val, i64
-from .reduce import Reduction, State, flatten, unflatten
+from .reduce import Reduction, State, flatten, reductions_of, results, unflatten
 
 _CHAINS = 4  # independent partial results that hide the latency of an addition
 _UNROLLED = 9  # depth up to which the loop is written out: windows of 3 x 3
@@ -47,8 +47,7 @@ class Depth:
         for point in points:
             emitter.prepare(arguments, (), point, "".join(point.axes))
         wide = self._static is None or self._static >= 1 << 31
-        kinds = [body.nodes[n] for n in nodes]
-        reductions = [Reduction(fn, emitter.target, node, body.nodes[node.args[0]].dtype, wide) for node in kinds]
+        reductions = reductions_of(fn, emitter.target, body, nodes, wide)
         # States in the order copies of k, points, reductions.
         lanes = points[0].lanes
         copies = max(1, _CHAINS // len(points))
@@ -97,8 +96,11 @@ class Depth:
     def _finish(self, states: list[State], reductions: list[Reduction], points: list[Point], nodes: list[int]) -> None:
         group = len(points) * len(reductions)
         for place, point in enumerate(points):
-            for which, (reduction, n) in enumerate(zip(reductions, nodes)):
+            merged = []
+            for which, reduction in enumerate(reductions):
                 parts = states[place * len(reductions) + which :: group]
                 while len(parts) > 1:
                     parts = [reduction.merge(a, b) for a, b in zip(parts[::2], parts[1::2])] + ([parts[-1]] if len(parts) % 2 else [])
-                self._emitter.remember(n, point, reduction.result(parts[0]))
+                merged.append(parts[0])
+            for n, value in zip(nodes, results(reductions, merged)):
+                self._emitter.remember(n, point, value)

@@ -21,7 +21,7 @@ from .contract import KernelCode
 from .depth import Depth
 from .index import aligned
 from .intrinsics import stores_done
-from .reduce import Reduction, State
+from .reduce import Reduction, State, reductions_of, results
 from .slots import Slots
 from .sweep import Copies, Sweep, merge_copies
 
@@ -202,8 +202,8 @@ class _Writer:
             self.emitter.stores(point, self._column_stores)
 
     def _provide(self, each: schedule.Pass, reductions: list[Reduction], states: list[State]) -> None:
-        for n, reduction, state in zip(each.reductions, reductions, states):
-            self.emitter.provide(n, reduction.result(state))
+        for n, value in zip(each.reductions, results(reductions, states)):
+            self.emitter.provide(n, value)
 
     def _position(self, point: Point) -> Val:
         c = self._fn.splat(point.axes["c"], point.lanes)
@@ -248,9 +248,7 @@ class _Writer:
 
     def _reductions(self, each: schedule.Pass) -> list[Reduction]:
         high = bounds(self._kernel.cols)[1]
-        wide = high is None or high >= 1 << 31
-        nodes = self._body.nodes
-        return [Reduction(self._fn, self._target, nodes[n], nodes[nodes[n].args[0]].dtype, wide) for n in each.reductions]
+        return reductions_of(self._fn, self._target, self._body, each.reductions, high is None or high >= 1 << 31)
 
     # -- choices -------------------------------------------------------------------------------------------------------
     def _operations(self, each: schedule.Pass) -> int:

@@ -2,6 +2,8 @@
 
 A reduction's state is a list of values, scalars or vectors of independent partial results. NaN wins in max, min, argmax and argmin
 as in torch; of equal elements argmax and argmin give the first. An empty domain gives the identity (index 0).
+
+Where max and min instructions lose NaN, it is carried beside them that there was none; once for all reductions of an operand.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 
 from ..graph.types import DType, boolean, f32
 from ..platforms.target import Target
-from ..stitch.loops import Node
+from ..stitch.loops import Body, Node
 from . import convert, elementwise
 from .builder import Function, Ty, Val, const
 
@@ -18,10 +20,13 @@ State = list[Val]
 
 
 class Reduction:
-    """One reduce node of a body over values of element type `dtype`. `wide_index`: positions may need 64 bits."""
+    """One reduce node of a body over values of element type `dtype`. `wide_index`: positions may need 64 bits.
 
-    def __init__(self, fn: Function, target: Target, node: Node, dtype: DType, wide_index: bool) -> None:
-        self._fn, self._target, self.kind, self.result_dtype = fn, target, node.kind, node.dtype
+    watched: number of the reduction of the same loop that looks for NaN among the same elements, or None.
+    """
+
+    def __init__(self, fn: Function, target: Target, node: Node, dtype: DType, wide_index: bool, watched: int | None = None) -> None:
+        self._fn, self._target, self.kind, self.result_dtype, self.watched = fn, target, node.kind, node.dtype, watched
         self._source = dtype
         self.dtype = f32 if dtype in convert.HALVES else dtype
         if dtype == boolean and self.kind in ("max", "min"):
@@ -29,8 +34,8 @@ class Reduction:
         self._index = Ty("i64" if wide_index else "i32")
         # Masks stay in mask registers where there are any; elsewhere they are vectors of integers as wide as the elements.
         self._mask = Ty("i1") if target.masked_memory else Ty(f"i{max(8, self.dtype.bits)}")
-        # Where max and min instructions lose NaN, whether there was one is carried beside them.
-        self._tracks_nan = self.kind in ("max", "min") and self.dtype.is_float and not target.has("neon")
+        self._loses_nan = self.kind in ("max", "min") and self.dtype.is_float and not target.has("neon")
+        self.watches = self._loses_nan and watched is None
 
     @property
     def needs_position(self) -> bool:
@@ -43,7 +48,7 @@ class Reduction:
         first = const(convert.register_type(self.dtype, lanes), self._neutral())
         if self.needs_position:
             return [first, const(self._index.vec(lanes), 0)]
-        return [first, const(self._mask.vec(lanes), 0)] if self._tracks_nan else [first]
+        return [first, const(self._mask.vec(lanes), -1)] if self.watches else [first]
 
     def _neutral(self) -> float | int:
         if self.kind in ("sum", "prod"):
@@ -78,8 +83,8 @@ class Reduction:
             place = position if position.ty.scalar == self._index.scalar else fn.convert("trunc", position, position.ty.of("i32"))
             better = self._better(x, state[0])
             return [fn.select(better, x, state[0]), fn.select(better, place, state[1])]
-        if self._tracks_nan:
-            return [self._pick(state[0], x), fn.or_(state[1], self._to_mask(fn.fcmp("uno", x, x)))]
+        if self.watches:
+            return [self._pick(state[0], x), fn.and_(state[1], self._to_mask(fn.fcmp("ord", x, x)))]
         return [self._pick(state[0], x)]
 
     def merge(self, a: State, b: State) -> State:
@@ -93,7 +98,7 @@ class Reduction:
             chosen = fn.or_(better, tie)
             return [fn.select(chosen, b[0], a[0]), fn.select(chosen, b[1], a[1])]
         merged = [self._pick(a[0], b[0])]
-        return [*merged, fn.or_(a[1], b[1])] if self._tracks_nan else merged
+        return [*merged, fn.and_(a[1], b[1])] if self.watches else merged
 
     def across(self, state: State) -> State:
         """The scalar state of all lanes together: halves are merged until one lane is left."""
@@ -106,8 +111,8 @@ class Reduction:
             state, lanes = self.merge(low, high), half
         return [fn.extract(v, 0) for v in state] if state[0].ty.lanes else state
 
-    def result(self, state: State) -> Val:
-        """The value of the node, of the lanes the state has."""
+    def result(self, state: State, watcher: State) -> Val:
+        """The value of the node, of the lanes the state has. watcher: the state of the reduction that looks for NaN."""
         fn = self._fn
         if self.kind in ("any", "all"):
             return state[0] if self._mask.scalar == "i1" else fn.icmp("ne", state[0], const(state[0].ty, 0))
@@ -118,9 +123,10 @@ class Reduction:
                 return place
             return fn.convert("sext" if wanted.bits > place.ty.bits else "trunc", place, wanted)
         value = state[0]
-        if self._tracks_nan:
-            bad = state[1] if self._mask.scalar == "i1" else fn.icmp("ne", state[1], const(state[1].ty, 0))
-            value = fn.select(bad, const(value.ty, float("nan")), value)
+        if self._loses_nan:
+            ordered = watcher[1]
+            good = ordered if self._mask.scalar == "i1" else fn.icmp("ne", ordered, const(ordered.ty, 0))
+            value = fn.select(good, value, const(value.ty, float("nan")))
         return convert.narrow(fn, self._target, value, self._source) if self._source != self.dtype else value
 
     # -- parts -----------------------------------------------------------------------------------------------------
@@ -132,14 +138,14 @@ class Reduction:
         return self._fn.or_(a, b) if self.kind == "any" else self._fn.and_(a, b)
 
     def _pick(self, a: Val, b: Val) -> Val:
-        """One of two partial results, or their sum or product; `a` is never NaN where NaN is tracked beside."""
+        """One of two partial results, or their sum or product; `a` is never NaN where NaN is lost."""
         fn = self._fn
         if self.kind in ("sum", "prod"):
             if self.kind == "prod":
                 return fn.mul(a, b)
             return fn.contracted("add", a, b) if self.dtype == f32 else fn.add(a, b)
         op = "maximum" if self.kind == "max" else "minimum"
-        if not self._tracks_nan:
+        if not self._loses_nan:
             return elementwise.apply(fn, self._target, op, self.dtype, [a, b])
         # A comparison with NaN is false, so NaN never gets in.
         return fn.select(fn.fcmp("ogt" if self.kind == "max" else "olt", b, a), b, a)
@@ -157,6 +163,24 @@ class Reduction:
         if not self.dtype.is_float:
             return fn.icmp("eq", a, b)
         return fn.or_(fn.fcmp("oeq", a, b), fn.and_(fn.fcmp("uno", a, a), fn.fcmp("uno", b, b)))
+
+
+def reductions_of(fn: Function, target: Target, body: Body, nodes: Sequence[int], wide_index: bool) -> list[Reduction]:
+    """The reductions of one loop. Of those that would look for NaN among the same elements the first one does."""
+    result: list[Reduction] = []
+    watching: dict[int, int] = {}
+    for which, n in enumerate(nodes):
+        (arg,) = body.nodes[n].args
+        reduction = Reduction(fn, target, body.nodes[n], body.nodes[arg].dtype, wide_index, watching.get(arg))
+        if reduction.watches:
+            watching[arg] = which
+        result.append(reduction)
+    return result
+
+
+def results(reductions: Sequence[Reduction], states: Sequence[State]) -> list[Val]:
+    """The values of the nodes of one loop."""
+    return [r.result(state, state if r.watched is None else states[r.watched]) for r, state in zip(reductions, states, strict=True)]
 
 
 def flatten(states: Sequence[State]) -> list[Val]:
