@@ -25,7 +25,7 @@ from ..platforms.target import Target
 from ..stitch.loops import Body
 from .attention_rows import emit_transpose, read_row, write_row
 from .attention_score import ScoreEmitter, is_causal, minus_infinity
-from .attention_softmax import weight
+from .attention_softmax import in_octaves, short_weight, weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
 
 PADDING = 16  # elements between rows of scratch, so that rows do not share cache sets
@@ -215,13 +215,17 @@ class Stream(ABC):
     def _weights(self, count: Val, largest: list[Val]) -> list[Val]:
         """exp(score - largest) for all keys of the block; returns their totals."""
         fn, tiling = self.fn, self.tiling
+        octaves = [in_octaves(fn, top) for top in largest] if self.short else []
+
+        def weight_of(score: Val, v: int) -> Val:
+            return short_weight(fn, self.target, score, octaves[v]) if self.short else weight(fn, fn.sub(score, largest[v]))
 
         def keys(at: Val, totals: list[Val]) -> list[Val]:
             found, weights = list(totals), []
             for n in range(self.unroll):
                 row = self.row(fn.add(at, i64(n)))
                 loaded = [fn.load(self.vector, self.place(self.scores, row, v)) for v in range(tiling.vectors)]
-                weights.append([weight(fn, fn.sub(value, top), self.short) for value, top in zip(loaded, largest)])
+                weights.append([weight_of(value, v) for v, value in enumerate(loaded)])
                 found = [fn.add(total, value) for total, value in zip(found, weights[-1])]
             self.store_weights(at, weights)
             return found

@@ -20,7 +20,14 @@ from .short import normal_cdf_short, sigmoid_short
 from .trigonometric import atan2, cos, sin, tan
 
 # Those with an instruction of their own on some target.
-_BY_TARGET: dict[str, Callable[[Function, Target, Val], Val]] = {"exp": exp, "exp2": exp2, "sigmoid": sigmoid, "normal_cdf": normal_cdf}
+_BY_TARGET: dict[str, Callable[[Function, Target, Val], Val]] = {
+    "exp": exp,
+    "exp2": exp2,
+    "sigmoid": sigmoid,
+    "normal_cdf": normal_cdf,
+    "normal_cdf_short": normal_cdf_short,
+    "sigmoid_short": sigmoid_short,
+}
 _PORTABLE: dict[str, Callable[[Function, Val], Val]] = {
     "expm1": expm1,
     "log": log,
@@ -32,8 +39,6 @@ _PORTABLE: dict[str, Callable[[Function, Val], Val]] = {
     "tan": tan,
     "tanh": tanh,
     "erf": erf,
-    "normal_cdf_short": normal_cdf_short,
-    "sigmoid_short": sigmoid_short,
 }
 F32_ONLY = ("normal_cdf", "normal_cdf_short", "sigmoid_short")
 MATH = (*_BY_TARGET, *_PORTABLE)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from ...platforms.target import Target
 from ...stitch.lower import MAGIC
-from ..builder import I1, Function, Ty, Val, const, i64
+from ..builder import I1, I32, Function, Ty, Val, const, i64
 
 ABS_MASK, SIGN_MASK, INFINITY = 0x7FFFFFFF, -0x80000000, 0x7F800000
+_ALL_LANES = Val(Ty("i16"), "-1")
 _AS_SET = 4  # rounding as the control register says
+_DOWN = 9  # to integers, downwards, without a word of what is lost
 
 
 def k(like: Val, value: float) -> Val:
@@ -75,13 +77,55 @@ def scaled(fn: Function, target: Target, x: Val, n: Val, exponent_bits: Val) -> 
     2^n is not a float for all these n, hence two factors 2^(n // 2) and 2^(n - n // 2); only the second product can round. AVX-512 has
     an instruction for all that, which also leaves the units of multiplication free.
     """
-    if target.has("avx512bw", "avx512dq", "avx512vl") and x.ty.lanes * x.ty.bits == 512:
-        all_lanes, rounding = Val(Ty("i16"), "-1"), const(Ty("i32"), _AS_SET)
-        types = (*map(str, [x.ty] * 3), "i16", "i32 immarg")
-        return fn.call("llvm.x86.avx512.mask.scalef.ps.512", x.ty, [x, n, x, all_lanes, rounding], params=types)
+    if _has_exponents(target) and x.ty.lanes * x.ty.bits == 512:
+        return _scalef(fn, x, n)
     half = fn.lshr(exponent_bits, const(exponent_bits.ty, 1))
     rest = fn.sub(exponent_bits, half)
     return fn.mul(fn.mul(x, power_of_two(fn, half)), power_of_two(fn, rest))
+
+
+def power(fn: Function, target: Target, y: Val, middle: Sequence[float], up: Sequence[float]) -> Val:
+    """2^y for y up to 126, by polynomials for 2^f: `middle` for |f| <= 1/2, `up` for 0 <= f < 1. 0 for -inf.
+
+    AVX-512 has instructions for the fraction, which is that above the next integer below, and for the product with a power of two: what
+    is below 2^-126 comes out denormal. Elsewhere it comes out 0, from 2^-126.5 on.
+    """
+    if _has_exponents(target):
+        whole = _sixteen(fn, y)
+        return _some(fn, _scalef(fn, horner(fn, _fraction(fn, whole), up), whole), y.ty.lanes)
+    y = at_least(fn, y, -127.0)
+    n, exponent = nearest(fn, y, 1.0, 127)
+    return fn.mul(horner(fn, fn.sub(y, n), middle), power_of_two(fn, exponent))
+
+
+def _has_exponents(target: Target) -> bool:
+    return target.has("avx512bw", "avx512dq", "avx512vl")
+
+
+def _sixteen(fn: Function, x: Val) -> Val:
+    """A number or up to 16 of them as a vector of 16, the last one repeated."""
+    if not x.ty.lanes:
+        return fn.splat(x, 16)
+    return x if x.ty.lanes == 16 else fn.shuffle(x, x, [min(lane, x.ty.lanes - 1) for lane in range(16)])
+
+
+def _some(fn: Function, x: Val, lanes: int) -> Val:
+    """The first of the lanes; 0: a number."""
+    if not lanes:
+        return fn.extract(x, 0)
+    return x if lanes == x.ty.lanes else fn.shuffle(x, x, range(lanes))
+
+
+def _fraction(fn: Function, x: Val) -> Val:
+    """x - floor(x), 0 for infinities."""
+    types = (x.ty, "i32 immarg", x.ty, "i16", "i32 immarg")
+    return fn.call("llvm.x86.avx512.mask.reduce.ps.512", x.ty, [x, const(I32, _DOWN), x, _ALL_LANES, const(I32, _AS_SET)], params=types)
+
+
+def _scalef(fn: Function, x: Val, n: Val) -> Val:
+    """x * 2^floor(n), rounded once."""
+    types = (x.ty, x.ty, x.ty, "i16", "i32 immarg")
+    return fn.call("llvm.x86.avx512.mask.scalef.ps.512", x.ty, [x, n, x, _ALL_LANES, const(I32, _AS_SET)], params=types)
 
 
 def any_lane(fn: Function, condition: Val) -> Val:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sashiko.cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, i64
+from sashiko.cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, const, i64
 from sashiko.cpu_codegen.slots import Slots
-from sashiko.kernels.attention_softmax import weight
+from sashiko.kernels.attention_softmax import in_octaves, short_weight, weight
 from tests.emulation import Array, Runner, runners
 
 
-def computed(runner: Runner, x: Array, short: bool) -> Array:
+def computed(runner: Runner, x: Array, short: bool, largest: float = 0.0) -> Array:
+    """e^(x - largest)."""
     module = Module()
     fn = Function(module, "weights", VOID, [PTR, I64, I64])
     slots, lanes = Slots(fn), runner.target.lanes(32)
 
     def vector(at: Val, _: list[Val]) -> list[Val]:
         place = fn.gep(slots.buffer(0), at, F32)
-        fn.store(weight(fn, fn.load(F32.vec(lanes), place), short), place)
+        value, top = fn.load(F32.vec(lanes), place), const(F32.vec(lanes), largest)
+        fn.store(short_weight(fn, runner.target, value, in_octaves(fn, top)) if short else weight(fn, fn.sub(value, top)), place)
         return []
 
     fn.loop(i64(0), i64(len(x)), lanes, [], vector)
@@ -42,4 +44,17 @@ def test_weights(runner: Runner, short: bool) -> None:
 def test_edges(runner: Runner, short: bool) -> None:
     edges = [-np.inf, -3.4e38, -1000.0, -104.0, -88.0, np.nan, 0.0, -0.0] * 2
     got = computed(runner, np.array(edges, np.float32), short)
-    assert (got[:5] == 0).all() and np.isnan(got[5]) and np.abs(got[6:8] - 1).max() <= 2.0**-13
+    assert (got[:3] == 0).all() and (got[3:5] < 2.0**-126).all() and np.isnan(got[5]) and np.abs(got[6:8] - 1).max() <= 2.0**-13
+
+
+@pytest.mark.parametrize("runner", runners())
+def test_short_weights_beside_a_large_score(runner: Runner) -> None:
+    """All of them may be off by the same factor, which the sum of the weights has too."""
+    largest = np.float32(1234.567)
+    x = (largest - np.concatenate([np.linspace(0, 80, 2000), np.full(8, 3.5)])).astype(np.float32)
+    x = x[: len(x) // 16 * 16]
+    got = computed(runner, x, True, float(largest)).astype(np.float64)
+    wanted = np.exp(x.astype(np.float64) - float(largest))
+    ratio = got / wanted
+    assert abs(ratio[0] - 1) <= float(largest) * 2.0**-24 + 2.0**-13.6
+    assert np.ptp(ratio) <= 2.0**-12.5

@@ -68,6 +68,9 @@ FITS: tuple[Fit, ...] = (
     Fit("ERF_FAR", _erfc_log2, lambda a: mp.erfc(a) / mp.erf(a), ERF_SPLIT * 0.999, ERF_LAST, 7),
     Fit("NORMAL_SHORT", lambda a: mp.log(mp.ncdf(-a), 2), lambda a: mp.log(2), 0, NORMAL_LAST, 8),
     Fit("EXP2_SHORT", lambda f: mp.expm1(f * mp.log(2)) / f, lambda f: f / 2**f, -0.501, 0.501, 3),
+    Fit("EXP2_SHORT_UP", lambda f: mp.expm1(f * mp.log(2)) / f, lambda f: f / 2**f, 1e-9, 1, 3),
+    Fit("EXP2_WEIGHT", lambda f: mp.mpf(2) ** f, lambda f: mp.mpf(2) ** -f, -0.501, 0.501, 4),
+    Fit("EXP2_WEIGHT_UP", lambda f: mp.mpf(2) ** f, lambda f: mp.mpf(2) ** -f, 0, 1, 4),
     Fit("LOG2_WIDE", lambda f: mp.log1p(f) / f / mp.log(2), lambda f: f / mp.log1p(f), _LOG_LOW, _LOG_HIGH, 12, 53),
     Fit("EXP2_WIDE", lambda f: 2**f, lambda f: 2**-f, -0.501, 0.501, 7, 53),
 )
