@@ -116,11 +116,11 @@ def spread(root: bool, with_mean: bool) -> Row:
 
 
 def softmax_of(x: Value, axis: int) -> Value:
-    """exp(x - max) / sum over one axis; x is f32 or f64."""
+    """exp(x - max) / sum over one axis; x is f32 or f64. One division for all elements: where the sum is a number it is 1 or more."""
     if not x.tensor.rank:
         return b.exp(b.sub(x, x))
     powers = b.exp(b.sub(x, b.reduce(x, "max", axis, True)))
-    return b.div(powers, b.reduce(powers, "sum", axis, True))
+    return b.mul(powers, b.reciprocal(b.reduce(powers, "sum", axis, True)))
 
 
 def softmax(c: Call, x: Value, axis: int, *_: Any) -> Value:
