@@ -22,7 +22,7 @@ from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace
 from ..runtime.executable import Executable, with_runner
 from ..runtime.plan import AtenStep, ConstantSource, Input, InputInt, InputTensor, Output, OutputDim, OutputTensor, Plan, Segment
-from ..stitch.layout import choose_layouts
+from ..stitch.layout import choose_layouts, spread_rows
 from ..stitch.partition import Extern, Native, partition
 from ..stitch.program import Program
 from ..stitch.stitcher import stitch
@@ -75,7 +75,7 @@ def _build(captured: Captured, options: Options) -> Built:
     graph = run(graph, passes(options.precision, options.target, options.rules, trace, options.wide), declared=declared, reports=reports)
     if options.strict:
         _refuse_leftovers(graph)
-    graph = choose_layouts(graph)
+    graph = spread_rows(choose_layouts(graph))
     rewritten = clock()
     planner = _Planner(graph, captured, Kernels(options.target, options.kernels))
     plan = planner.plan()

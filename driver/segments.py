@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..cpu_codegen.loops import streaming
-from ..graph.dims import Dim, bounds, product
+from ..graph.dims import Dim, bounds
 from ..graph.ir import Value
 from ..graph.sites import site_of
 from ..graph.types import i8
@@ -108,7 +108,7 @@ def _streams(item: LoopItem, program: Program, read: Set[Value], target: Target)
     if_large: set[int] = set()
     for number, value in enumerate(item.operands):
         if target.l3 and value in item.writes and value in program.outputs and value not in read:
-            least, most = bounds(product(value.shape) * value.dtype.bytes)
+            least, most = bounds(value.tensor.nbytes)
             if least is not None and least >= _beyond(target):
                 always.add(number)
             elif most is None or most >= _beyond(target):
@@ -162,7 +162,7 @@ class SegmentBuilder:
         return [single(Step(code, operands, (len(operands) - 1,), note.label))]
 
     def _add(self, value: Value, kind: str, index: int) -> int:
-        self.numbers[value] = self._buffer(kind, index, product(value.shape) * value.dtype.bytes, value)
+        self.numbers[value] = self._buffer(kind, index, value.tensor.nbytes, value)
         return self.numbers[value]
 
     def _buffer(self, kind: str, index: int, nbytes: Dim, value: Value) -> int:

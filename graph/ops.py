@@ -320,8 +320,13 @@ def reordered(value: Value, order: tuple[int, ...]) -> Value:
     return Value(value.op, value.inputs, value.attrs, replace(value.tensor, order=order), value.origin, value.name)
 
 
+def spread(value: Value, gap: int) -> Value:
+    """The same operation with `gap` elements after each row of its result."""
+    return Value(value.op, value.inputs, value.attrs, replace(value.tensor, gap=gap), value.origin, value.name)
+
+
 def slice_length(start: Dim, stop: Dim, step: int) -> Dim:
     return ceildiv(stop - start, step)
 
 
-__all__ = ["OPS", "OpSpec", "make", "infer", "broadcast", "reordered", "slice_length", "i32", "i64"]
+__all__ = ["OPS", "OpSpec", "make", "infer", "broadcast", "reordered", "spread", "slice_length", "i32", "i64"]

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 
-from .dims import Dim, Shape
+from .dims import Dim, Shape, product
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,19 @@ class QParams:
 class TensorType:
     """Element type, shape (ints or symbolic) and, for quantized tensors, what the integers mean.
 
-    `order` is the physical order of the logical dimensions, outermost first; None is row-major.
+    `order` is the physical order of the logical dimensions, outermost first; None is row-major. `gap`: elements between two rows of the
+    physically last dimension that belong to nobody.
     """
 
     dtype: DType
     shape: Shape
     qparams: QParams | None = None
     order: tuple[int, ...] | None = None
+    gap: int = 0
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.dtype.name, self.shape, self.qparams, self.order))
+        return hash((self.dtype.name, self.shape, self.qparams, self.order, self.gap))
 
     def __hash__(self) -> int:
         return self._hash
@@ -103,13 +105,20 @@ class TensorType:
 
     @cached_property
     def strides(self) -> tuple[Dim, ...]:
-        """Element strides of the dense buffer that holds a value of this type."""
+        """Element strides of the buffer that holds a value of this type, which is dense but for the gaps."""
         result: list[Dim] = [0] * self.rank
         step: Dim = 1
+        gap = self.gap
         for axis in reversed(self.order if self.order is not None else range(self.rank)):
             result[axis] = step
-            step = step * self.shape[axis]
+            step, gap = step * self.shape[axis] + gap, 0
         return tuple(result)
+
+    @cached_property
+    def nbytes(self) -> Dim:
+        """Bytes of the buffer."""
+        last = (self.order if self.order is not None else range(self.rank))[-1] if self.rank else 0
+        return product(extent + self.gap if axis == last else extent for axis, extent in enumerate(self.shape)) * self.dtype.bytes
 
     def with_shape(self, shape: Shape) -> TensorType:
         return TensorType(self.dtype, shape, self.qparams)
@@ -121,6 +130,8 @@ class TensorType:
         text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
         if self.order is not None:
             text += f" order={list(self.order)}"
+        if self.gap:
+            text += f" gap={self.gap}"
         return text + (f" <{self.qparams}>" if self.qparams else "")
 
 

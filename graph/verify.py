@@ -87,8 +87,8 @@ def _fault(value: Value, inputs: set[Value], known: set[Symbol]) -> str | None:
 
 
 def _plain(kind: Type) -> Type:
-    """The type without its physical order, which is a choice and no fact."""
-    return replace(kind, order=None) if isinstance(kind, TensorType) else kind
+    """The type without its physical order and gaps, which are a choice and no fact."""
+    return replace(kind, order=None, gap=0) if isinstance(kind, TensorType) else kind
 
 
 def _leaf_fault(value: Value, inputs: set[Value]) -> str | None:

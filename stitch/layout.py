@@ -1,12 +1,19 @@
-"""Physical layouts: a contraction whose result is only wanted permuted writes it that way, so the permutation costs nothing."""
+"""Physical layouts: a contraction whose result is only wanted permuted writes it that way, so the permutation costs nothing; rows that
+would lie in the same few sets of a cache are moved apart."""
 
 from __future__ import annotations
 
 from ..graph import attrs as A
 from ..graph.ir import Graph, Value, rebuild, with_inputs
-from ..graph.ops import OPS, reordered
+from ..graph.ops import OPS, reordered, spread
+from .partition import Native, partition
+from .roots import PIECEWISE
 
 _BATCHED = ("attention", "matmul", "int_matmul")
+# Rows so many bytes apart, or a multiple of it, share a quarter of the sets of a first-level cache or less (its ways have 4096 bytes), and
+# processors take a load for one of what was just stored when both have the same place in 4096 bytes. A line between them ends it.
+_ALIKE, _LINE = 1024, 64
+_NATIVE = ("elementwise", "quant", "reduce", "contraction")
 
 
 def choose_layouts(graph: Graph) -> Graph:
@@ -32,3 +39,46 @@ def _is_product(value: Value, graph: Graph) -> bool:
             return False
         value = inner[0]
     return value.op in _BATCHED
+
+
+def spread_rows(graph: Graph) -> Graph:
+    """Give what products read row by row, and native code alone sees, a gap of one line between rows that lie a multiple of 1024 bytes
+    apart."""
+    wanted = {_rows_of(v.inputs[0]) for v in graph.order if v.op in PIECEWISE}
+    wanted = {v for v in wanted if _lies_alike(v) and all(_keeps_rows(user, v) for user in graph.users[v])}
+    if not wanted:
+        return graph
+    wanted -= _seen_outside(graph)
+
+    def visit(value: Value, inputs: tuple[Value, ...]) -> Value:
+        value_now = with_inputs(value, inputs)
+        return spread(value_now, _LINE // value.dtype.bytes) if value in wanted else value_now
+
+    return rebuild(graph, visit)
+
+
+def _rows_of(operand: Value) -> Value:
+    """What holds the rows of a product's left operand."""
+    while operand.op == "reshape" and operand.inputs[0].shape[-1:] == operand.shape[-1:]:
+        operand = operand.inputs[0]
+    return operand
+
+
+def _lies_alike(value: Value) -> bool:
+    if OPS[value.op].group not in _NATIVE or value.tensor.order is not None or value.tensor.rank < 2:
+        return False
+    return isinstance(value.shape[-1], int) and value.shape[-1] * value.dtype.bytes % _ALIKE == 0
+
+
+def _keeps_rows(user: Value, value: Value) -> bool:
+    """Whether `user` reads the rows as they are; others might have to take the gaps into account at every element."""
+    if user.op == "reshape":
+        return user.shape[-1:] == value.shape[-1:]
+    return OPS[user.op].group in _NATIVE
+
+
+def _seen_outside(graph: Graph) -> set[Value]:
+    """Values that are no affair of one native segment alone."""
+    parts, constants = partition(graph)
+    native = [part for part in parts if isinstance(part, Native)]
+    return {*constants, *(v for part in native for v in (*part.inputs, *part.constants, *part.outputs))}
