@@ -18,6 +18,7 @@ from ..graph.passes import PassReport, run
 from ..graph.sites import site_of
 from ..graph.types import TensorType
 from ..kernels.custom import CustomKernel
+from ..kernels.spec import GemmSpec
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace
 from ..runtime.executable import Executable, with_runner
@@ -28,12 +29,13 @@ from ..stitch.program import Program
 from ..stitch.stitcher import stitch
 from .kernels import Kernels
 from .pipeline import passes
-from .segments import Constants, ItemSpec, Note, Product, SegmentBuilder, specs_of
+from .segments import Choices, Constants, ItemSpec, Note, Product, SegmentBuilder, specs_of
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a compilation depends on besides the graph. wide: names of operations that stay in fp32 whatever the precision."""
+    """What a compilation depends on besides the graph. wide: names of operations that stay in fp32 whatever the precision. choices: of
+    products that have been measured."""
 
     target: Target
     precision: str = "fp32"
@@ -42,13 +44,15 @@ class Options:
     kernels: tuple[CustomKernel, ...] = ()
     name: str = "model"
     wide: frozenset[str] = frozenset()
+    choices: Choices = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Built:
     """An executable and the story of its making, for explain().
 
-    products: for everything that `executable.times` times, in its order, the named product that it computes, or None.
+    products: for everything that `executable.times` times, in its order, the named product that it computes, or None. measurable: likewise
+    the specification of the product, named or not. tuning: what measuring has shown, in lines.
     """
 
     executable: Executable
@@ -57,7 +61,9 @@ class Built:
     trace: Trace
     reports: tuple[PassReport, ...]
     products: tuple[Product | None, ...]
+    measurable: tuple[GemmSpec | None, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    tuning: tuple[str, ...] = ()
 
 
 def build(captured: Captured, options: Options) -> Built:
@@ -77,7 +83,7 @@ def _build(captured: Captured, options: Options) -> Built:
         _refuse_leftovers(graph)
     graph = spread_rows(choose_layouts(graph))
     rewritten = clock()
-    planner = _Planner(graph, captured, Kernels(options.target, options.kernels))
+    planner = _Planner(graph, captured, Kernels(options.target, options.kernels), options.choices)
     plan = planner.plan()
     emitted = clock()
     objects = [planner.kernels.compiled(options.name)] if plan.symbols else []
@@ -90,7 +96,8 @@ def _build(captured: Captured, options: Options) -> Built:
         "load": clock() - compiled,
     }
     say(1, f"{options.name}: " + ", ".join(f"{what} {took * 1e3:.0f} ms" for what, took in seconds.items()))
-    return Built(executable, graph, tuple(planner.notes), trace, tuple(reports), tuple(planner.products), seconds)
+    story = (tuple(planner.notes), trace, tuple(reports), tuple(planner.products), tuple(planner.measurable))
+    return Built(executable, graph, *story, seconds)
 
 
 def _refuse_leftovers(graph: Graph) -> None:
@@ -120,11 +127,12 @@ def _unchanged(value: Value) -> ConstantSource:
 class _Planner:
     """Numbers the values that torch sees and builds the segments over them."""
 
-    def __init__(self, graph: Graph, captured: Captured, kernels: Kernels) -> None:
-        self.graph, self.captured, self.kernels = graph, captured, kernels
+    def __init__(self, graph: Graph, captured: Captured, kernels: Kernels, choices: Choices) -> None:
+        self.graph, self.captured, self.kernels, self._choices = graph, captured, kernels, choices
         self.constants = Constants()
         self.notes: list[tuple[Note, ...] | AtenStep] = []
         self.products: list[Product | None] = []
+        self.measurable: list[GemmSpec | None] = []
         self._ids: dict[Value, int] = {}
         self._constant_values: dict[int, int] = {}
 
@@ -132,7 +140,7 @@ class _Planner:
         parts, constants = partition(self.graph)
         self._known_constants = set(constants)
         programs = {part: stitch(part.outputs, part.inputs, part.constants) for part in parts if isinstance(part, Native)}
-        specs = {part: specs_of(program, self.kernels.target) for part, program in programs.items()}
+        specs = {part: specs_of(program, self.kernels.target, self._choices) for part, program in programs.items()}
         self._expect([spec for item in specs.values() for spec in item])
         segments = tuple(self._native(p, programs[p], specs[p]) if isinstance(p, Native) else self._extern(p) for p in parts)
         outputs: list[Output] = [OutputTensor(self._visible(v)) for v in self.graph.outputs]
@@ -181,6 +189,7 @@ class _Planner:
         segment = builder.build()
         self.notes.append(tuple(builder.notes))
         self.products += builder.products
+        self.measurable += builder.measurable
         return segment
 
     def _extern(self, part: Extern) -> AtenStep:
@@ -196,4 +205,5 @@ class _Planner:
         self.notes.append(step)
         name = site_of(part.value.origin)
         self.products.append(Product(name, str(attrs.target)) if name else None)
+        self.measurable.append(None)
         return step

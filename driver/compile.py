@@ -17,9 +17,11 @@ from ..platforms.target import Target
 from ..quant import QATModule, QuantizedModule
 from ..rewrite import RuleSet
 from .build import Options, build
+from .measure import Example
 from .model import CompiledModel
 from .pipeline import PRECISIONS
 from .signature import signature_of
+from .tuning import SECONDS, tuned
 
 
 def compile(
@@ -32,6 +34,7 @@ def compile(
     strict: bool = False,
     rules: RuleSet = (),
     kernels: tuple[CustomKernel, ...] = (),
+    tune: bool | float = False,
 ) -> CompiledModel:
     """Compile a model in evaluation mode to one native function for the CPU at hand.
 
@@ -40,7 +43,9 @@ def compile(
     (bf16 where the machine multiplies it natively). target: a machine of `sashiko.platforms`, by value or name; the host by default.
     What is compiled for a machine with more than this one has can be explained and saved; a call of it is an InputError.
     strict: raise Unsupported instead of leaving an operation to PyTorch. rules: rewrite rules of your own, tried before ours. kernels:
-    code for the `call`s that such rules make.
+    code for the `call`s that such rules make. tune: measure other ways to compute each matrix product on this machine, with the example and
+    as many threads as torch has now, for 10 seconds or as many as are given, and keep what is faster; explain() tells, and what was found
+    is kept on disk.
 
     Raises InputError for arguments that do not fit and for a model in training mode; Unsupported for a model that torch.export cannot
     trace, such as one whose control flow depends on data.
@@ -48,19 +53,22 @@ def compile(
     if precision not in PRECISIONS:
         raise InputError(f"precision is {precision!r}", hint=f"one of {', '.join(PRECISIONS)}")
     args, kwargs = arguments(example_inputs)
-    return compiled(model, args, kwargs, dynamic_shapes, Options(resolve(target), precision, strict, rules, kernels, type(model).__name__))
+    options = Options(resolve(target), precision, strict, rules, kernels, type(model).__name__)
+    return compiled(model, args, kwargs, dynamic_shapes, options, SECONDS if tune is True else float(tune))
 
 
 def compiled(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, options: Options
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, options: Options, tune: float = 0.0
 ) -> CompiledModel:
-    """The model as code for calls like the given one; errors as in `compile`."""
+    """The model as code for calls like the given one, measured for `tune` seconds; errors as in `compile`."""
     if isinstance(model, QATModule):
         raise InputError("the model still trains: its quantizers have no integers", hint="compile what model.convert() returns")
     if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
         kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
     with paused():
         captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
+        if tune > 0:
+            return tuned(captured, options, Example(args, kwargs), tune)
         built = build(captured, options)
     return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
 

@@ -35,6 +35,7 @@ def explained(built: Built) -> str:
     ]
     for number, note in enumerate(built.notes):
         lines += _segment(number, note) if isinstance(note, tuple) else _extern(number, note)
+    lines += [*built.tuning, ""] if built.tuning else []
     lines += _rules(built)
     return "\n".join(lines)
 

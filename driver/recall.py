@@ -79,6 +79,12 @@ def _fields(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
+def spelled(spec: GemmSpec, target: Target) -> str:
+    """Text by which a product on a target is told from all others, and from those of other versions of the generators."""
+    known: dict[int, str] = {}
+    return f"{_spelled(spec, known)} for {_spelled(target, known)} of {SOURCES}"
+
+
 def _spelled(item: object, known: dict[int, str]) -> str:
     """Text that differs wherever two specifications do. `known`: of objects that live as long as this dictionary, by identity."""
     if item is None or isinstance(item, (int, float, str)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,7 +14,7 @@ from ..graph.sites import site_of
 from ..graph.types import i8
 from ..kernels import table
 from ..kernels.attention_spec import AttentionSpec
-from ..kernels.spec import GemmSpec
+from ..kernels.spec import Choice, GemmSpec
 from ..platforms.target import Target
 from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, Section, SegmentOutput, Step, single
 from ..runtime.records import LARGE
@@ -78,9 +78,16 @@ class Constants:
 
 # What an item of a program is computed by: for a loop also the kernel for large results; None where the user's kernel is called.
 ItemSpec = tuple[LoopKernel, LoopKernel] | GemmSpec | AttentionSpec | None
+Choices = Mapping[GemmSpec, Choice]
+"""What measuring decided about products, each without its choice and its numbers."""
 
 
-def specs_of(program: Program, target: Target) -> tuple[ItemSpec, ...]:
+def unchosen(product: GemmSpec) -> GemmSpec:
+    """What all products have in common that one measurement speaks for."""
+    return replace(product, choice=Choice(), params=())
+
+
+def specs_of(program: Program, target: Target, choices: Choices) -> tuple[ItemSpec, ...]:
     """The specifications of a program's kernels, item by item."""
     constants, read = set(program.constants), {value for item in program.items for value in item.reads}
 
@@ -90,7 +97,10 @@ def specs_of(program: Program, target: Target) -> tuple[ItemSpec, ...]:
             return streaming(target, item.kernel, always), streaming(target, item.kernel, always | if_large)
         if isinstance(item, CallItem):
             return None
-        return attention_spec(item) if item.anchor.op == "attention" else gemm_spec(item, constants)
+        if item.anchor.op == "attention":
+            return attention_spec(item)
+        product = gemm_spec(item, constants)
+        return replace(product, choice=choices.get(unchosen(product), product.choice))
 
     return tuple([spec(item) for item in program.items])
 
@@ -127,6 +137,7 @@ class SegmentBuilder:
         self.numbers: dict[Value, int] = {}
         self.notes: list[Note] = []
         self.products: list[Product | None] = []  # of every section
+        self.measurable: list[GemmSpec | None] = []  # likewise: what a choice about it would be for
         self._constant_values = set(program.constants)
         self._packed: dict[int, int] = {}
         outputs = {v: n for n, v in enumerate(program.outputs)}
@@ -141,6 +152,7 @@ class SegmentBuilder:
             made = self._sections(item, spec)
             sections += made
             self.products += [None if isinstance(item, LoopItem) else product_of(self.notes[-1])] * len(made)
+            self.measurable += [unchosen(spec) if isinstance(spec, GemmSpec) else None] * len(made)
         outputs = tuple(SegmentOutput(self.ids[v], v.tensor) for v in self.program.outputs)
         return NativeSegment(tuple(self.ids[v] for v in self.program.inputs), outputs, tuple(self.buffers), tuple(sections))
 

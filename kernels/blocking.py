@@ -16,6 +16,7 @@ _LINE = 64
 _WAY = 4096  # bytes of L1 that lie in different sets; where rows share more of them than it has ways, they are packed
 _SCRATCH_TILES_BYTES = 96 << 10
 _GROUP_COLUMNS = 256
+_SHARING, _MOST_TILES = 4, 16  # of rows in a block
 _PASS_COST = 3.0  # of another variant, which reads all panels once more; in rows, like the cost of a tile
 _STACK_BYTES = 512 << 10  # for packed rows; the stacks of threads are small on some systems
 
@@ -172,7 +173,7 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, _up(highest, pad))
-    pieces = max(1, -(-spec.k // most))
+    pieces = spec.choice.pieces or max(1, -(-spec.k // most))
     k_block = max(pad, _up(-(-spec.k // pieces), pad))
     return max(1, -(-spec.k // k_block)), k_block
 
@@ -185,13 +186,21 @@ def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel
 
 
 def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int) -> int:
-    """Rows of a block: one tile while the weights stay in L2, else as many as fit a part of it, so that weights are read less often."""
+    """Rows of a block: some tiles while the weights stay in L2, else as many as fit a part of it, so that weights are read less often."""
     weights = bounds(spec.n * spec.k)[1]
-    if weights is not None and weights * spec.rhs.bits // 8 <= target.l2 // 2 and not micro.unpacked_bytes(1):
-        return micro.mr
+    stay = weights is not None and weights * spec.rhs.bits // 8 <= target.l2 // 2 and not micro.unpacked_bytes(1)
+    tiles = spec.choice.tiles or (_sharing_tiles(spec, micro) if stay else _MOST_TILES)
     by_lhs = min(target.l2 // 2, _STACK_BYTES) // (micro.mr * row_bytes)
     by_tiles = _SCRATCH_TILES_BYTES // (micro.mr * columns * 4) if pieces != 1 else by_lhs
-    return micro.mr * max(1, min(by_lhs, by_tiles, 16))
+    return micro.mr * max(1, min(by_lhs, by_tiles, tiles))
+
+
+def _sharing_tiles(spec: GemmSpec, micro: MicroKernel) -> int:
+    """How many tiles of rows use a panel that is in L2, or comes there from farther away the first time in a call: they wait for it
+    together. Tile registers are loaded again in each step, so that tall products are faster with the rows of one tile in L1.
+    """
+    most = bounds(spec.m)[1]
+    return _SHARING if not micro.overlaps or (most is not None and most <= _SHARING * micro.mr) else 1
 
 
 def _least(micros: Sequence[MicroKernel]) -> int:

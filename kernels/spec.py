@@ -48,6 +48,23 @@ def dense(rows: Dim, cols: Dim) -> Strides:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """How a product is computed where it has been measured; what is empty or 0 is left to the table and to estimates.
+
+    row: the name of a row of the kernel table. tiles: how many tiles of rows share the panels of a block, as far as there is room. pieces:
+    of k, where k is known.
+    """
+
+    row: str = ""
+    tiles: int = 0
+    pieces: int = 0
+
+    def __str__(self) -> str:
+        parts = (self.row, f"{self.tiles} tiles of rows to a block" if self.tiles else "", f"k in {self.pieces}" if self.pieces else "")
+        return ", ".join(filter(None, parts)) or "as estimated"
+
+
+@dataclass(frozen=True)
 class GemmSpec:
     """acc[b, i, j] = sum over t of lhs[b, i, t] * rhs[b, j, t], then the epilogue at every (r, c) = (b * m + i, j).
 
@@ -56,7 +73,7 @@ class GemmSpec:
     that divides k: rhs[b, j, t] = integer[j, t] * scale[j, t / group]. The accumulator is i32 for integers, exact for k < 65536, and f32
     for floats. constant_rhs: one [n, k] weight for every b, packed once by the kernel's `pack`; n and k are ints then. Otherwise
     `rhs_strides` says where it lies, and a native kernel packs it in each call.
-    lhs_pieces: where the lhs lies instead, for a batch of one.
+    lhs_pieces: where the lhs lies instead, for a batch of one. choice: what measuring decided.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 
@@ -73,6 +90,7 @@ class GemmSpec:
     params: tuple[float, ...] = ()
     group: int = 0
     lhs_pieces: Pieces | None = None
+    choice: Choice = Choice()
 
     def __post_init__(self) -> None:
         if self.dtypes not in _OPERANDS:

@@ -49,8 +49,17 @@ class Kernel:
 
 
 def select(target: Target, spec: GemmSpec) -> Selection[Kernel]:
-    """Returns the first row that accepts `spec` on `target`."""
-    return first_accepting(TABLE, target, spec)
+    """Returns the row that `spec.choice` names if it accepts `spec` on `target`, else the first one that does."""
+    first = first_accepting(TABLE, target, spec)
+    chosen = next((row for row in accepting(target, spec) if row.name == spec.choice.row), first.kernel)
+    if chosen is first.kernel:
+        return first
+    return Selection(chosen, (*first.refusals, (first.kernel.name, "took longer when it was measured")))
+
+
+def accepting(target: Target, spec: GemmSpec) -> list[Kernel]:
+    """All rows that accept `spec` on `target`, but for the last one, which always does."""
+    return [row for row in TABLE[:-1] if row.when(target, spec) is None]
 
 
 def operands(lhs: DType, rhs: DType, spec: GemmSpec) -> str | None:
