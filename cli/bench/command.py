@@ -34,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--vs", default=_DEFAULTS["vs"], metavar="A,B", help="peers; eager fp32 is always there; %(default)s")
     add("--rounds", type=int, default=0, metavar="N", help="how often each candidate has its turn; 11, or 5 with --quick")
     add("--quick", action="store_true", help="the first shape of each model, short turns, no second compilation")
+    add("--tune", type=float, default=0.0, metavar="SECONDS", help="let ours measure its products for so long, as compile(tune=...) does")
     add("--json", type=Path, metavar="F", help="write the run to this file")
     add("--plot", type=Path, metavar="F.png", help="draw the run into this file (needs matplotlib)")
     add("--from", type=Path, metavar="F", nargs="+", dest="saved", help="show, draw or compare saved runs of one machine, measure nothing")
@@ -118,7 +119,7 @@ def settings(options: argparse.Namespace) -> Settings:
     from .measure import QUICK, Settings
 
     chosen = QUICK if options.quick else Settings()
-    return replace(chosen, rounds=options.rounds) if options.rounds > 0 else chosen
+    return replace(chosen, rounds=options.rounds if options.rounds > 0 else chosen.rounds, tune=options.tune)
 
 
 def command(options: argparse.Namespace) -> str:
@@ -129,6 +130,7 @@ def command(options: argparse.Namespace) -> str:
         if value != default:
             words += [f"--{name}", value]
     words += ["--rounds", str(options.rounds)] if options.rounds else []
+    words += ["--tune", f"{options.tune:g}"] if options.tune else []
     words += ["--quick"] if options.quick else []
     return shlex.join(words)
 

@@ -21,15 +21,15 @@ Runner = Callable[..., Any]
 class Framework(ABC):
     """One way to run a model. libraries: the modules it needs. precisions: those it has. caches: whether a second process compiles faster.
 
-    folder: for files, empty at first.
+    folder: for files, empty at first. tune: seconds to measure ways to compute products, for those of ours.
     """
 
     libraries: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("fp32",)
     caches = True
 
-    def __init__(self, threads: int, folder: Path) -> None:
-        self.threads, self.folder = threads, folder
+    def __init__(self, threads: int, folder: Path, tune: float = 0.0) -> None:
+        self.threads, self.folder, self.tune = threads, folder, tune
 
     @classmethod
     def offers(cls, precision: str) -> bool:
@@ -187,7 +187,7 @@ class Sashiko(Framework):
 
         if isinstance(source, CompiledModel):
             return source
-        return compiled(source, example.args, precision=precision if precision in self.precisions else "auto")
+        return compiled(source, example.args, precision=precision if precision in self.precisions else "auto", tune=self.tune)
 
 
 def autocast(call: Runner) -> Runner:

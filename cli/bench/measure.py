@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """How much to measure. seconds: of a turn. patience: seconds until a silent worker is given up. cached: compile a second time."""
+    """How much to measure. seconds: of a turn. patience: seconds until a silent worker is given up. cached: compile a second time.
+
+    tune: seconds that ours may measure its products, a part of its compilation.
+    """
 
     rounds: int = 11
     seconds: float = 0.15
     cached: bool = True
     patience: float = 600.0
+    tune: float = 0.0
 
 
 QUICK = Settings(rounds=5, seconds=0.05, cached=False)
@@ -69,7 +73,7 @@ def measure(plan: Plan, peaks: Peaks, settings: Settings, say: Callable[[str], N
     """Compiles and times all candidates of a plan. say: is told what is being done."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="sashiko-bench-")))
-        entries = list(_entries(plan, folder))
+        entries = list(_entries(plan, folder, settings.tune))
         for entry in entries:
             say(f"compiling {_title(plan)}: {entry.row.name}")
             _start(entry, settings, stack)
@@ -82,9 +86,10 @@ def _title(plan: Plan) -> str:
     return f"{plan.case.name} {shape_text(plan.shape)}".strip()
 
 
-def _entries(plan: Plan, folder: Path) -> Iterator[Entry]:
+def _entries(plan: Plan, folder: Path, tune: float) -> Iterator[Entry]:
     for number, (framework, precision) in enumerate(plan.candidates):
-        job = Job(framework, precision, plan.case.name, plan.shape, plan.threads, str(folder / str(number)), counts=number == 0)
+        place = str(folder / str(number))
+        job = Job(framework, precision, plan.case.name, plan.shape, plan.threads, place, counts=number == 0, tune=tune)
         yield Entry(job, Row(plan.case.name, shape_text(plan.shape), plan.threads, framework, precision))
 
 

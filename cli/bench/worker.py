@@ -34,7 +34,10 @@ FAREWELL = 5  # seconds that a process has to end by itself
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker compiles. folder: of its caches, shared with a second worker for the same job. counts: whether it counts the work."""
+    """What a worker compiles. folder: of its caches, shared with a second worker for the same job. counts: whether it counts the work.
+
+    tune: seconds that ours may measure its products.
+    """
 
     framework: str
     precision: str
@@ -43,6 +46,7 @@ class Job:
     threads: int
     folder: str
     counts: bool = False
+    tune: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ def build(job: Job) -> tuple[Ready, Callable[[], object]]:
     random.seed(0)
     torch.manual_seed(0)
     example = cases.find(job.model).make(job.shape)
-    framework = frameworks.FRAMEWORKS[job.framework](job.threads, Path(job.folder) / "files")
+    framework = frameworks.FRAMEWORKS[job.framework](job.threads, Path(job.folder) / "files", job.tune)
     framework.load()
     start = time.perf_counter()
     source = framework.quantize(example, job.precision) if limits.kind(job.precision) == "int8" else example.model

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import pytest
 import torch
 
 from sashiko.cli.app import run as command_line
 from sashiko.cli.bench import cases, command
-from sashiko.cli.bench.measure import candidates
+from sashiko.cli.bench.measure import QUICK, candidates
 from sashiko.diagnostics.errors import InputError
 
 
@@ -64,6 +65,8 @@ def test_what_means_nothing_is_said(arguments: tuple[str, ...], message: str) ->
 
 def test_the_command_repeats_what_differs_from_the_defaults() -> None:
     assert command.command(options()) == "sashiko bench"
+    assert command.command(options("--tune", "2.5")) == "sashiko bench --tune 2.5"
+    assert command.settings(options("--tune", "2.5", "--quick")) == replace(QUICK, tune=2.5)
     again = command.command(options("--models", "mlp", "--threads", "1,2", "--quick", "--json", "f.json"))
     assert again == "sashiko bench --models mlp --threads 1,2 --quick"
 
