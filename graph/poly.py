@@ -137,6 +137,7 @@ def _term_key(term: tuple[Monomial, int]) -> tuple[bool, tuple[str, ...]]:
     return (not term[0], tuple([a.key for a in term[0]]))
 
 
+@lru_cache(maxsize=1 << 10)
 def symbol(name: str, lo: int = 0, hi: int | None = None, extent: Dim | None = None) -> Dim:
     """The expression that is just one unknown; a symbol whose range is one value is that value."""
     if hi is not None and hi == lo:

@@ -37,12 +37,7 @@ def cse(graph: Graph) -> Graph:
         kind: object = (id(a.tensor), a.watched, value.type) if isinstance(a, A.ConstantAttrs) else value.kind
         return seen.setdefault((kind, *map(id, inputs)), value)
 
-    return _changed(graph, rebuild(graph, visit))
-
-
-def _changed(old: Graph, new: Graph) -> Graph:
-    """`old` itself when nothing changed."""
-    return old if len(old.order) == len(new.order) and all(a is b for a, b in zip(old.order, new.order, strict=True)) else new
+    return rebuild(graph, visit)
 
 
 def _number(value: Value) -> float | int | None:
@@ -214,7 +209,7 @@ def canonical(graph: Graph, rules: dict[str, tuple[Rule, ...]] = RULES) -> Graph
                     break
         return value
 
-    return _changed(graph, rebuild(graph, visit))
+    return rebuild(graph, visit)
 
 
 PASSES: tuple[Pass, ...] = (Pass("canonical", canonical), Pass("cse", cse))

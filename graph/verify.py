@@ -88,7 +88,7 @@ def _fault(value: Value, inputs: set[Value], known: set[Symbol]) -> str | None:
 
 def _plain(kind: Type) -> Type:
     """The type without its physical order, which is a choice and no fact."""
-    return replace(kind, order=None) if isinstance(kind, TensorType) else kind
+    return replace(kind, order=None) if isinstance(kind, TensorType) and kind.order is not None else kind
 
 
 def _leaf_fault(value: Value, inputs: set[Value]) -> str | None:
