@@ -110,9 +110,10 @@ def compare_positions(value: Value) -> Value | None:
 
 def _neutral(value: Value, place: int) -> bool:
     """True when operand `place` of a binary operation leaves the other one as it is, bit for bit."""
-    number, floating = _number(value.inputs[place]), value.dtype.is_float
+    number = _number(value.inputs[place])
     if number is None:
         return False
+    floating = value.dtype.is_float
     if value.op in ("mul", "div", "floordiv") and (value.op != "floordiv" or not floating):
         return number == 1 and (place == 1 or value.op == "mul")
     if value.op in ("add", "sub") and not floating:

@@ -41,10 +41,9 @@ def verify(graph: Graph, declared: Iterable[Dim] = (), where: str = "", sound: S
         if not isinstance(value.attrs, A.InputAttrs) or value.attrs.index != position:
             _fail(graph, value, f"input number {position} is {value.op} {value.attrs}", where)
     inputs = set(graph.inputs)
-    for value in graph.order:
-        if value in sound.values:
-            continue
-        sound.values.add(value)
+    unseen = [value for value in graph.order if value not in sound.values]
+    sound.values.update(unseen)
+    for value in unseen:
         kinds = (value.kind, *[v.kind for v in value.inputs])
         if kinds in sound.kinds:
             continue
