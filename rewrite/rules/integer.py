@@ -5,9 +5,8 @@
     linear(x - z, dq w, b) = linear(x, dq w) - z * sum(dq w) + b      z likewise
     dq x @ dq y = s_x s_y (x @ y - z_x sum(y) - z_y sum(x) + K z_x z_y)      both per tensor, y signed or made so
 
-The second and third apply to dequantized integers only, and make the product that the first one would of what they leave: with one rule
-after the other, a graph of many products is gone through three times. All round differently in f32; the integer sums are exact and so are
-nearer to the truth. The bounds are wide where a result may be much smaller than what is summed:
+The second and third apply to dequantized integers only, and leave a product that the first one takes. All round differently in f32;
+the integer sums are exact and so are nearer to the truth. The bounds are wide where a result may be much smaller than what is summed:
 products of a few elements, and the shares of zero points.
 """
 
@@ -76,16 +75,6 @@ def _row_scale_example(rng: random.Random) -> Value:
     return b.linear(b.mul(real, scale), _weight(rng, n, k), *bias)
 
 
-def _exact(m: Match, *bias: Value) -> Value:
-    """linear(dequantize(x), v, bias) by integers, and what the zero point of each row takes off it: known sums of the weight's rows."""
-    product = m.make("qlinear", m["x"], m["w"], *bias)
-    zero = m.get("z")
-    if zero is None:
-        return product
-    sums = m.make("reduce", m["v"], attrs=A.ReduceAttrs("sum", (1,), False))
-    return m.make("sub", product, m.make("mul", zero, sums))
-
-
 @rule("linear(mul((y@dequantize(x) | y@sub(dequantize(x), z)), s), v@dequantize(w), b?) -> mul(linear(y, v), s)", ulp=64,
       example=_row_scale_example)
 def row_scale_after_linear(m: Match) -> Value | Mismatch:
@@ -95,11 +84,9 @@ def row_scale_after_linear(m: Match) -> Value | Mismatch:
     refused = _refused(m, m["x"], m["w"])
     if refused is not None:
         return refused
-    zero = m.get("z")
-    product = _exact(m) if zero is None or _by_row(m["x"], zero) else m.make("linear", m["y"], m["v"])
-    scaled = m.make("mul", product, m["s"])
+    product = m.make("mul", m.make("linear", m["y"], m["v"]), m["s"])
     bias = m.get("b")
-    return m.fitted(scaled if bias is None else m.make("add", scaled, bias))
+    return m.fitted(product if bias is None else m.make("add", product, bias))
 
 
 def _row_zero_example(rng: random.Random) -> Value:
@@ -118,8 +105,9 @@ def row_zero_after_linear(m: Match) -> Value | Mismatch:
     refused = _refused(m, m["x"], m["w"])
     if refused is not None:
         return refused
+    share = m.make("mul", m["z"], m.make("reduce", m["v"], attrs=A.ReduceAttrs("sum", (1,), False)))
     bias = m.get("b")
-    return m.fitted(_exact(m) if bias is None else _exact(m, bias))
+    return m.fitted(m.make("sub", m.make("linear", m["y"], m["v"], *(() if bias is None else (bias,))), share))
 
 
 def _matmul_example(rng: random.Random) -> Value:
