@@ -8,6 +8,7 @@ simplify become opaque atoms. Symbols carry their range, which is all that the p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from .poly import Atom, Dim, Func, Monomial, Poly, Shape, Symbol, from_terms, product, symbol, symbols, terms_of
 
@@ -231,6 +232,7 @@ def evaluate(value: Dim, env: Mapping[str, int]) -> int:
     return result
 
 
+@lru_cache(maxsize=1 << 12)
 def coefficient(value: Dim, name: str) -> tuple[Dim, Dim] | None:
     """(c, rest) with value == c * symbol + rest, or None when the symbol occurs any other way."""
     slope: Dim = 0

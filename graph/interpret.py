@@ -187,7 +187,8 @@ def quantize(x: Tensor, dtype: torch.dtype, q: QParams) -> Tensor:
 
 def dequantize(x: Tensor, q: QParams) -> Tensor:
     """scale * (x - zero_point) in f32."""
-    return (x.to(torch.int32) - q.zero_point).float() * _channelwise(q.scale, q.axis, x.dim()).float()
+    whole = x.to(torch.int32) - q.zero_point if q.zero_point else x
+    return whole.float() * _channelwise(q.scale, q.axis, x.dim()).float()
 
 
 def _quantize(v: Value, env: Env, x: Tensor) -> Tensor:

@@ -70,16 +70,16 @@ class Graph:
     def order(self) -> tuple[Value, ...]:
         """Every value reachable from inputs and outputs, operands before users, deterministic."""
         result: dict[Value, None] = {}
-        stack = [*reversed(self.outputs), *reversed(self.inputs)]
+        stack: list[Value | None] = [*reversed(self.outputs), *reversed(self.inputs)]
         while stack:
-            value = stack[-1]
-            if value not in result:
-                missing = [v for v in value.inputs if v not in result]
-                if missing:
-                    stack += reversed(missing)
-                    continue
-                result[value] = None
-            stack.pop()
+            value = stack.pop()
+            if value is None:  # what lies under it has its operands by now
+                result[stack.pop()] = None  # type: ignore[index]
+            elif value not in result:
+                if value.inputs:
+                    stack += (value, None, *value.inputs[::-1])
+                else:
+                    result[value] = None
         return tuple(result)
 
     @cached_property
@@ -100,12 +100,14 @@ class Graph:
 
 
 def rebuild(graph: Graph, visit: Callable[[Value, tuple[Value, ...]], Value]) -> Graph:
-    """A new graph from `visit(old_value, new_inputs)`, called operands first for every value but the inputs."""
+    """A new graph from `visit(old_value, new_inputs)`, called operands first for every value but the inputs; the old one when that
+    changes nothing."""
     new: dict[Value, Value] = {v: v for v in graph.inputs}
     for value in graph.order:
         if value not in new:
             new[value] = visit(value, tuple([new[v] for v in value.inputs]))
-    return Graph(graph.inputs, tuple(new[v] for v in graph.outputs), graph.name)
+    outputs = tuple([new[v] for v in graph.outputs])
+    return graph if outputs == graph.outputs else Graph(graph.inputs, outputs, graph.name)
 
 
 def with_inputs(value: Value, inputs: Iterable[Value]) -> Value:

@@ -102,6 +102,12 @@ class Poly:
             parts.append("*".join(factors))
         return " + ".join(parts)
 
+    @cached_property
+    def _symbols(self) -> frozenset[Symbol]:
+        atoms = {atom for mono, _ in self.terms for atom in mono}
+        inner = [symbols(arg) for atom in atoms if isinstance(atom, Func) for arg in atom.args]
+        return frozenset({atom for atom in atoms if isinstance(atom, Symbol)}).union(*inner)
+
     def __str__(self) -> str:
         return self._text
 
@@ -137,6 +143,7 @@ def _term_key(term: tuple[Monomial, int]) -> tuple[bool, tuple[str, ...]]:
     return (not term[0], tuple([a.key for a in term[0]]))
 
 
+@lru_cache(maxsize=1 << 10)
 def symbol(name: str, lo: int = 0, hi: int | None = None, extent: Dim | None = None) -> Dim:
     """The expression that is just one unknown; a symbol whose range is one value is that value."""
     if hi is not None and hi == lo:
@@ -161,14 +168,6 @@ def _product(factors: Shape) -> Dim:
     return result
 
 
-def symbols(value: Dim) -> set[Symbol]:
+def symbols(value: Dim) -> frozenset[Symbol]:
     """All symbols in an expression."""
-    found: set[Symbol] = set()
-    for mono, _ in terms_of(value):
-        for atom in mono:
-            if isinstance(atom, Symbol):
-                found.add(atom)
-            else:
-                for arg in atom.args:
-                    found |= symbols(arg)
-    return found
+    return value._symbols if isinstance(value, Poly) else frozenset()

@@ -37,12 +37,7 @@ def cse(graph: Graph) -> Graph:
         kind: object = (id(a.tensor), a.watched, value.type) if isinstance(a, A.ConstantAttrs) else value.kind
         return seen.setdefault((kind, *map(id, inputs)), value)
 
-    return _changed(graph, rebuild(graph, visit))
-
-
-def _changed(old: Graph, new: Graph) -> Graph:
-    """`old` itself when nothing changed."""
-    return old if len(old.order) == len(new.order) and all(a is b for a, b in zip(old.order, new.order, strict=True)) else new
+    return rebuild(graph, visit)
 
 
 def _number(value: Value) -> float | int | None:
@@ -115,9 +110,10 @@ def compare_positions(value: Value) -> Value | None:
 
 def _neutral(value: Value, place: int) -> bool:
     """True when operand `place` of a binary operation leaves the other one as it is, bit for bit."""
-    number, floating = _number(value.inputs[place]), value.dtype.is_float
+    number = _number(value.inputs[place])
     if number is None:
         return False
+    floating = value.dtype.is_float
     if value.op in ("mul", "div", "floordiv") and (value.op != "floordiv" or not floating):
         return number == 1 and (place == 1 or value.op == "mul")
     if value.op in ("add", "sub") and not floating:
@@ -214,7 +210,7 @@ def canonical(graph: Graph, rules: dict[str, tuple[Rule, ...]] = RULES) -> Graph
                     break
         return value
 
-    return _changed(graph, rebuild(graph, visit))
+    return rebuild(graph, visit)
 
 
 PASSES: tuple[Pass, ...] = (Pass("canonical", canonical), Pass("cse", cse))

@@ -112,8 +112,8 @@ def dims_of(value: Value) -> list[Poly]:
     for kind in kinds:
         if isinstance(kind, TensorType):
             _collect(kind.shape, found.append)
-    for f in fields(value.attrs):
-        _collect(getattr(value.attrs, f.name), found.append)
+    for item in vars(value.attrs).values():
+        _collect(item, found.append)
     return found
 
 

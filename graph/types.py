@@ -10,9 +10,9 @@ import torch
 from .dims import Dim, Shape, product
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
-    """An element type; `kind` is float, int, uint, bool or complex (which only `aten` values have)."""
+    """An element type; `kind` is float, int, uint, bool or complex (which only `aten` values have). There is one object of each."""
 
     name: str
     kind: str
@@ -34,6 +34,9 @@ class DType:
         return self.name
 
     __repr__ = __str__
+
+    def __reduce__(self) -> str:
+        return "boolean" if self.kind == "bool" else self.name  # the variable below, for copies and pickles
 
 
 f64 = DType("f64", "float", 64)

@@ -41,10 +41,9 @@ def verify(graph: Graph, declared: Iterable[Dim] = (), where: str = "", sound: S
         if not isinstance(value.attrs, A.InputAttrs) or value.attrs.index != position:
             _fail(graph, value, f"input number {position} is {value.op} {value.attrs}", where)
     inputs = set(graph.inputs)
-    for value in graph.order:
-        if value in sound.values:
-            continue
-        sound.values.add(value)
+    unseen = [value for value in graph.order if value not in sound.values]
+    sound.values.update(unseen)
+    for value in unseen:
         kinds = (value.kind, *[v.kind for v in value.inputs])
         if kinds in sound.kinds:
             continue
@@ -88,7 +87,9 @@ def _fault(value: Value, inputs: set[Value], known: set[Symbol]) -> str | None:
 
 def _plain(kind: Type) -> Type:
     """The type without its physical order and gaps, which are a choice and no fact."""
-    return replace(kind, order=None, gap=0) if isinstance(kind, TensorType) else kind
+    if isinstance(kind, TensorType) and (kind.order is not None or kind.gap):
+        return replace(kind, order=None, gap=0)
+    return kind
 
 
 def _leaf_fault(value: Value, inputs: set[Value]) -> str | None:

@@ -87,8 +87,8 @@ def near_miss(rule: str, miss: Miss) -> NearMiss | None:
 
 
 class Table:
-    """Which rules to try at a value: those that the names of its operation and of its operands' do not rule out, nor whether these are
-    numbers. A model has few such combinations."""
+    """Which rules to try at a value: those that the names of its operation and of its operands' do not rule out, nor what numbers these
+    are. A model has few such combinations."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._by_op: dict[str, list[Rule]] = {}
@@ -103,14 +103,17 @@ class Table:
         rules = self._by_op.get(value.op)
         if rules is None:
             return ()
-        names = ((value.op, False), *[self._named.get(v) or self._name(v) for v in value.inputs])
+        names = (value.op, *[self._name(v) if v.op in NUMBER_OPS else v.op for v in value.inputs])
         found = self._known.get(names)
         if found is None:
-            found = self._known[names] = tuple([rule for rule in rules if admits(rule.equation.left, names[0], names[1:])])
+            found = self._known[names] = tuple([rule for rule in rules if admits(rule.equation.left, value.op, names[1:])])
         return found
 
     def _name(self, value: Value) -> Named:
-        name = self._named[value] = value.op, value.op in NUMBER_OPS and number(value) is not None
+        name = self._named.get(value)
+        if name is None:
+            found = number(value)
+            name = self._named[value] = value.op if found is None else (value.op, found, value.dtype)
         return name
 
 
@@ -120,7 +123,8 @@ def apply(graph: Graph, rules: RuleSet, trace: Trace | None = None) -> Graph:
     Raises InvalidGraph when a replacement has another type than what it replaces, and when the rules never come to rest.
     """
     at_rest = trace.at_rest(graph) if trace is not None else frozenset()
-    fresh, table = Table(rule for rule in rules if id(rule) not in at_rest), Table(rules)
+    table = Table(rules)
+    fresh = Table(rule for rule in rules if id(rule) not in at_rest) if at_rest else table
     for again in range(MAX_SWEEPS):
         applied = _sweep(graph, table if again else fresh, trace)
         if not applied:
@@ -192,7 +196,7 @@ def _replace(graph: Graph, replacements: Mapping[Value, Value]) -> Graph:
 def _named(applied: Applied, graph: Graph) -> Applied:
     """A replacement that is new takes over the readable name of what it replaces."""
     new, name = applied.replacement, applied.root.name
-    if new in graph.users or new.name or not name:
+    if new.name or not name or new in graph.users:
         return applied
     return replace(applied, replacement=replace(new, name=name))
 

@@ -16,7 +16,7 @@ from .pattern import Number
 _UNIFORM_LIMIT = 4096
 _SAME_NUMBERS = ("expand", "reshape", "permute", "slice", "window")
 # Operations that `number` reads.
-NUMBER_OPS = ("full", "constant", "cast", *_SAME_NUMBERS)
+NUMBER_OPS = frozenset(("full", "constant", "cast", *_SAME_NUMBERS))
 _FROM_WEIGHTS = ("cast", "permute", "reshape", "quantize", "dequantize")
 
 

@@ -52,22 +52,23 @@ def signature(roots: Sequence[Value], stored: Container[Value], accumulator: Val
     numbers: dict[Value, int] = {}
     parts: list[Hashable] = []
     homes = set(roots)
-    pending = list(reversed(roots))
+    pending: list[Value | None] = [*reversed(roots)]
     while pending:
-        value = pending[-1]
-        if value not in numbers:
+        value = pending.pop()
+        if value is None:  # what lies under it has its operands by now
+            value = pending.pop()
+            assert value is not None
+            parts.append((value.kind, *[numbers[v] for v in value.inputs]))
+            numbers[value] = len(numbers)
+        elif value not in numbers:
             if value is accumulator:
                 parts.append(("accumulator", value.type))
             elif value in stored and value not in homes:
                 parts.append(value.type)
             else:
-                missing = [v for v in value.inputs if v not in numbers]
-                if missing:
-                    pending += reversed(missing)
-                    continue
-                parts.append((value.kind, *[numbers[v] for v in value.inputs]))
+                pending += (value, None, *value.inputs[::-1])
+                continue
             numbers[value] = len(numbers)
-        pending.pop()
     return (tuple(parts), tuple([numbers[v] for v in roots]), tuple([v in stored for v in roots])), numbers
 
 

@@ -25,7 +25,7 @@ def constant_values(outputs: Iterable[Value]) -> tuple[Value, ...]:
         if value.op == "constant":
             fixed.add(value)
             rooted.add(value)
-        elif OPS[value.op].group != "extern" and value.op != "input" and _static(value) and all(v in fixed for v in value.inputs):
+        elif fixed.issuperset(value.inputs) and OPS[value.op].group != "extern" and value.op != "input" and _static(value):
             fixed.add(value)
             if any(v in rooted for v in value.inputs):
                 rooted.add(value)
@@ -48,17 +48,19 @@ def _static(value: Value) -> bool:
 
 def watched_tensors(value: Value) -> tuple[torch.Tensor, ...]:
     """The model's own tensors that a constant expression reads."""
-    graph = Graph((), (value,))
-    return tuple(v.attrs.tensor for v in graph.constants if isinstance(v.attrs, A.ConstantAttrs) and v.attrs.watched)
+    return tuple([v.attrs.tensor for v in _below(value) if isinstance(v.attrs, A.ConstantAttrs) and v.attrs.watched])
+
+
+def _below(value: Value) -> tuple[Value, ...]:
+    """The constants that a constant expression reads; most are one themselves."""
+    return (value,) if value.op == "constant" else Graph((), (value,)).constants
 
 
 def compute(value: Value) -> torch.Tensor:
     """The tensor that a constant expression is now. InputError when a tensor below it has got another shape or type."""
-    graph = Graph((), (value,))
-    for constant in graph.constants:
+    for constant in _below(value):
         _check_unchanged(constant)
-    with torch.no_grad():
-        result = run(graph, [])[0]
+    result = value.attrs.tensor if isinstance(value.attrs, A.ConstantAttrs) else run(Graph((), (value,)), [])[0]
     assert isinstance(result, torch.Tensor)
     return result
 

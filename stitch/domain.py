@@ -71,8 +71,8 @@ def _assign(axes: Sequence[Axis], name: str) -> dict[str, Dim]:
 
 def _with_indices(body: Body, exprs: list[Dim], env: dict[str, Dim]) -> Body:
     fresh = iter([substitute(e, env) for e in exprs])
-    nodes = tuple(replace(n, index=next(fresh)) for n in body.nodes)
-    stores = tuple(replace(s, index=next(fresh)) for s in body.stores)
+    nodes = tuple([n if (index := next(fresh)) == n.index else replace(n, index=index) for n in body.nodes])
+    stores = tuple([replace(s, index=next(fresh)) for s in body.stores])
     return replace(body, nodes=nodes, stores=stores)
 
 

@@ -207,9 +207,8 @@ class BodyBuilder:
 
     def add(self, node: Node) -> int:
         key = (node, repr(node.value))  # 0.0 == -0.0 and 1 == True, but they are different constants
-        position = self._known.get(key)
-        if position is None:
-            position = self._known[key] = len(self.nodes)
+        position = self._known.setdefault(key, len(self.nodes))
+        if position == len(self.nodes):
             self.nodes.append(node)
         return position
 

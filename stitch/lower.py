@@ -51,9 +51,10 @@ class Lowering:
     def value(self, value: Value, index: Index, guard: int = -1) -> int:
         """Position of the node that is `value` at `index`. Raises NeedsBuffer."""
         key = (value, index, guard)
-        if key not in self._memo:
-            self._memo[key] = self._evaluate(value, index, guard)
-        return self._memo[key]
+        node = self._memo.get(key)
+        if node is None:
+            node = self._memo[key] = self._evaluate(value, index, guard)
+        return node
 
     def buffer(self, value: Value) -> int:
         """Number of the buffer that holds a stored value."""

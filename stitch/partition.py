@@ -66,7 +66,7 @@ def _take(rest: list[Value], ready: set[Value], native: bool) -> list[Value]:
     taken = []
     for value in rest:
         extern = OPS[value.op].group == "extern" and value.op != "call"
-        if extern != native and all(v in ready for v in value.inputs):
+        if extern != native and ready.issuperset(value.inputs):
             ready.add(value)
             taken.append(value)
     return taken
@@ -74,12 +74,12 @@ def _take(rest: list[Value], ready: set[Value], native: bool) -> list[Value]:
 
 def _native(batch: list[Value], graph: Graph, constants: set[Value]) -> Native:
     """The segment of `batch`. Scalars and ranges are made again where they are needed, so they leave no segment."""
-    inside = set(batch)
+    inside, returned = set(batch), set(graph.outputs)
     outputs = [
         v
         for v in batch
-        if graph.is_output(v)
-        or (OPS[v.op].group != "leaf" and any(u not in inside for u in graph.users[v]))
+        if v in returned
+        or (OPS[v.op].group != "leaf" and not inside.issuperset(graph.users[v]))
         or any(u.op == "aten" for u in graph.users[v])
     ]
     read = dict.fromkeys(operand for v in batch for operand in v.inputs if operand not in inside)

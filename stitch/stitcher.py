@@ -152,11 +152,13 @@ def _partner(
     group = groups[at]
     if group.anchor is not None:
         return None
-    for earlier in groups[:at]:
+    behind: set[Group] | None = None
+    for number, earlier in enumerate(groups[:at]):
         if earlier.anchor is not None or (earlier, group) in refused:
             continue
-        if len(earlier.roots) + len(group.roots) <= MAX_STORES and related(earlier, group) and not _between(earlier, group, groups, made):
-            both = joined(earlier, group, stored)
+        if len(earlier.roots) + len(group.roots) <= MAX_STORES and related(earlier, group):
+            behind = _behind(group, groups[number:at], made) if behind is None else behind
+            both = joined(earlier, group, stored) if earlier not in behind else None
             if both is not None:
                 return earlier, both
         refused.add((earlier, group))
@@ -186,20 +188,17 @@ def _storing(group: Group, kept: list[Value], stored: set[Value]) -> Group:
     return smaller
 
 
-def _between(first: Group, last: Group, groups: Sequence[Group], made: Mapping[Value, Group]) -> bool:
-    """Whether the later of two kernels in order needs something that needs the first."""
-    start = groups.index(first)
-    beyond = set(groups[start + 1 :])  # nothing before the first needs it
-    stack = [made[v] for v in last.needs if v in made and made[v] in beyond]
+def _behind(group: Group, others: Sequence[Group], made: Mapping[Value, Group]) -> set[Group]:
+    """Those of the other kernels that something needs which `group` needs."""
+    among, result = set(others), set[Group]()
+    stack = list({made[v] for v in group.needs if v in made} & among)
     while stack:
-        group = stack.pop()
-        if group in beyond:
-            beyond.remove(group)
-            needed = {made[v] for v in group.needs if v in made}
-            if first in needed:
-                return True
-            stack.extend(needed)
-    return False
+        for value in stack.pop().needs:
+            needed = made.get(value)
+            if needed in among and needed not in result:
+                result.add(needed)
+                stack.append(needed)
+    return result
 
 
 def _item(group: Group, number: int, stored: set[Value]) -> LoopItem | ContractionItem | CallItem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from ..graph import attrs as A
 from ..graph.dims import Dim, Shape, coefficient, floordiv, mod, product, rejoin, symbol, symbols
@@ -32,6 +33,7 @@ def delinearize(position: Dim, shape: Shape) -> Index:
     return tuple(reversed(result))
 
 
+@lru_cache(maxsize=1 << 12)
 def reshape_index(index: Index, shape: Shape, source: Shape) -> Index:
     """Index into `source` of the element at `index` of its reshape to `shape`.
 
@@ -101,6 +103,7 @@ def strip(value: Value, index: Index, stop: set[Value]) -> tuple[Value, Index]:
     return value, index
 
 
+@lru_cache(maxsize=1 << 12)
 def offset(ty: TensorType, index: Index) -> Dim:
     """Element position of `index` in the dense buffer of a value of type `ty`."""
     position: Dim = 0

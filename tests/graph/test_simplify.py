@@ -13,7 +13,7 @@ from sashiko.diagnostics.errors import InvalidGraph
 from sashiko.graph import build as b
 from sashiko.graph import interpret, passes
 from sashiko.graph.dims import symbol
-from sashiko.graph.ir import Graph, Value
+from sashiko.graph.ir import Graph, Value, rebuild, with_inputs
 from sashiko.graph.simplify import PASSES, canonical, cse
 from sashiko.graph.types import boolean, f32, i64
 
@@ -102,6 +102,13 @@ def test_attention_masks_stay_small() -> None:
     assert out.inputs[3] is keep
     (out,) = canonical(Graph((q,), (b.attention(q, q, q, b.full(True, boolean, (2, 1, S, S)), scale=1.0),))).outputs
     assert len(out.inputs) == 3
+
+
+def test_a_graph_that_nothing_changed_is_returned_itself() -> None:
+    graph = Graph((X,), (b.exp(X), b.add(b.exp(X), 1.0)))
+    assert rebuild(graph, with_inputs) is graph and canonical(graph) is graph
+    once = cse(graph)
+    assert once is not graph and cse(once) is once
 
 
 def test_a_broken_pass_is_named() -> None:

@@ -57,6 +57,18 @@ def test_a_zero_point_of_each_row_is_a_share_of_the_weights_sums() -> None:
     assert ((run(graph, [x, scale, zero])[0] - want).abs() <= bound).all()
 
 
+def test_an_integer_that_zero_points_stretch_to_rows_is_no_row_of_integers() -> None:
+    one = b.dequantize(b.quantize(b.input_(0, f32, ()), i8, UNIT))
+    zero, scale = b.input_(1, f32, (2, 1)), b.input_(2, f32, (2, 1))
+    weight = b.constant(torch.ones(N, 1, dtype=torch.int8), qparams=QParams((0.1,)))
+    root = b.linear(b.mul(b.sub(one, zero), scale), b.dequantize(weight))
+    graph = Graph((one.inputs[0].inputs[0], zero, scale), (root,))
+    rewritten_graph = apply(graph, INTEGER)
+    assert "qlinear" not in ops(rewritten_graph)
+    data = [torch.tensor(5.2), torch.randn(2, 1), torch.rand(2, 1)]
+    assert torch.allclose(run(rewritten_graph, data)[0], run(graph, data)[0], rtol=1e-6, atol=1e-6)
+
+
 def test_operands_that_are_not_integers_of_one_scale_stay() -> None:
     changing = b.mul(b.dequantize(b.quantize(X, i8, UNIT)), b.input_(1, f32, (2, 3, K)))
     assert "changes within a row" in reason("row_scale_after_linear", b.linear(changing, b.dequantize(WEIGHT)))
