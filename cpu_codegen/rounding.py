@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import frexp
 
-from ..graph.types import DType, f32, f64
+from ..graph.types import DType, f32, f64, u8
 from ..platforms.target import Target
 from ..stitch.loops import Body, Node
 from . import convert, elementwise
@@ -123,9 +123,12 @@ def _is_integer(node: Node) -> bool:
 
 def emit(fn: Function, target: Target, chain: Chain, x: Val, dtype: DType) -> Val:
     """The chain applied to the value of its node."""
+    saturates = _saturates(target, chain, dtype, x.ty.lanes)
     for clamp in chain.clamps:
         bound = const(x.ty, clamp.bound)
-        if clamp.takes_nan:
+        if saturates and clamp.op == "minimum":
+            continue
+        if clamp.takes_nan or saturates:
             x = fn.select(fn.fcmp("ogt" if clamp.op == "maximum" else "olt", x, bound), x, bound)
         else:
             x = elementwise.extreme(fn, target, clamp.op, x, bound, (False, True))
@@ -133,4 +136,20 @@ def emit(fn: Function, target: Target, chain: Chain, x: Val, dtype: DType) -> Va
     whole = convert.round_to_int(fn, x, bits)
     if chain.zero:
         whole = fn.add(whole, const(whole.ty, chain.zero))
+    if saturates:
+        whole = fn.intrinsic("umin", whole.ty, [whole, const(whole.ty, 255)])
     return whole if dtype.bits == bits else fn.convert("trunc", whole, whole.ty.of(f"i{dtype.bits}"))
+
+
+def _saturates(target: Target, chain: Chain, dtype: DType, lanes: int) -> bool:
+    """Whether an instruction that narrows to 0 .. 255 does for the upper bound, too (VPMOVUSDB of AVX-512).
+
+    What it narrows is not below 0, or what the conversion gives for numbers that no integer holds: the least one, which is greater than
+    all others without a sign. A NaN becomes the lower bound, so that must be what it is to become.
+    """
+    bounds = {each.op: each for each in chain.clamps}
+    if dtype != u8 or not lanes or not target.has("avx512f", "avx512bw", "avx512vl") or set(bounds) != {"maximum", "minimum"}:
+        return False
+    least = bounds["maximum"]
+    nan_is_least = least.takes_nan or chain.zero == least.bound == 0
+    return least.bound + chain.zero >= 0 and bounds["minimum"].bound + chain.zero == 255 and nan_is_least

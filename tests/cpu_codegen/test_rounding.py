@@ -46,7 +46,7 @@ def test_of_two_products_none_is_rounded_less(runner: Runner, op: str) -> None:
 
 
 @pytest.mark.parametrize("runner", few())
-@pytest.mark.parametrize(("dtype", "low", "high", "zero"), [(i8, -127, 127, 0), (i8, -128, 127, -5), (u8, 0, 255, 7)])
+@pytest.mark.parametrize(("dtype", "low", "high", "zero"), [(i8, -127, 127, 0), (i8, -128, 127, -5), (u8, 0, 255, 7), (u8, 0, 255, 0)])
 def test_quantization_is_one_conversion(runner: Runner, dtype: DType, low: int, high: int, zero: int) -> None:
     """x > bound ? x : bound gives the bound for NaN, and may come before the rounding that it is written after."""
     special = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, 247.5, 248.5, -122.5, -123.5, 1e9, -1e9, INF, -INF, NAN])
