@@ -13,7 +13,7 @@ Whoever owns the loops (`loops.py`, the contraction generators) says where: it m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from ..diagnostics.errors import InvalidGraph
@@ -212,6 +212,58 @@ class BodyEmitter:
         """Writes a value into an array over the columns, for `keep`. The array has room for whole vectors."""
         value = self.operand(node, point.lanes, point)
         self._transfers.store_at(value, pointer, self.body.nodes[node].dtype, point)
+
+    def row_loads(self, lanes: int) -> tuple[int, ...]:
+        """The loads that read whole rows, column beside column, from where no other load says."""
+        loads = [(n, node) for n, node in enumerate(self.body.nodes) if node.op == "load" and not node.args and self.deps[n] == {"r", "c"}]
+        return tuple(n for n, node in loads if self._transfers.contiguous(node, lanes) and not self._addresses.needs(node.index).sources)
+
+    def reach(self, loads: Iterable[int], point: Point, axes: str) -> None:
+        """Computes now the parts of the addresses of loads that need no other axes."""
+        for n in loads:
+            node = self.body.nodes[n]
+            self._transfers.reach(node.buffer, node.dtype, node.index, point, frozenset(axes))
+
+    def fetch(self, loads: Iterable[int], point: Point) -> None:
+        """Asks for what loads will read at a point, which may be beyond the end."""
+        for n in loads:
+            self._transfers.fetch(self.body.nodes[n], point)
+
+    def joins(self, n: int, lanes: int) -> int:
+        """How many vectors beside each other a store by columns makes one register of."""
+        spec = self.body.stores[n]
+        return self._transfers.joins(spec, self.body.buffers[spec.buffer], lanes)
+
+    def stores_beside(self, points: Sequence[Point], which: Sequence[int]) -> None:
+        """Emits stores at points beside each other. Elements that are narrower than what they are computed from fill registers together."""
+        counts = {n: self.joins(n, points[0].lanes) for n in which}
+        parts: dict[int, list[Val]] = {n: [] for n in which}
+        for at, point in enumerate(points):
+            for n, count in counts.items():
+                group = points[at // count * count :][:count]
+                if count == 1 or len(group) < count or any(each.mask is not None for each in group):
+                    self.stores(point, (n,))
+                    continue
+                parts[n].append(self._unjoined(n, point))
+                if len(parts[n]) == count:
+                    self._transfers.store_joined(self.body.stores[n], self._joined(n, parts[n]), group[0])
+                    parts[n] = []
+
+    def _chain(self, n: int) -> rounding.Chain | None:
+        """The chain that a store ends, if that is computed here."""
+        node = self.body.stores[n].node
+        return None if node in self._given or node in self._kept else self._chains.get(node)
+
+    def _unjoined(self, n: int, point: Point) -> Val:
+        spec, chain = self.body.stores[n], self._chain(n)
+        return self.operand(spec.node if chain is None else chain.node, point.lanes, point)
+
+    def _joined(self, n: int, parts: Sequence[Val]) -> Val:
+        spec, chain = self.body.stores[n], self._chain(n)
+        dtype = self.body.buffers[spec.buffer]
+        if chain is None:
+            return self.fn.concatenate([convert.to_memory(self.fn, part, dtype) for part in parts])
+        return rounding.emit_joined(self.fn, self.target, chain, parts, dtype)
 
     def stores(self, point: Point, which: Iterable[int] | None = None) -> None:
         """Emits the stores whose index depends on the column and the checks that do, or the given stores (positions)."""

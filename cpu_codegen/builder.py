@@ -189,6 +189,12 @@ class Function:
         mask = ", ".join(f"i32 {lane}" if lane >= 0 else "i32 poison" for lane in lanes)
         return self.emit(a.ty.vec(len(lanes)), f"shufflevector {a.ty} {a.ref}, {b.ty} {b.ref}, <{len(lanes)} x i32> <{mask}>")
 
+    def concatenate(self, parts: Sequence[Val]) -> Val:
+        """The lanes of a power of two of equal vectors, one after the other."""
+        while len(parts) > 1:
+            parts = [self.shuffle(a, b, range(2 * a.ty.lanes)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
     def extract(self, a: Val, lane: int) -> Val:
         return self.emit(Ty(a.ty.scalar), f"extractelement {a.ty} {a.ref}, i64 {lane}")
 

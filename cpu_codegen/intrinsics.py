@@ -12,7 +12,7 @@ import re
 from ..diagnostics.errors import Unsupported
 from ..platforms.features import ARM, X86
 from ..platforms.target import Target
-from .builder import I32, VOID, Function, Val, const
+from .builder import I32, PTR, VOID, Function, Val, const
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 _VNNI = (("avx512_vnni",), ("avx_vnni",))
@@ -56,6 +56,12 @@ def pause(fn: Function, arch: str) -> None:
     """A moment's rest for a thread that waits for a word to change: PAUSE, or YIELD."""
     name, args = _PAUSE[arch]
     fn.call(name, VOID, args)
+
+
+def prefetch(fn: Function, pointer: Val, level: int = 1, writes: bool = False) -> None:
+    """Asks for a line in cache level 1 or 2, for reading unless said. An address beyond the end of memory is ignored by the processor."""
+    flags = [Val(I32, flag) for flag in (str(int(writes)), str(4 - level), "1")]
+    fn.call("llvm.prefetch.p0", VOID, [pointer, *flags], params=[PTR, *["i32 immarg"] * 3])
 
 
 def stores_done(fn: Function) -> None:

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import frexp
 
-from ..graph.types import DType, f32, f64
+from ..graph.types import DType, f32, f64, u8
 from ..platforms.target import Target
 from ..stitch.loops import Body, Node
 from . import convert, elementwise
-from .builder import Function, Val, const
+from .builder import I8, I16, I32, Function, Val, const
 
+_AVX512 = ("avx512f", "avx512bw", "avx512vl")
 _EXTREMES = {"gt": "maximum", "lt": "minimum"}
 
 
@@ -123,14 +124,66 @@ def _is_integer(node: Node) -> bool:
 
 def emit(fn: Function, target: Target, chain: Chain, x: Val, dtype: DType) -> Val:
     """The chain applied to the value of its node."""
-    for clamp in chain.clamps:
+    narrows = dtype == u8 and x.ty.lanes > 0 and _bounds(chain) == (0, 255) and _nan(chain) == 0 and target.has(*_AVX512)
+    if not narrows:
+        whole = _whole(fn, target, chain, chain.clamps, x, dtype)
+        return whole if dtype.bits == whole.ty.bits else fn.convert("trunc", whole, whole.ty.of(f"i{dtype.bits}"))
+    # VPMOVUSDB does for the upper bound. What it narrows is not below 0, or what the conversion gives for numbers that no integer holds:
+    # the least one, which is greater than all others without a sign.
+    least = tuple(replace(each, takes_nan=True) for each in chain.clamps if each.op == "maximum")
+    whole = _whole(fn, target, chain, least, x, dtype)
+    return fn.convert("trunc", fn.intrinsic("umin", whole.ty, [whole, const(whole.ty, 255)]), whole.ty.of("i8"))
+
+
+def emit_joined(fn: Function, target: Target, chain: Chain, xs: Sequence[Val], dtype: DType) -> Val:
+    """The chain applied to vectors beside each other, in one vector."""
+    bounds, nan = _bounds(chain), _nan(chain)
+    if dtype.bits != 8 or len(xs) != 4 or not target.has("avx2") or xs[0].ty.lanes != target.lanes(32):
+        return fn.concatenate([emit(fn, target, chain, x, dtype) for x in xs])
+    low, high = (0, 255) if dtype == u8 else (-128, 127)
+    clamps = chain.clamps
+    # Packing gives the lowest for a NaN that no clamp has taken, cutting off its bits 0.
+    inside = bounds is not None and low <= bounds[0] and bounds[1] <= high and (nan == low or any(each.takes_nan for each in clamps))
+    if bounds is not None and inside and bounds[0] == low == nan and chain.zero >= 0:
+        # Packing saturates. Only numbers that no integer holds would come out on the wrong side, the least integer, if they are large.
+        clamps = tuple(replace(each, takes_nan=False) for each in clamps if each.op == "minimum")
+    wholes = [_whole(fn, target, chain, clamps, x, dtype) for x in xs]
+    if not inside:
+        wholes = [fn.and_(whole, const(whole.ty, 255)) for whole in wholes]
+    return _packed(fn, target, wholes, inside and dtype != u8)
+
+
+def _packed(fn: Function, target: Target, wholes: Sequence[Val], signed: bool) -> Val:
+    """Four vectors of i32 as one of i8, saturated."""
+    bits, lanes = target.vector_bits, wholes[0].ty.lanes
+    prefix, suffix = ("llvm.x86.avx512", f".{bits}") if bits == 512 else ("llvm.x86.avx2", "")
+    halves = [fn.call(f"{prefix}.packssdw{suffix}", I16.vec(2 * lanes), pair) for pair in (wholes[:2], wholes[2:])]
+    packed = fn.call(f"{prefix}.{'packsswb' if signed else 'packuswb'}{suffix}", I8.vec(4 * lanes), halves)
+    # Each part of 128 bits holds those of the four vectors, 32 bits of each.
+    parts = bits // 128
+    words = fn.convert("bitcast", packed, I32.vec(lanes))
+    words = fn.shuffle(words, words, [4 * part + vector for vector in range(4) for part in range(parts)])
+    return fn.convert("bitcast", words, packed.ty)
+
+
+def _whole(fn: Function, target: Target, chain: Chain, clamps: Sequence[Clamp], x: Val, dtype: DType) -> Val:
+    """The integers of a chain, of 32 bits and more, with these clamps."""
+    for clamp in clamps:
         bound = const(x.ty, clamp.bound)
         if clamp.takes_nan:
             x = fn.select(fn.fcmp("ogt" if clamp.op == "maximum" else "olt", x, bound), x, bound)
         else:
             x = elementwise.extreme(fn, target, clamp.op, x, bound, (False, True))
-    bits = max(32, dtype.bits)
-    whole = convert.round_to_int(fn, x, bits)
-    if chain.zero:
-        whole = fn.add(whole, const(whole.ty, chain.zero))
-    return whole if dtype.bits == bits else fn.convert("trunc", whole, whole.ty.of(f"i{dtype.bits}"))
+    whole = convert.round_to_int(fn, x, max(32, dtype.bits))
+    return fn.add(whole, const(whole.ty, chain.zero)) if chain.zero else whole
+
+
+def _bounds(chain: Chain) -> tuple[int, int] | None:
+    """The least and the greatest integer of a chain that has one clamp on each side."""
+    bounds = {each.op: each.bound + chain.zero for each in chain.clamps}
+    return (bounds["maximum"], bounds["minimum"]) if len(chain.clamps) == len(bounds) == 2 else None
+
+
+def _nan(chain: Chain) -> int:
+    """The integer that NaN becomes on x86, where its conversion gives one with no low bits."""
+    return next((each.bound for each in chain.clamps if each.takes_nan), 0) + chain.zero

@@ -13,6 +13,7 @@ from . import convert
 from .access import Memory, Place
 from .addresses import Addresses
 from .builder import Function, Ty, Val
+from .intrinsics import prefetch
 from .scopes import Point
 from .slots import Slots
 
@@ -23,7 +24,8 @@ class Transfers:
     """`operand(node, lanes, point)` gives the value of a node in every lane; buffer i of the body is operand `offset` + i of the kernel."""
 
     def __init__(self, fn: Function, target: Target, slots: Slots, addresses: Addresses, operand: Operand, offset: int) -> None:
-        self._fn, self._slots, self._addresses, self._operand, self._offset = fn, slots, addresses, operand, offset
+        self._fn, self._target, self._slots, self._addresses = fn, target, slots, addresses
+        self._operand, self._offset = operand, offset
         self.memory = Memory(fn, target)
 
     def load(self, node: Node, lanes: int, point: Point, guard: Val | None) -> Val:
@@ -58,7 +60,35 @@ class Transfers:
         place, mask = self._restricted(place, lanes, point.mask, guard)
         if mask is not None and data.ty.bits < 32 and not point.axes["c"].ref.startswith("%"):
             mask = fn.and_(mask, self._true(lanes))
-        if spec.streams and mask is None:
+        self._put(data, place, mask, spec.streams)
+
+    def contiguous(self, node: Node, lanes: int) -> bool:
+        """Whether a load reads elements beside each other."""
+        form = self._addresses.form(node.index, lanes)
+        return form is not None and form.contiguous
+
+    def fetch(self, node: Node, point: Point) -> None:
+        """Asks for the elements of a load in the second-level cache."""
+        prefetch(self._fn, self._addresses.pointer(node.buffer + self._offset, convert.memory_type(node.dtype), node.index, point), 2)
+
+    def joins(self, spec: Store, dtype: DType, lanes: int) -> int:
+        """How many vectors of `lanes` beside each other a store fills one register with; 1: it stores them one by one.
+
+        AVX-512 narrows and stores in one instruction, which takes no longer: there only what goes around the caches is joined.
+        """
+        count = self._target.vector_bits // max(1, lanes * convert.memory_type(dtype).bits)
+        if count not in (2, 4) or spec.guard >= 0 or (self._target.has("avx512bw") and not spec.streams):
+            return 1
+        form = self._addresses.form(spec.index, lanes * count)
+        return count if form is not None and form.contiguous else 1
+
+    def store_joined(self, spec: Store, data: Val, point: Point) -> None:
+        """Stores a whole register of elements, the first of which is lane 0 of the point."""
+        pointer = self._addresses.pointer(spec.buffer + self._offset, data.ty.vec(0), spec.index, point)
+        self._put(data, Place(pointer, step=1), None, spec.streams)
+
+    def _put(self, data: Val, place: Place, mask: Val | None, streams: bool) -> None:
+        if streams and mask is None and data.ty.bits * data.ty.lanes == self._target.vector_bits:
             self.memory.stream(data, place.pointer)
         else:
             self.memory.store(data, place, mask)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..cpu_codegen.loops import streaming
-from ..graph.dims import Dim, bounds
+from ..graph.dims import Dim, bounds, product
 from ..graph.ir import Value
 from ..graph.sites import site_of
 from ..graph.types import i8
@@ -105,10 +105,11 @@ def specs_of(program: Program, target: Target, choices: Choices) -> tuple[ItemSp
     return tuple([spec(item) for item in program.items])
 
 
-def _beyond(target: Target) -> int:
-    """Bytes from which results are stored around the caches. Such results are aligned: they are no part of the arena, and the runtime
-    puts large ones on pages of their own."""
-    return max(target.l3, LARGE)
+def _beyond(item: LoopItem, value: Value, target: Target) -> int:
+    """Bytes from which a result is stored around the caches: those are too small for it, or for what its elements are computed from.
+    Such results are aligned: they are no part of the arena, and the runtime puts large ones on pages of their own."""
+    widest = max(v.dtype.bytes for v in item.operands if product(v.shape) == product(value.shape))
+    return max(target.l3 * value.dtype.bytes // widest, LARGE)
 
 
 def _streams(item: LoopItem, program: Program, read: Set[Value], target: Target) -> tuple[set[int], set[int]]:
@@ -119,9 +120,9 @@ def _streams(item: LoopItem, program: Program, read: Set[Value], target: Target)
     for number, value in enumerate(item.operands):
         if target.l3 and value in item.writes and value in program.outputs and value not in read:
             least, most = bounds(value.tensor.nbytes)
-            if least is not None and least >= _beyond(target):
+            if least is not None and least >= _beyond(item, value, target):
                 always.add(number)
-            elif most is None or most >= _beyond(target):
+            elif most is None or most >= _beyond(item, value, target):
                 if_large.add(number)
     return always, if_large
 
@@ -194,7 +195,7 @@ class SegmentBuilder:
         writes = tuple(n for n, v in enumerate(item.operands) if v in item.writes)
         note = self._note(item.writes[-1], item.fused, code.symbol)
         reuses = in_place(item.kernel.body)
-        beyond = _beyond(self.kernels.target)
+        beyond = max(_beyond(item, value, self.kernels.target) for value in item.writes)
         step = Step(code, operands, writes, note.label, reuses=reuses, large=None if large == code else large, large_from=beyond)
         return [single(step)]
 

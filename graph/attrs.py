@@ -152,12 +152,13 @@ class QuantizeAttrs(NumberAttrs):
 
 @dataclass(frozen=True)
 class PiecewiseAttrs(NumberAttrs):
-    """piecewise: real to integers of `dtype` by a polynomial for each piece of the real line.
+    """piecewise: real to integers of `dtype` by a polynomial for each piece of the real line, times a second operand where there is one.
 
     u is x, no less than `low` and no more than `high`; k is round-half-even(u * density), no less than `first` and no more than `last`.
-    The result is round-half-even(sum of coefficients[i][k mod n] * u^i), n numbers for each power and a power of two, saturated to
-    [least, greatest] where they are given (without them it is an integer of the type). NaN becomes `least`, or 0 without it; so does what
-    is infinite as u. `qparams`: what the integers mean.
+    The polynomial is sum of coefficients[i][k mod n] * u^i, n numbers for each power and a power of two. The result is
+    round-half-even(polynomial), or round-half-even(polynomial * factor + zero), saturated to [least, greatest] where they are given
+    (without them it is an integer of the type). NaN becomes `least`, or 0 without it; so does what is infinite as u where the highest
+    coefficient is 0. `qparams`: what the integers mean.
     """
 
     dtype: DType
@@ -170,6 +171,15 @@ class PiecewiseAttrs(NumberAttrs):
     coefficients: tuple[tuple[float, ...], ...]
     least: int | None = None
     greatest: int | None = None
+    zero: int = 0
+
+
+@dataclass(frozen=True)
+class BoundedAttrs(NumberAttrs):
+    """bounded: a constant expression as it is, whose magnitudes are in [least, greatest]; what reads it is right for no others."""
+
+    least: float
+    greatest: float
 
 
 @dataclass(frozen=True)

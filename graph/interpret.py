@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..diagnostics.errors import InvalidGraph
+from ..diagnostics.errors import InputError, InvalidGraph
 from . import attrs as A
 from .dims import Dim, Poly, evaluate
 from .ir import Graph, Value
@@ -213,17 +213,33 @@ def polynomials(x: Tensor, a: A.PiecewiseAttrs) -> Tensor:
     return total.float()
 
 
-def _piecewise(v: Value, env: Env, x: Tensor) -> Tensor:
+def _piecewise(v: Value, env: Env, x: Tensor, factor: Tensor | None = None) -> Tensor:
     assert isinstance(v.attrs, A.PiecewiseAttrs)
-    return piecewise(x, v.attrs)
+    return piecewise(x, v.attrs, factor)
 
 
-def piecewise(x: Tensor, a: A.PiecewiseAttrs) -> Tensor:
+def piecewise(x: Tensor, a: A.PiecewiseAttrs, factor: Tensor | None = None) -> Tensor:
     """See PiecewiseAttrs."""
-    whole = torch.round(polynomials(x, a))
+    real = polynomials(x, a)
+    if factor is not None:
+        real = (real.double() * factor + a.zero).float()
+    whole = torch.round(real)
     if a.least is not None or a.greatest is not None:
         whole = whole.clamp(a.least, a.greatest)
     return torch.where(whole.isnan(), torch.full_like(whole, a.least or 0), whole).to(a.dtype.torch)
+
+
+def _bounded(v: Value, env: Env, x: Tensor) -> Tensor:
+    assert isinstance(v.attrs, A.BoundedAttrs)
+    if not within(x, v.attrs.least, v.attrs.greatest):
+        what = f"{v.name or 'a factor'} is no longer within {v.attrs.least:g} and {v.attrs.greatest:g}, for which the model was compiled"
+        raise InputError(what, v.origin, "compile the model again")
+    return x
+
+
+def within(x: Tensor, least: float, greatest: float) -> bool:
+    """Whether all magnitudes are; NaN is not."""
+    return bool(((x.abs() >= least) & (x.abs() <= greatest)).all())
 
 
 def _number(value: Dim | float, env: Env) -> float | int:
@@ -284,7 +300,7 @@ def _get(v: Value, env: Env, items: Any) -> Any:
 ROWS: dict[str, Callable[..., Any]] = {
     **{name: _elementwise(fn) for name, fn in ELEMENTWISE.items()},
     "cast": lambda v, env, x: x.to(v.dtype.torch),
-    "quantize": _quantize, "dequantize": _dequantize, "piecewise": _piecewise, "reduce": _reduce,
+    "quantize": _quantize, "dequantize": _dequantize, "piecewise": _piecewise, "bounded": _bounded, "reduce": _reduce,
     "reshape": lambda v, env, x: x.reshape(_shape(v, env)),
     "expand": lambda v, env, x: x.expand(_shape(v, env)),
     "permute": lambda v, env, x: x.permute(v.attrs.order),

@@ -46,7 +46,7 @@ class OpSpec:
     arity: tuple[int, int]
     attrs: type[A.Attrs]
     infer: Infer
-    group: str  # elementwise, reduce, view, index, contraction, quant, leaf, extern
+    group: str  # elementwise, reduce, view, index, contraction, quant, check, leaf, extern
 
 
 def broadcast(shapes: tuple[Shape, ...]) -> Shape:
@@ -220,9 +220,15 @@ def _quantize(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
 
 def _piecewise(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     assert isinstance(attrs, A.PiecewiseAttrs)
-    if types[0].dtype != f32 or attrs.dtype.bits != 8:
-        raise InvalidGraph(f"piecewise: {types[0]} to {attrs.dtype} is not from f32 to 8 bits")
+    if any(t.dtype != f32 for t in types) or attrs.dtype.bits != 8:
+        raise InvalidGraph(f"piecewise: {', '.join(map(str, types))} to {attrs.dtype} is not from f32 to 8 bits")
+    if broadcast(tuple(t.shape for t in types)) != types[0].shape:
+        raise InvalidGraph(f"piecewise: factors {types[1]} do not spread over {types[0]}")
     return TensorType(attrs.dtype, types[0].shape, attrs.qparams)
+
+
+def _bounded(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    return types[0]
 
 
 def _dequantize(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
@@ -253,7 +259,8 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("cast", (1, 1), A.CastAttrs, _cast, "elementwise"),
     OpSpec("quantize", (1, 1), A.QuantizeAttrs, _quantize, "elementwise"),
     OpSpec("dequantize", (1, 1), A.NoAttrs, _dequantize, "elementwise"),
-    OpSpec("piecewise", (1, 1), A.PiecewiseAttrs, _piecewise, "elementwise"),
+    OpSpec("piecewise", (1, 2), A.PiecewiseAttrs, _piecewise, "elementwise"),
+    OpSpec("bounded", (1, 1), A.BoundedAttrs, _bounded, "check"),
     OpSpec("reduce", (1, 1), A.ReduceAttrs, _reduce, "reduce"),
     OpSpec("reshape", (1, 1), A.ShapeAttrs, _reshape, "view"),
     OpSpec("expand", (1, 1), A.ShapeAttrs, _expand, "view"),

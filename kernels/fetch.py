@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..cpu_codegen.builder import Function, Val, i64
+from ..cpu_codegen.intrinsics import prefetch
 from ..cpu_codegen.slots import Slots
 from ..graph.dims import Dim, bounds, coefficient, symbols
 from ..platforms.target import Target
-from .micro import prefetch
 from .spec import GemmSpec
 
 _LINE = 64

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
+from ..cpu_codegen.intrinsics import prefetch
 from ..graph.types import DType, f32, i32
 from ..platforms.target import Target
 from .pending import PENDING, Pending
@@ -237,12 +238,6 @@ def accumulated(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pendi
 def offset(fn: Function, pointer: Val, bytes_: int) -> Val:
     """pointer + bytes_."""
     return fn.gep(pointer, i64(bytes_)) if bytes_ else pointer
-
-
-def prefetch(fn: Function, pointer: Val, level: int = 1, writes: bool = False) -> None:
-    """Asks for a line in cache level 1 or 2, for reading unless said. An address beyond the end of memory is ignored by the processor."""
-    flags = [Val(I32, flag) for flag in (str(int(writes)), str(4 - level), "1")]
-    fn.call("llvm.prefetch.p0", VOID, [pointer, *flags], params=[PTR, *["i32 immarg"] * 3])
 
 
 @dataclass(frozen=True)

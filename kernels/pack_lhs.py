@@ -13,10 +13,11 @@ from collections.abc import Callable
 from math import gcd
 
 from ..cpu_codegen.builder import F16, F32, I8, I16, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
+from ..cpu_codegen.intrinsics import prefetch
 from ..cpu_codegen.sweep import tail_mask
 from ..graph.types import DType
 from ..platforms.target import Target
-from .micro import MicroKernel, prefetch
+from .micro import MicroKernel
 from .transpose import transposed
 
 # How many rows ahead the lhs is fetched into L1 while it is packed. Measured on Zen 4 for 64-200 columns of 2048-4096 f32: the product

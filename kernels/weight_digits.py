@@ -22,8 +22,9 @@ from math import gcd
 
 from ..cpu_codegen.builder import F32, I8, I32, Function, Val, const, i64
 from ..cpu_codegen.convert import round_to_int
+from ..cpu_codegen.intrinsics import prefetch
 from ..graph.types import i4
-from .micro import Lhs, Tile, offset, prefetch
+from .micro import Lhs, Tile, offset
 from .weight_float import WORD, WeightMicro
 
 DIGITS = 3

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from ..cpu_codegen.builder import F32, I8, I32, I64, PTR, VOID, Function, Module, Val, const, const_vec, i64
 from ..cpu_codegen.convert import narrow, widen
+from ..cpu_codegen.intrinsics import prefetch
 from ..graph.types import DType, bf16, f32
 from ..platforms.target import Target
-from .micro import Lhs, MicroKernel, Tile, VectorMicro, offset, prefetch
+from .micro import Lhs, MicroKernel, Tile, VectorMicro, offset
 from .pack_rhs import interleaved
 from .spec import Packing
 

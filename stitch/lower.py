@@ -115,7 +115,7 @@ class Lowering:
         if value.op == "dequantize":
             return self._dequantize(value, args[0], index)
         if value.op == "piecewise":
-            return self._piecewise(value, args[0])
+            return self._piecewise(value, *args)
         return self.builder.op(value.op, value.dtype, *args)
 
     def _scale(self, scale: tuple[float, ...], axis: int | None, invert: bool) -> int:
@@ -141,7 +141,7 @@ class Lowering:
                 real = b.op("where", f32, b.op(op, boolean, real, limit), real, limit)
         return real
 
-    def _piecewise(self, value: Value, x: int) -> int:
+    def _piecewise(self, value: Value, x: int, factor: int = -1) -> int:
         """The number of the piece is the low bits of MAGIC + x * density. A NaN without a `least` becomes the integer 0 when it is cast."""
         assert isinstance(value.attrs, A.PiecewiseAttrs)
         a, b = value.attrs, self.builder
@@ -157,6 +157,9 @@ class Lowering:
         total = numbers.pop()
         while numbers:
             total = b.op("add", f32, b.op("mul", f32, total, u), numbers.pop())
+        if factor >= 0:
+            total = b.op("mul", f32, total, factor)
+            total = b.op("add", f32, total, b.const(float(a.zero), f32)) if a.zero else total
         return b.cast(self._saturated(b.op("round", f32, total), a.least, a.greatest), value.dtype)
 
     def _dequantize(self, value: Value, x: int, index: Index) -> int:

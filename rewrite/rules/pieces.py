@@ -3,6 +3,9 @@
 The interval outside of which nothing changes is cut into pieces of one length. In each of them the polynomial agrees with the function
 at the Chebyshev nodes, which is nearly the best there is (Trefethen, Approximation Theory and Approximation Practice, 2013, ch. 15).
 What comes out is compared with the function on a dense grid, as computed in f32: `fit` gives nothing that is off by more than `ERROR`.
+
+Without a factor nothing changes once the result is saturated. A result that is multiplied by factors of many sizes is saturated in one
+channel long before it is in another: there the interval ends where the function has become a line, which has a piece of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from ...graph.types import DType, QParams
 Function = Callable[[torch.Tensor], torch.Tensor]
 ERROR = 1 / 16  # of a step, before rounding: of many results at most so many differ, by one
 _TAIL = 1 / 64  # of a step: what is left to change outside the interval
+SPREAD = 2.0**20  # of the magnitudes of factors, the greatest over the least
+_LINE = 2.0**20  # from here on a function that ever becomes a line is one
+_LEADING = 2.0**-126  # a coefficient that makes infinity of an infinite number, and nothing of others
 _DEGREES = (2, 3, 4, 5)
 _LARGEST = torch.finfo(torch.float32).max
 _REACH = 2.0**20  # the widest interval, and the farthest from 0 in pieces, whose numbers are the low bits of a float
@@ -27,17 +33,33 @@ _REACH = 2.0**20  # the widest interval, and the farthest from 0 in pieces, whos
 
 @dataclass(frozen=True)
 class Rounding:
-    """What becomes of the function: integers of `dtype` from `least` to `greatest`. nan: whether NaN becomes `least`, else 0."""
+    """What becomes of the function: integers of `dtype` from `least` to `greatest`. nan: whether NaN becomes `least`, else 0.
+
+    largest: the greatest magnitude of factors that the function is multiplied with, before `zero` is added; the least is `SPREAD` times
+    smaller. None: there are none, and the function has both in it.
+    """
 
     dtype: DType
     qparams: QParams | None
     least: int
     greatest: int
     nan: bool
+    largest: float | None = None
+    zero: int = 0
 
     def saturated(self, y: torch.Tensor) -> torch.Tensor:
         """Before rounding: beyond these bounds nothing changes, and up to half a step there is room for the error."""
         return y.clamp(self.least - 0.25, self.greatest + 0.25)
+
+    def error(self, y: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+        """How far off the result is with y in place of `exact`, in steps before rounding, with the worst of all factors."""
+        if self.largest is None:
+            return (self.saturated(y) - self.saturated(exact)).abs()
+        # From a magnitude of `room` on the result is saturated, whatever the sign of the factor and the zero point are.
+        room = self.greatest - self.least + 1.0
+        worst = (room / exact.abs()).clamp(max=self.largest)
+        always = (worst < self.largest / SPREAD) & (y * exact.sign() >= exact.abs() * (1 - ERROR / room))
+        return torch.where(always, 0.0, (y - exact).abs() * worst)
 
 
 def fit(function: Function, rounding: Rounding, pieces: int) -> A.PiecewiseAttrs | None:
@@ -57,13 +79,17 @@ def fit(function: Function, rounding: Rounding, pieces: int) -> A.PiecewiseAttrs
 
 @dataclass(frozen=True)
 class _Interval:
-    """Where the function changes. open: whether it has no number at the infinity of that side, so that a piece of its own is needed where
-    x may be that. ends: what it is beyond."""
+    """Where the function is no line. ends: the (value at 0, slope) of the lines beyond. alone: whether one has a piece of its own: it is
+    not flat, or the function has no number at the infinity of that side (`open`), where x itself may then be infinite."""
 
     low: float
     high: float
     open: tuple[bool, bool]
-    ends: tuple[float, float]
+    ends: tuple[tuple[float, float], tuple[float, float]]
+
+    @property
+    def alone(self) -> tuple[bool, bool]:
+        return self.open[0] or self.ends[0][1] != 0, self.open[1] or self.ends[1][1] != 0
 
 
 def _probes() -> torch.Tensor:
@@ -74,28 +100,40 @@ def _probes() -> torch.Tensor:
 
 def _interval(function: Function, rounding: Rounding) -> _Interval | None:
     x = _probes()
-    y = rounding.saturated(function(x))
+    y = function(x)
     if bool(y.isnan().any()):
         return None
-    moved = [((y - end).abs() > _TAIL).nonzero().flatten() for end in (y[0], y[-1])]
+    ends = _lines(function) if rounding.largest is not None else tuple((float(rounding.saturated(y[n])), 0.0) for n in (0, -1))
+    moved = [_moved(rounding, x, y, end) for end in ends]
     if not moved[0].numel() or not moved[1].numel():
         return None
     left, right = int(moved[0][0]), int(moved[1][-1])
     if left == 0 or right == len(x) - 1:
         return None
-    low = _edge(function, rounding, float(x[left - 1]), float(x[left]), float(y[0]))
-    high = _edge(function, rounding, float(x[right + 1]), float(x[right]), float(y[-1]))
+    low = _edge(function, rounding, float(x[left - 1]), float(x[left]), ends[0])
+    high = _edge(function, rounding, float(x[right + 1]), float(x[right]), ends[1])
     if high - low > _REACH:
         return None
     infinite = function(torch.tensor([-math.inf, math.inf], dtype=torch.float32)).isnan()
-    return _Interval(low, high, (bool(infinite[0]), bool(infinite[1])), (float(y[0]), float(y[-1])))
+    return _Interval(low, high, (bool(infinite[0]), bool(infinite[1])), (ends[0], ends[1]))
 
 
-def _edge(function: Function, rounding: Rounding, outside: float, inside: float, end: float) -> float:
+def _lines(function: Function) -> tuple[tuple[float, float], ...]:
+    """The lines that the function is far to the left and to the right, if it is any there."""
+    near, far = (function(torch.tensor([-x, x], dtype=torch.float64)) for x in (_LINE, 2 * _LINE))
+    return tuple((float(2 * a - b), float(b - a) / x) for a, b, x in zip(near, far, (-_LINE, _LINE)))
+
+
+def _moved(rounding: Rounding, x: torch.Tensor, y: torch.Tensor, line: tuple[float, float]) -> torch.Tensor:
+    """Where the function y(x) is not the line."""
+    return (rounding.error(line[0] + line[1] * x, y) > _TAIL).nonzero().flatten()
+
+
+def _edge(function: Function, rounding: Rounding, outside: float, inside: float, end: tuple[float, float]) -> float:
     """The last number on the way from outside where the function is what it is beyond."""
     for _ in range(2):
         x = torch.linspace(outside, inside, 65, dtype=torch.float64)
-        moved = ((rounding.saturated(function(x)) - end).abs() > _TAIL).nonzero().flatten()
+        moved = _moved(rounding, x, function(x), end)
         at = max(int(moved[0]), 1) if moved.numel() else 64
         outside, inside = float(x[at - 1]), float(x[at])
     return outside
@@ -103,7 +141,7 @@ def _edge(function: Function, rounding: Rounding, outside: float, inside: float,
 
 def _layout(interval: _Interval, pieces: int) -> tuple[float, int, int] | None:
     """Pieces for each unit, and the first and the last that reach into the interval. Piece k is where round(x density) = k."""
-    count = pieces - sum(interval.open)
+    count = pieces - sum(interval.alone)
     width = interval.high - interval.low
     best: tuple[float, int] | None = None
     about = math.floor(interval.low * count / width + 0.5)
@@ -131,15 +169,26 @@ def _fitted(function: Function, rounding: Rounding, interval: _Interval, pieces:
     table = torch.zeros(degree + 1, pieces, dtype=torch.float64)
     table[:, torch.arange(first, last + 1) % pieces] = _shifted(local, centers, half)
     low, high = interval.low, interval.high
-    if interval.open[0]:
+    if interval.alone[0]:
         low, first = -math.inf, first - 1
-        table[0, first % pieces] = interval.ends[0]
-    if interval.open[1]:
+        table[:, first % pieces] = _line(interval, 0, degree)
+    if interval.alone[1]:
         high, last = math.inf, last + 1
-        table[0, last % pieces] = interval.ends[1]
+        table[:, last % pieces] = _line(interval, 1, degree)
     coefficients = tuple(tuple(row) for row in table.float().tolist())
-    found = A.PiecewiseAttrs(rounding.dtype, rounding.qparams, _single(low), _single(high), density, first, last, coefficients)
+    bounds = _single(low), _single(high)
+    found = A.PiecewiseAttrs(rounding.dtype, rounding.qparams, *bounds, density, first, last, coefficients, zero=rounding.zero)
     return _verified(function, rounding, interval, found)
+
+
+def _line(interval: _Interval, side: int, degree: int) -> torch.Tensor:
+    """The coefficients of the line on one side. Where the function has a number at infinity, no coefficient of 0 is multiplied by that."""
+    offset, slope = interval.ends[side]
+    line = torch.zeros(degree + 1, dtype=torch.float64)
+    line[:2] = torch.tensor([offset, slope], dtype=torch.float64)
+    if not interval.open[side]:
+        line[degree] = math.copysign(_LEADING, slope) * (1 if side else (-1) ** (degree + 1))
+    return line
 
 
 def _single(number: float) -> float:
@@ -164,19 +213,24 @@ def _verified(function: Function, rounding: Rounding, interval: _Interval, found
     special = torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.float64)
     x = torch.cat([dense, _probes(), special]).float()
     y = polynomials(x, found)
-    exact = rounding.saturated(function(x[:-3].double()))
-    error = (rounding.saturated(y[:-3]) - exact).abs().max()
-    if not bool(error <= ERROR):
+    if not bool((rounding.error(y[:-3].double(), function(x[:-3].double())) <= ERROR).all()):
         return None
     finite = y[~y.isnan()]
-    beyond = bool((finite < rounding.least - 0.5).any() or (finite > rounding.greatest + 0.5).any())
+    beyond = rounding.largest is not None or bool((finite < rounding.least - 0.5).any() or (finite > rounding.greatest + 0.5).any())
     if rounding.nan and (beyond or rounding.least != 0):
         found = replace(found, least=rounding.least, greatest=rounding.greatest if beyond else None)
     elif beyond:
         return None
+    largest = rounding.largest
+    factors = (1.0,) if largest is None else (largest, largest / SPREAD, -largest)
     real = function(x)
+    return found if all(_agrees(real, x, rounding, found, factor) for factor in factors) else None
+
+
+def _agrees(y: torch.Tensor, x: torch.Tensor, rounding: Rounding, found: A.PiecewiseAttrs, factor: float) -> bool:
+    """Whether the integers are those of the function y(x), or the next ones; `factor` counts where there are factors."""
+    real = y if rounding.largest is None else y * factor + rounding.zero
     expected = torch.round(rounding.saturated(real))
     expected = torch.where(real.isnan(), torch.full_like(expected, rounding.least if rounding.nan else 0), expected)
-    got = piecewise(x, found).float()
-    same = (got == expected) | ((got - expected).abs() <= 1) & ~real.isnan()
-    return found if bool(same.all()) else None
+    got = piecewise(x, found, None if rounding.largest is None else torch.tensor(factor)).float()
+    return bool(((got == expected) | ((got - expected).abs() <= 1) & ~real.isnan()).all())

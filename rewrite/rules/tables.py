@@ -1,29 +1,36 @@
 """Functions of one number whose result is rounded to 8 bits are read from a table of polynomials.
 
     quantize(f(x))             = piecewise(x)
+    quantize(f(x) * c)         = piecewise(x, c)     c: constants, such as a number for each channel
     i8(clamp(round(f(x))))     = piecewise(x)
 
 f is any chain of elementwise operations on one f32 value and on scalar constants that holds an expensive function: GELU with its
 scale, a sigmoid, a tanh. What comes before x, such as the scales and biases of channels, stays. The polynomials are off by less than
 `pieces.ERROR` of a step before they are rounded, and give what the chain gives for NaN and infinities; where so few cannot do
-that, the chain stays.
+that, the chain stays. So does one whose scale is not known yet, such as that of a row: where all of a row is near zero, so is its
+scale, and the error would have to be small beside each number instead of a step of a known size.
+
+With factors c the polynomials have so small an error that it is small with the largest factor, too. Constants of the model may change
+after it was compiled: `bounded` sees to it that the factors stay among those that the polynomials are good for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 
 import torch
 
 from ...graph import attrs as A
-from ...graph.interpret import ELEMENTWISE
+from ...graph.dims import product
+from ...graph.interpret import ELEMENTWISE, run, within
 from ...graph.ir import Graph, Value, with_inputs
-from ...graph.ops import TRANSCENDENTAL, make
+from ...graph.ops import OPS, TRANSCENDENTAL, make
+from ...graph.simplify import FOLD_LIMIT
 from ...graph.types import boolean, f32
-from .pieces import Rounding, fit
+from .pieces import SPREAD, Rounding, fit
 
 _LONGEST = 64  # operations of a chain
 _ROUNDING = ("round", "maximum", "minimum", "relu", "add")
@@ -41,27 +48,42 @@ def tabulate(graph: Graph, pieces: int) -> Graph:
             if found is None:
                 new[value] = with_inputs(value, [new[v] for v in value.inputs])
             else:
-                new[value] = make("piecewise", new[found[0]], attrs=found[1], origin=value.origin, name=value.name)
+                operands = new[found.source], *found.factors
+                new[value] = make("piecewise", *operands, attrs=found.attrs, origin=value.origin, name=value.name)
     return Graph(graph.inputs, tuple(new[v] for v in graph.outputs), graph.name)
 
 
-def _table(graph: Graph, position: dict[Value, int], value: Value, pieces: int) -> tuple[Value, A.PiecewiseAttrs] | None:
-    """What `value` is a function of, and the function."""
+@dataclass(frozen=True)
+class _Table:
+    """What a value is a function of, the factors it is multiplied by where there are any, and the function."""
+
+    source: Value
+    factors: tuple[Value, ...]
+    attrs: A.PiecewiseAttrs
+
+
+def _table(graph: Graph, position: dict[Value, int], value: Value, pieces: int) -> _Table | None:
+    """The table in place of `value`, if there is one."""
     end = _quantized(value) or _clamped(graph, value)
     if end is None:
         return None
-    fits = ((chain.source, fit(partial(_in_steps, chain, end), end.rounding, pieces)) for chain in _chains(graph, position, end.of))
-    return next(((source, attrs) for source, attrs in fits if attrs is not None), None)
+    end = _without_factors(graph, end)
+    for chain in _chains(graph, position, end.of):
+        attrs = fit(partial(_in_steps, chain, end), end.rounding, pieces)
+        if attrs is not None:
+            return _Table(chain.source, end.factors, attrs)
+    return None
 
 
 @dataclass(frozen=True)
 class _End:
-    """What rounds: integers of `of` * scale + zero."""
+    """What rounds: integers of `of` * scale + zero; with factors, which are one value or none, of `of` * scale * factor + zero."""
 
     of: Value
     scale: float
     zero: int
     rounding: Rounding
+    factors: tuple[Value, ...] = ()
 
 
 def _quantized(value: Value) -> _End | None:
@@ -95,11 +117,53 @@ def _clamped(graph: Graph, value: Value) -> _End | None:
         else:
             bounds[op] = number + zero
         at = next(v for v in at.inputs if not isinstance(v.attrs, A.FullAttrs))
-    least, greatest = bounds.get("maximum", -inf), bounds.get("minimum", inf)
+    least, greatest = bounds.get("maximum", -math.inf), bounds.get("minimum", math.inf)
     low, high = (0, 255) if value.dtype.kind == "uint" else (-128, 127)
     if not rounded or not low <= least < greatest <= high:
         return None
     return _End(at, 1.0, zero, Rounding(value.dtype, None, int(least), int(greatest), False))
+
+
+def _without_factors(graph: Graph, end: _End) -> _End:
+    """The same end without the constants that a function is multiplied or divided by last, if they are more than one number."""
+    found, at, factor = end, end.of, None
+    while end.rounding.nan and at.op in ("mul", "div") and at.dtype == f32 and len(graph.users[at]) == 1 and not graph.is_output(at):
+        x, c = at.inputs if at.op == "div" or _is_fixed(at.inputs[1]) else at.inputs[::-1]
+        if not _is_fixed(c) or x.shape != at.shape:
+            break
+        c = make("reciprocal", c) if at.op == "div" else c
+        at, factor = x, c if factor is None else make("mul", factor, c)
+        if c.op != "full":
+            found = replace(end, of=at, factors=(factor,))
+    return _bounded(found) or end
+
+
+def _is_fixed(value: Value, depth: int = 4) -> bool:
+    """Whether a value is an expression of constants, and a small one."""
+    if value.op in ("full", "constant"):
+        return value.tensor.qparams is None
+    return depth > 0 and OPS[value.op].group in ("elementwise", "view") and all(_is_fixed(v, depth - 1) for v in value.inputs)
+
+
+def _bounded(end: _End) -> _End | None:
+    """An end with its factors held to what the polynomials will be good for. None where those are few, or zero, or of too many sizes."""
+    rounding = end.rounding
+    if not end.factors or not rounding.least <= end.zero <= rounding.greatest:
+        return None
+    [factor] = end.factors
+    count = product(factor.shape)
+    if not isinstance(count, int) or not 0 < count <= FOLD_LIMIT:
+        return None
+    numbers = run(Graph((), (factor,)), [])[0]
+    top = float(numbers.abs().max())
+    if not 0 < top < math.inf:
+        return None
+    largest = 2.0 ** math.ceil(math.log2(top))
+    bounds = A.BoundedAttrs(largest / SPREAD, largest)
+    if not within(numbers, bounds.least, bounds.greatest):
+        return None
+    held = make("bounded", factor, attrs=bounds, name=factor.name)
+    return replace(end, factors=(held,), rounding=replace(rounding, largest=largest, zero=end.zero), zero=0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.loops import emit_loop_kernel, streaming
 from sashiko.graph.dims import Dim, mod, symbol
-from sashiko.graph.types import FROM_TORCH, DType, boolean, f32, i8, i64
+from sashiko.graph.types import FROM_TORCH, DType, bf16, boolean, f32, i8, i64
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same
 from tests.emulation import Runner, runners
@@ -74,6 +74,48 @@ def test_stores_around_the_caches(runner: Runner, known: bool) -> None:
         goes = runner.target.has("avx2") and known and cols % runner.target.lanes(32) == 0
         assert ("!nontemporal" in module.text()) == ("sfence" in module.text()) == goes
     assert streaming(runner.target, kernel, set()) == kernel
+
+
+@pytest.mark.parametrize("dtype", [i8, bf16])
+@pytest.mark.parametrize("runner", few())
+def test_narrow_results_fill_registers_together(runner: Runner, dtype: DType) -> None:
+    """So they go around the caches, too, where registers of them begin at multiples of their size."""
+    for rows, cols in ((1, 64), (3, 192), (2, 1024), (5, 96), (3, 100)):
+        x = normal(rows, cols) * 40
+        builder = BodyBuilder()
+        places = buffers(builder, x, empty(rows, cols, dtype=dtype.torch))
+        index = cols * axis("r", rows) + axis("c", cols)
+        loaded = builder.load(places[0], index)
+        value = builder.op("round", f32, builder.op("sub", f32, loaded, reduce(builder, "max", loaded)))
+        limited = builder.op("minimum", f32, builder.op("maximum", f32, value, builder.const(-127.0, f32)), builder.const(127.0, f32))
+        builder.store(places[1], index, builder.cast(limited, dtype))
+        kernel = streaming(runner.target, LoopKernel("narrow", builder.finish(), rows, cols), {1})
+        got = run(runner, kernel, [x, empty(rows, cols, dtype=dtype.torch)], align=64)[1]
+        assert torch.equal(got, (x - x.max(1, keepdim=True).values).round().clamp(-127, 127).to(dtype.torch))
+        module = Module()
+        emit_loop_kernel(module, runner.target, kernel)
+        goes = runner.target.has("avx2") and cols % runner.target.lanes(dtype.bits) == 0
+        assert ("!nontemporal" in module.text()) == goes, (rows, cols)
+
+
+@pytest.mark.parametrize("runner", few())
+def test_the_next_row_is_fetched_where_rows_are_visited_twice(runner: Runner) -> None:
+    for kernel, fetches in ((softmax(3, 1000, True), True), (softmax(3, 1000, False), True), (softmax(3, 16, True), False)):
+        module = Module()
+        emit_loop_kernel(module, runner.target, kernel)
+        assert ("llvm.prefetch" in module.text()) == fetches
+    row, column = axis("r", 3), axis("c", 1000)
+    for reads_twice, looked_up in ((False, False), (True, True)):
+        builder = BodyBuilder()
+        places = buffers(builder, empty(3, 1000), empty(3, 1000), torch.zeros(3, dtype=torch.int64))
+        # Where the next row is, only a load beyond the end would say.
+        of = builder.node_index(builder.load(places[2], row)) if looked_up else row
+        x = builder.load(places[0], 1000 * of + column)
+        total = reduce(builder, "sum", x)
+        builder.store(places[1], 1000 * row + (column if reads_twice else 0), builder.op("sub", f32, x, total) if reads_twice else total)
+        module = Module()
+        emit_loop_kernel(module, runner.target, LoopKernel("sums", builder.finish(), 3, 1000))
+        assert "llvm.prefetch" not in module.text()
 
 
 def layer_norm(rows: int, cols: int, known: bool, rms: bool) -> LoopKernel:

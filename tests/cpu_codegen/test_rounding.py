@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sashiko.cpu_codegen import rounding
+from sashiko.cpu_codegen.loops import streaming
 from sashiko.graph.types import DType, boolean, f32, i8, u8
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same
@@ -46,7 +47,7 @@ def test_of_two_products_none_is_rounded_less(runner: Runner, op: str) -> None:
 
 
 @pytest.mark.parametrize("runner", few())
-@pytest.mark.parametrize(("dtype", "low", "high", "zero"), [(i8, -127, 127, 0), (i8, -128, 127, -5), (u8, 0, 255, 7)])
+@pytest.mark.parametrize(("dtype", "low", "high", "zero"), [(i8, -127, 127, 0), (i8, -128, 127, -5), (u8, 0, 255, 7), (u8, 0, 255, 0)])
 def test_quantization_is_one_conversion(runner: Runner, dtype: DType, low: int, high: int, zero: int) -> None:
     """x > bound ? x : bound gives the bound for NaN, and may come before the rounding that it is written after."""
     special = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, 247.5, 248.5, -122.5, -123.5, 1e9, -1e9, INF, -INF, NAN])
@@ -64,6 +65,36 @@ def test_quantization_is_one_conversion(runner: Runner, dtype: DType, low: int, 
     _, got = run(runner, LoopKernel("quantized", body, None, SIZE), [x, empty(SIZE, dtype=dtype.torch)])
     rounded = torch.where(x.isnan(), torch.tensor(float(low)), (x.round() + zero).clamp(low, high))
     assert torch.equal(got, rounded.to(dtype.torch))
+
+
+@pytest.mark.parametrize("runner", few())
+@pytest.mark.parametrize("dtype", [i8, u8])
+@pytest.mark.parametrize("zero", [0, 9, -9])
+def test_joined_vectors_hold_what_single_ones_do(runner: Runner, dtype: DType, zero: int) -> None:
+    """Every special number comes in whole registers of results, in single vectors and in the tail, whatever becomes of it is the same."""
+    halves = (0.5, 1.5, -0.5, 126.5, 127.5, 254.5, 255.5, -127.5, -128.5)
+    special = torch.tensor([*halves, 300.0, -300.0, 1e9, -1e9, 3e9, -3e9, INF, -INF, NAN, 7.0])
+    x = special.repeat(19)
+    low, high = (0, 255) if dtype == u8 else (-128, 127)
+    for takes_nan, bounds in ((True, (low, high)), (False, (low, high)), (True, (low + 1, high)), (True, (low, high - 100)), (False, ())):
+        builder = BodyBuilder()
+        source, target = buffers(builder, x, empty(len(x), dtype=dtype.torch))
+        index = axis("c", len(x))
+        value = builder.op("add", f32, builder.op("round", f32, builder.load(source, index)), builder.const(float(zero), f32))
+        for (op, comparison), bound in zip((("maximum", "gt"), ("minimum", "lt")), bounds, strict=False):
+            limit = builder.const(float(bound), f32)
+            if takes_nan:
+                value = builder.op("where", f32, builder.op(comparison, boolean, value, limit), value, limit)
+            else:
+                value = builder.op(op, f32, value, limit)
+        builder.store(target, index, builder.cast(value, dtype))
+        kernel = streaming(runner.target, LoopKernel("joined", builder.finish(), None, len(x)), {1})
+        _, got = run(runner, kernel, [x, empty(len(x), dtype=dtype.torch)], align=64)
+        whole = (x.round() + zero).clamp(*bounds) if bounds else x.round() + zero
+        assert torch.equal(got.view(19, 19), got[:19].expand(19, 19)), (takes_nan, bounds)
+        inside = (whole >= low) & (whole <= high) | whole.isnan() & takes_nan
+        expected = torch.where(whole.isnan(), torch.tensor(float(bounds[0] if bounds else 0)), whole)
+        assert torch.equal(got[inside], expected[inside].to(dtype.torch)), (takes_nan, bounds)
 
 
 @pytest.mark.parametrize("runner", few())

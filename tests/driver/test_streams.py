@@ -43,10 +43,21 @@ def twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return first, first.softmax(1)
 
 
+def narrowed(x: torch.Tensor) -> torch.Tensor:
+    return torch.clamp(torch.round(x.tanh() * 100), -128, 127).to(torch.int8)
+
+
 @pytest.mark.parametrize(
     ("function", "rows", "around"),
-    [(lambda x: x.softmax(-1), ROWS, 1), (lambda x: x.softmax(-1), ROWS - 1, 0), (lambda x: x.sum(-1), ROWS, 0), (twice, ROWS, 1)],
-    ids=["large", "small", "small results", "read again"],
+    [
+        (lambda x: x.softmax(-1), ROWS, 1),
+        (lambda x: x.softmax(-1), ROWS - 1, 0),
+        (lambda x: x.sum(-1), ROWS, 0),
+        (twice, ROWS, 1),
+        (narrowed, 4 * ROWS, 1),
+        (narrowed, 4 * ROWS - 1, 0),
+    ],
+    ids=["large", "small", "small results", "read again", "narrow", "small and narrow"],
 )
 def test_static_shapes(
     function: Callable[[torch.Tensor], object], rows: int, around: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -57,7 +68,17 @@ def test_static_shapes(
     assert all(step.large is None for step in steps(compiled))
     (code,) = tmp_path.glob("*/*_llvm.txt")
     assert code.read_text().count("call void @llvm.x86.sse.sfence()") == (around if host().has("avx2") else 0)
-    assert_close(compiled(x), function(x))
+    assert_close(compiled(x), function(x), atol=1 if function is narrowed else None, rtol=0 if function is narrowed else None)
+
+
+@pytest.mark.parametrize("l3", [LARGE, 8 * LARGE, 16 * LARGE])
+def test_a_narrow_result_counts_as_what_it_is_computed_from(l3: int) -> None:
+    x = torch.randn(8 * ROWS, COLUMNS)
+    compiled = sashiko.compile(Apply(narrowed).eval(), (x,), dynamic_shapes=({0: Dim("rows", min=1)},), target=replace(host(), l3=l3))
+    (step,) = steps(compiled)
+    assert step.large_from == max(LARGE, l3 // 4)
+    for rows in (1, 4 * ROWS, 8 * ROWS):
+        assert_close(compiled(x[:rows]), narrowed(x[:rows]), atol=1, rtol=0)
 
 
 def test_dynamic_shapes(tmp_path: Path) -> None:

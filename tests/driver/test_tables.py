@@ -45,6 +45,19 @@ class Rounded(nn.Module):
         return torch.clamp(torch.round(self.function(x + self.bias) * self.scale) + zero, self.low, self.low + 255).to(self.dtype)
 
 
+class Scaled(nn.Module):
+    """Two linear layers, and between them a factor for each channel after GELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(40, 83), nn.Linear(83, 24)
+        self.factor = nn.Parameter(torch.exp2(torch.randint(-2, 3, (83,)).float()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(F.gelu(self.first(x)) * self.factor)
+        return result
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize(("low", "dtype"), [(-128, torch.int8), (0, torch.uint8)])
@@ -74,6 +87,30 @@ def test_into_the_product_of_a_static_model(target: Target) -> None:
     expected, exact = quantized(*batches[0]), model(*batches[0])
     error, ours = (expected - exact).norm() / exact.norm(), (compiled(*batches[0]) - exact).norm() / exact.norm()
     assert ours <= error * 1.1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_factors_of_channels(target: Target) -> None:
+    """As SmoothQuant leaves them between an activation and its rounding. Weights may change while the polynomials are good for them."""
+    torch.manual_seed(0)
+    model = Scaled().eval()
+    batches = [(torch.randn(19, 40),) for _ in range(3)]
+    quantized = sashiko.quantize(model, batches, preset="int8-static", progress=False)
+    compiled = sashiko.compile(quantized, batches[0], target=target)
+    assert "int_linear + piecewise" in str(sashiko.explain(compiled))
+
+    def same() -> bool:
+        error = (quantized(*batches[0]) - model(*batches[0])).norm()
+        return bool((compiled(*batches[0]) - quantized(*batches[0])).norm() <= error * 0.5)
+
+    assert same()
+    factor = next(p for p in quantized.parameters() if p.shape == (83,) and torch.equal(p, model.factor))
+    with torch.no_grad():
+        factor[5] *= 0.5
+        assert same()
+        factor[5] = 1e4
+    with pytest.raises(sashiko.InputError, match="compile the model again"):
+        compiled(*batches[0])
 
 
 def test_only_where_one_instruction_looks_up() -> None:

@@ -50,6 +50,25 @@ def test_pieces_are_chosen_after_clamping_and_nan_becomes_the_lowest() -> None:
         assert got.dtype == torch.int8 and got.tolist() == expected
 
 
+def test_factors_come_before_rounding() -> None:
+    """Pieces 0 and 1: 10 and 3 u."""
+    attrs = A.PiecewiseAttrs(i8, None, 0.0, 4.0, 0.5, 0, 1, ((10.0, 0.0), (0.0, 3.0)), -20, 20, zero=-1)
+    value = make("piecewise", b.input_(0, f32, (2, 3)), b.input_(1, f32, (3,)), attrs=attrs)
+    got = evaluate(value, torch.tensor([[0.0, 0.9, 2.5], [4.0, math.nan, 9.0]]), torch.tensor([1.25, -0.5, 10.0]))
+    assert got.tolist() == [[12, -6, 20], [14, -20, 20]]
+    with pytest.raises(InvalidGraph, match="spread"):
+        make("piecewise", b.input_(0, f32, (3,)), b.input_(1, f32, (2, 3)), attrs=attrs)
+
+
+def test_bounds_are_of_magnitudes() -> None:
+    value = make("bounded", b.input_(0, f32, (2,)), attrs=A.BoundedAttrs(0.5, 2.0))
+    inside = torch.tensor([-0.5, 2.0])
+    assert torch.equal(evaluate(value, inside), inside)
+    for number in (0.25, -3.0, math.nan):
+        with pytest.raises(InputError, match="no longer within"):
+            evaluate(value, torch.tensor([1.0, number]))
+
+
 def test_per_channel_quantization_follows_its_axis() -> None:
     x = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
     q = QParams((0.5, 0.25), 0, 1)

@@ -10,7 +10,7 @@ import torch
 
 from sashiko.graph.interpret import piecewise, polynomials
 from sashiko.graph.types import i8, u8
-from sashiko.rewrite.rules.pieces import ERROR, Function, Rounding, fit
+from sashiko.rewrite.rules.pieces import ERROR, SPREAD, Function, Rounding, fit
 
 UNSIGNED = Rounding(u8, None, 0, 255, True)
 SIGNED = Rounding(i8, None, -127, 127, True)
@@ -42,6 +42,16 @@ FOLLOWED: dict[str, tuple[Function, Rounding]] = {
     "exp": (lambda x: torch.exp(x) * 255, UNSIGNED),
     "softplus": (lambda x: torch.log1p(torch.exp(x)) * 30, UNSIGNED),
     "bell": (lambda x: torch.exp(-x * x) * 255, UNSIGNED),
+}
+FACTORED: dict[str, Function] = {
+    "gelu": gelu,
+    "tanh gelu": tanh_gelu,
+    "silu": silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softplus": torch.nn.functional.softplus,
+    "bell": lambda x: torch.exp(-x * x),
+    "gelu, backwards": lambda x: -gelu(-x),
 }
 REFUSED: dict[str, Function] = {
     "never at an end": lambda x: torch.sin(x) * 100,
@@ -83,6 +93,38 @@ def test_followed(name: str, pieces: int) -> None:
     expected = real.double().round().clamp(rounding.least, rounding.greatest)[there]
     assert ((got[there].double() - expected).abs() <= 1).all()
     assert (got[there] != expected).double().mean() <= ERROR
+
+
+@pytest.mark.parametrize("pieces", [8, 32])
+@pytest.mark.parametrize("largest", [0.25, 2.0])
+@pytest.mark.parametrize("name", ["gelu", "tanh gelu", "silu", "sigmoid", "tanh", "softplus", "bell", "gelu, backwards"])
+def test_followed_with_factors(name: str, largest: float, pieces: int) -> None:
+    """Of all sizes that they may have, and both signs."""
+    function: Function = FACTORED[name]
+    rounding = Rounding(u8, None, 0, 255, True, largest, 46)
+    found = fit(lambda x: function(x) * 40, rounding, pieces)
+    if found is None:
+        assert pieces == 8 and name == "silu" and largest == 2.0
+        return
+    x = numbers()
+    real = function(x)
+    there = ~real.isnan()
+    for factor in (largest, -largest, largest / 3, -largest / 700, largest / SPREAD):
+        steps = real.double() * 40 * factor + 46
+        got = piecewise(x, found, torch.tensor(factor))
+        assert not got[~there].any()
+        expected = steps.round().clamp(0, 255)[there]
+        assert ((got[there].double() - expected).abs() <= 1).all(), factor
+        assert (got[there] != expected).double().mean() <= ERROR
+        polynomial = rounding.saturated(polynomials(x[there & x.isfinite()], found).double() * factor + 46)
+        exact = rounding.saturated(function(x[there & x.isfinite()].double()) * 40 * factor + 46)
+        assert (polynomial - exact).abs().max() <= ERROR * 1.01, factor
+
+
+def test_factors_need_a_line_far_out_or_an_end() -> None:
+    """Where the exponential saturates depends on the factor."""
+    for function in (torch.exp, torch.sin, lambda x: gelu(x) * x):
+        assert fit(function, Rounding(u8, None, 0, 255, True, 1.0, 0), 32) is None
 
 
 @pytest.mark.parametrize("pieces", [8, 32])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from sashiko.diagnostics.errors import InputError
 from sashiko.graph import attrs as A
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
@@ -94,8 +95,50 @@ def test_the_chain_reaches_as_far_as_it_depends_on_one_number() -> None:
 
 def test_only_functions_of_one_number() -> None:
     assert source(unsigned(b.mul(gelu(X), Y))) is None
-    assert source(unsigned(b.mul(gelu(X), BIAS))) is None
     assert source(unsigned(b.add(gelu(X), gelu(Y)))) is None
+
+
+FACTORS = torch.randn(64, generator=torch.Generator().manual_seed(1)).sign() * torch.logspace(-3, 0.5, 64)
+
+
+@pytest.mark.parametrize("end", [unsigned, signed])
+@pytest.mark.parametrize("function", [gelu, silu, b.tanh])
+def test_factors_of_channels_come_after_the_table(function: Unary, end: Unary) -> None:
+    c, rows = b.constant(FACTORS), b.constant(FACTORS[:4, None])
+    y = function(X)
+    twice = b.div(b.mul(b.mul(y, b.reshape(c, (1, 64))), 0.5), c)
+    for factored in (b.mul(y, c), b.mul(c, y), twice, b.div(b.mul(y, 3.0), rows)):
+        root = end(factored)
+        table = tabulated(root)
+        assert table.outputs[0].op == "piecewise" and table.outputs[0].inputs[0] is X and table.outputs[0].type == root.type
+        for data in (torch.cat(DATA).view(4, 64), torch.cat(DATA).view(64, 4).T.contiguous()):
+            [got], [expected] = run(table, [data, data]), run(Graph((X, Y), (root,)), [data, data])
+            difference = (got.int() - expected.int()).abs()
+            assert difference.max() <= 1 and difference.float().mean() < 0.1
+            nowhere = run(Graph((X,), (function(X),)), [data])[0].isnan()
+            assert torch.equal(got[nowhere], expected[nowhere])
+
+
+def test_only_factors_that_polynomials_can_serve() -> None:
+    y = gelu(X)
+    for factors in (FACTORS * 0, FACTORS * 1e6, torch.where(FACTORS > 0, FACTORS, FACTORS * 1e-7), FACTORS / 0):
+        assert source(unsigned(b.mul(y, b.constant(factors)))) is None
+    c = b.constant(FACTORS)
+    assert source(unsigned(b.div(c, b.add(y, 1.0)))) is None, "not divided by it"
+    assert source(unsigned(b.mul(b.exp(X), c))) is None, "no line far out"
+    assert source(clamped(b.mul(y, c))) is None, "NaN would not stay what it is"
+    both = b.mul(y, c)
+    assert not any(v.op == "piecewise" for v in tabulated(unsigned(both), both).order)
+
+
+def test_factors_that_grow_too_large_are_noticed() -> None:
+    factors = FACTORS.clone()
+    table = tabulated(unsigned(b.mul(gelu(X), b.constant(factors, watched=True))))
+    data = [torch.ones(4, 64)] * 2
+    run(table, data)
+    factors[3] = 16.0
+    with pytest.raises(InputError, match="compile the model again"):
+        run(table, data)
 
 
 def test_only_where_it_saves_a_function() -> None:
