@@ -41,7 +41,7 @@ class Tiles(ABC):
 
     @abstractmethod
     def dot(self, fn: Function, kind: str, acc: int, a: int, b: int) -> None:
-        """acc += a times b. kind: tdpbssd, tdpbusd or tdpbf16ps."""
+        """acc += a times b. kind: tdpbssd, tdpbusd or tdpbf16ps; to the last denormals count as zero."""
 
     @abstractmethod
     def store(self, fn: Function, tile: int, pointer: Val, pitch: Val) -> None: ...

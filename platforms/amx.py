@@ -7,6 +7,7 @@ Without permission the first tile instruction kills the process: the features co
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import sys
@@ -16,6 +17,11 @@ from functools import lru_cache
 _SYS_ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
 _XFEATURE_XTILEDATA = 18
+# What the numbers mean here (Linux `arch/x86/kernel/fpu/xstate.c`, `arch/x86/kernel/signal.c`), where their own texts mislead.
+_MEANING = {
+    errno.ENOSPC: "a thread's alternate signal stack (sigaltstack) has no room for it, and was there before sashiko asked",
+    errno.EINVAL: "it does not know the request; Linux 5.16 and later do",
+}
 
 
 @dataclass(frozen=True)
@@ -41,4 +47,9 @@ def request() -> AmxPermission:
     arguments = (_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
     if libc.syscall(*(ctypes.c_long(a) for a in arguments)) == 0:
         return AmxPermission(True, "")
-    return AmxPermission(False, f"the kernel refused the AMX tile state: {os.strerror(ctypes.get_errno())}")
+    return AmxPermission(False, refusal(ctypes.get_errno()))
+
+
+def refusal(number: int) -> str:
+    """Returns what an error number of the request means."""
+    return f"the kernel refused the AMX tile state: {_MEANING.get(number) or os.strerror(number)}"

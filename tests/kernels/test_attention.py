@@ -19,7 +19,7 @@ from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_AMX, X86_64_V3, X86_
 from sashiko.platforms.target import Target
 from tests.emulation import Runner, runners
 from tests.kernels.attention_cases import CASES, Case, Emit, check, problem, run
-from tests.kernels.tile_emulation import EmulatedTiles
+from tests.kernels.tile_emulation import tiles_on
 
 BY_NAME = {case.name: case for case in CASES}
 BY_ROW = {row.name: row for row in ATTENTION}
@@ -32,8 +32,8 @@ def selected(module: Module, target: Target, spec: AttentionSpec, name: str) -> 
     return select(target, spec).kernel.emit(module, target, spec, name)
 
 
-def emulated(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
-    return emit_amx(module, target, spec, name, EmulatedTiles())
+def tiled(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
+    return emit_amx(module, target, spec, name, tiles_on(target))
 
 
 def dotted(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
@@ -66,9 +66,9 @@ def test_f16(runner: Runner) -> None:
 
 @pytest.mark.parametrize("runner", runners(host_only=True, needs=["avx512bw", "avx512vl"])[:1])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_amx_on_emulated_tiles(runner: Runner, case: Case) -> None:
+def test_amx(runner: Runner, case: Case) -> None:
     given = problem(case, bf16)
-    check(run(runner, emulated, given), given)
+    check(run(runner, tiled, given), given)
 
 
 @pytest.mark.parametrize("runner", runners(host_only=True, needs=["avx512_bf16"]))
@@ -86,11 +86,11 @@ def test_reference_row(runner: Runner, dtype: DType, name: str) -> None:
     check(run(runner, referenced, given), given)
 
 
-@pytest.mark.parametrize("emit", [selected, emulated, dotted, referenced])
+@pytest.mark.parametrize("emit", [selected, tiled, dotted, referenced])
 @pytest.mark.parametrize("runner", runners(host_only=True, needs=["avx512bw", "avx512vl"])[:1])
 def test_nan_stays_in_its_row_and_infinite_scores_do_not_hide(runner: Runner, emit: Emit) -> None:
     """A NaN in a query makes exactly its row NaN, and so does a score of +inf, as inf - inf in a softmax does."""
-    short = emit in (emulated, dotted)
+    short = emit in (tiled, dotted)
     if emit is dotted and not runner.target.has("avx512_bf16"):
         pytest.skip("this machine lacks avx512_bf16")
     given = problem(BY_NAME["plain"], bf16 if short else f32)

@@ -21,7 +21,7 @@ from sashiko.kernels.table import TABLE
 from sashiko.platforms.target import Target
 from tests.emulation import Array, Native, Runner, runners
 from tests.kernels.products import Case, M, Micros, array, compare, of_micros, plain_store, random, run, spec_of
-from tests.kernels.tile_emulation import EmulatedTiles
+from tests.kernels.tile_emulation import EmulatedTiles, tiles_on
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 _VNNI = ("avx512_vnni",)
@@ -93,7 +93,7 @@ def test_rows_read_in_place_in_pieces(micros: Micros, runner: Runner) -> None:
 @pytest.mark.isa("avx512_vnni")
 def test_an_epilogue_between_the_steps_of_the_next_tile(lhs: DType, target: Target) -> None:
     """Fewer steps than shares of the rows, as many, and more; tiles of one row; pieces of k."""
-    micros = amx.amx(lhs, i8 if lhs == i8 else bf16, EmulatedTiles())
+    micros = amx.amx(lhs, i8 if lhs == i8 else bf16, tiles_on(target))
     assert micros[0].overlaps
     runner = Native(target)
     for case in (Case(96, 64, 64), Case(65, 64, 512), Case(33, 70, 2000)):

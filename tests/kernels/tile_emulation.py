@@ -1,7 +1,8 @@
 """The seven operations on AMX tiles in plain LLVM IR: tile registers are 1 KiB arrays on the stack of the function that uses them.
 
-As in Intel's description of the instructions: integers are multiplied and added exactly in 32 bits; bf16 pairs are added to f32
-accumulators one after the other. Contents do not outlive a function, which no tile of `micro.emit_tile` needs.
+As in Intel's description of the instructions: integers are multiplied and added exactly in 32 bits; products of bf16 are added up in f32,
+the even and the odd ones of a row apart, and the two sums together to the accumulator, where denormals count as zero and become zero.
+Contents do not outlive a function, which no tile of `micro.emit_tile` needs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from sashiko.cpu_codegen.builder import F32, I8, I16, I32, Function, Val, const, i64
-from sashiko.kernels.amx import ROW_BYTES, ROWS, TILE_BYTES, Tiles
+from sashiko.kernels.amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles
+from sashiko.platforms.target import Target
 
 
 class EmulatedTiles(Tiles):
@@ -55,13 +57,15 @@ class EmulatedTiles(Tiles):
         ty = (F32 if bf16 else I32).vec(16)
 
         def row(m: Val, _: list[Val]) -> list[Val]:
-            def group(k: Val, total: list[Val]) -> list[Val]:
+            def group(k: Val, sums: list[Val]) -> list[Val]:
                 one = fn.splat(fn.load(I32, fn.gep(fn.gep(x, m, scale=ROW_BYTES), k, I32)), 16)
                 many = fn.load(I32.vec(16), fn.gep(y, k, scale=ROW_BYTES))
-                return [_bf16(fn, total[0], one, many) if bf16 else _int8(fn, total[0], one, many, kind == "tdpbssd")]
+                return _bf16(fn, sums, one, many) if bf16 else [_int8(fn, sums[0], one, many, kind == "tdpbssd")]
 
             place = fn.gep(c, m, scale=ROW_BYTES)
-            fn.store(fn.loop(i64(0), i64(16), 1, [fn.load(ty, place)], group)[0], place)
+            old = fn.load(ty, place)
+            sums = fn.loop(i64(0), i64(16), 1, [const(ty, 0.0)] * 2 if bf16 else [old], group)
+            fn.store(_added(fn, old, _added(fn, *sums)) if bf16 else sums[0], place)
             return []
 
         fn.loop(i64(0), i64(ROWS), 1, [], row)
@@ -74,6 +78,11 @@ class EmulatedTiles(Tiles):
         fn.loop(i64(0), i64(ROWS), 1, [], row)
 
 
+def tiles_on(target: Target) -> Tiles:
+    """The instructions where `target` has them, else their emulation."""
+    return INSTRUCTIONS if target.has("amx_tile", "amx_int8", "amx_bf16") else EmulatedTiles()
+
+
 def _int8(fn: Function, total: Val, a: Val, b: Val, signed: bool) -> Val:
     x = fn.convert("sext" if signed else "zext", fn.convert("bitcast", a, I8.vec(64)), I32.vec(64))
     y = fn.convert("sext", fn.convert("bitcast", b, I8.vec(64)), I32.vec(64))
@@ -83,12 +92,22 @@ def _int8(fn: Function, total: Val, a: Val, b: Val, signed: bool) -> Val:
     return total
 
 
-def _bf16(fn: Function, total: Val, a: Val, b: Val) -> Val:
+def _bf16(fn: Function, sums: list[Val], a: Val, b: Val) -> list[Val]:
     def half(value: Val, j: int) -> Val:
         words = fn.convert("bitcast", value, I16.vec(32))
         wide = fn.convert("zext", fn.shuffle(words, words, [2 * n + j for n in range(16)]), I32.vec(16))
-        return fn.convert("bitcast", fn.shl(wide, const(wide.ty, 16)), F32.vec(16))
+        return _flushed(fn, fn.convert("bitcast", fn.shl(wide, const(wide.ty, 16)), F32.vec(16)))
 
-    for j in range(2):
-        total = fn.fma(half(a, j), half(b, j), total)
-    return total
+    return [_flushed(fn, fn.fma(half(a, j), half(b, j), total)) for j, total in enumerate(sums)]
+
+
+def _added(fn: Function, a: Val, b: Val) -> Val:
+    return _flushed(fn, fn.add(_flushed(fn, a), b))
+
+
+def _flushed(fn: Function, value: Val) -> Val:
+    """Denormals as zeros of their sign."""
+    bits = fn.convert("bitcast", value, I32.vec(16))
+    normal = fn.icmp("uge", fn.and_(bits, const(bits.ty, 0x7FFFFFFF)), const(bits.ty, 0x00800000))
+    kept = fn.select(normal, bits, fn.and_(bits, const(bits.ty, -0x80000000)))
+    return fn.convert("bitcast", kept, value.ty)

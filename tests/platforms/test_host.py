@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -141,6 +143,11 @@ def test_amx_is_not_asked_for_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     answer = amx.request.__wrapped__()
     assert not answer.granted and "aarch64" in answer.reason
+
+
+def test_a_refusal_says_what_stands_in_the_way() -> None:
+    assert "sigaltstack" in amx.refusal(errno.ENOSPC) and "5.16" in amx.refusal(errno.EINVAL)
+    assert amx.refusal(errno.EPERM).endswith(os.strerror(errno.EPERM))
 
 
 @pytest.mark.isa("amx_tile")
