@@ -149,7 +149,7 @@ def test_a_fit_takes_milliseconds() -> None:
     fit(function, rounding, 32)
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         fit(function, rounding, 32)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.02
