@@ -173,8 +173,7 @@ class _Writer:
 
     def _ahead(self, each: schedule.Pass, row: Point) -> Point | None:
         """The next row, in the second pass over the columns: this row is in the first-level cache by then, and nothing comes from memory
-        until the next one. A processor does not look far ahead by itself: it stops at each page. On one core of Zen 4, rows beyond the
-        caches take 0.75 to 0.95 of the time so."""
+        until the next one. A processor does not look far ahead by itself: it stops at each page."""
         if len(self._plan) < 2 or each is not self._plan[1] or not self._row_loads:
             return None
         ahead = row.at(r=self._fn.add(row.axes["r"], i64(1)))
