@@ -199,7 +199,9 @@ def _sharing_tiles(spec: GemmSpec, micro: MicroKernel) -> int:
     """How many tiles of rows use a panel that is in L2, or comes there from farther away the first time in a call: they wait for it
     together. Tile registers are loaded again in each step, so that tall products are faster with the rows of one tile in L1.
     """
-    most = bounds(spec.m)[1]
+    panels, most = micro.packing.panels(spec.n), bounds(spec.m)[1]
+    if isinstance(panels, int) and panels <= micro.panels:
+        return 1  # all columns are one tile's, which nothing is read for again
     return _SHARING if not micro.overlaps or (most is not None and most <= _SHARING * micro.mr) else 1
 
 

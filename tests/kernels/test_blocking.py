@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sashiko.graph.types import bf16, f32
-from sashiko.kernels import x86_vector
-from sashiko.kernels.blocking import Variant, choose
+from sashiko.kernels import amx, x86_vector
+from sashiko.kernels.blocking import Variant, choose, tailored
 from sashiko.kernels.spec import GemmSpec, Strides
 from sashiko.platforms.catalogue import CATALOGUE
 from tests.kernels.products import Case, M, plain_store, spec_of
@@ -59,3 +59,16 @@ def test_tiles_that_are_not_whole(m: int, expected: list[bool]) -> None:
     found = choose(TARGET, spec_of(Case(100, 80, 500), f32, f32), x86_vector.fma(16)[:2])
     assert [(v.micro.mr, v.least) for v in found.variants] == [(14, 9), (4, 1)]
     assert found.partial_tiles(m) == expected
+
+
+@pytest.mark.parametrize(("n", "tiles"), [(128, 4), (48, 1), (64, 4)])
+def test_tiles_of_rows_share_panels_that_are_read_again(n: int, tiles: int) -> None:
+    """The weights stay in L2, and a result of three panels is one tile wide."""
+    spec = spec_of(Case(424, n, 626), f32, f32, m=424)
+    variant = choose(TARGET, spec, tailored(spec, x86_vector.fma(16))).variants[0]
+    assert variant.rows == tiles * variant.micro.mr
+
+
+def test_tile_registers_share_panels_where_there_are_few_rows() -> None:
+    tall, low = (spec_of(Case(m, 256, 256), bf16, bf16, m=m) for m in (512, 128))
+    assert [choose(TARGET, spec, amx.amx(bf16, bf16)).variants[0].rows for spec in (tall, low)] == [32, 128]
