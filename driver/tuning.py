@@ -21,7 +21,7 @@ from ..kernels.alternatives import alternatives
 from ..kernels.spec import Choice, GemmSpec
 from ..platforms.host import cpu_model, host
 from .build import Options, build
-from .measure import Example, HostTimer
+from .measure import Example
 from .model import CompiledModel
 from .recall import spelled
 from .segments import Choices
@@ -50,7 +50,8 @@ class Finding:
 
 
 def tuned(captured: Captured, options: Options, example: Example, seconds: float) -> CompiledModel:
-    """The model with the products computed as fast as measuring finds within about so many seconds; never slower than without.
+    """The model with the products computed as fast as measuring finds within about so many seconds; as estimated, where all that was found
+    together is not faster.
 
     Raises InputError where the target is another machine than this one.
     """
@@ -64,18 +65,17 @@ def tuned(captured: Captured, options: Options, example: Example, seconds: float
     known = {spec: found for spec in products if (found := _recalled(spec, options, sizes)) is not None}
     unknown = [spec for spec in products if spec not in known]
     new = _measured(captured, options, example, usual, unknown, deadline) if unknown else {}
-    for spec, found in new.items():
-        if found.complete:
-            _remember(spec, options, sizes, found)
     findings = known | new
     choices = {spec: found.choice for spec, found in findings.items() if found.choice != Choice()}
-    best = usual
-    if choices:
-        best = _model(captured, replace(options, choices=choices))
-        if new:
-            best = _faster(example, usual, best)
+    best = _model(captured, replace(options, choices=choices)) if choices else usual
+    if choices and new:
+        best = _faster(example, usual, best, deadline)
+    in_vain = bool(choices) and best is usual
+    for spec, found in new.items():
+        if found.complete:
+            _remember(spec, options, sizes, Finding(Choice(), 1.0) if in_vain else found)
     assert best.built is not None
-    best.built.tuning = _told(products, findings, best is usual and bool(choices))
+    best.built.tuning = _told(products, findings, in_vain)
     return best
 
 
@@ -84,9 +84,9 @@ def _model(captured: Captured, options: Options) -> CompiledModel:
     return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
 
 
-def _faster(example: Example, usual: CompiledModel, other: CompiledModel) -> CompiledModel:
-    taken = HostTimer(example).paired({"usual": usual, "other": other})
-    return other if taken["other"] < taken["usual"] else usual
+def _faster(example: Example, usual: CompiledModel, other: CompiledModel, deadline: float) -> CompiledModel:
+    before, after = map(sum, _section_times((usual, other), example, deadline))
+    return other if after < before else usual
 
 
 # -- measuring ------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def _measured(
 
 
 def _section_times(models: Sequence[CompiledModel], example: Example, deadline: float) -> list[list[float]]:
-    """The shortest time of every section of each model; the models take turns."""
+    """The shortest time of every section of each model; the models take turns. Nothing is written to their buffers or the arguments."""
 
     def turn(model: CompiledModel, repeat: int) -> list[float]:
         return [t.seconds for t in model.times(*example.args, repeat=repeat, **example.kwargs)]
@@ -172,7 +172,7 @@ def _told(products: Sequence[GemmSpec], findings: Mapping[GemmSpec, Finding], in
     lines = ["products that were measured:"]
     for spec in products:
         what = f"  {spec.m} x {spec.n} x {spec.k} of {spec.lhs} and {spec.rhs}"
-        lines.append(f"{what}: {findings[spec].told if spec in findings else 'there was no time for it'}")
+        lines.append(f"{what}: {findings[spec].told}")
     if in_vain:
         lines.append("  all of them together made the model no faster, so they were left as estimated")
     return tuple(lines)

@@ -51,8 +51,10 @@ class Kernel:
 def select(target: Target, spec: GemmSpec) -> Selection[Kernel]:
     """Returns the row that `spec.choice` names if it accepts `spec` on `target`, else the first one that does."""
     first = first_accepting(TABLE, target, spec)
-    chosen = next((row for row in accepting(target, spec) if row.name == spec.choice.row), first.kernel)
-    if chosen is first.kernel:
+    if spec.choice.row in ("", first.kernel.name):
+        return first
+    chosen = next((row for row in accepting(target, spec) if row.name == spec.choice.row), None)
+    if chosen is None:
         return first
     return Selection(chosen, (*first.refusals, (first.kernel.name, "took longer when it was measured")))
 

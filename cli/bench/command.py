@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--vs", default=_DEFAULTS["vs"], metavar="A,B", help="peers; eager fp32 is always there; %(default)s")
     add("--rounds", type=int, default=0, metavar="N", help="how often each candidate has its turn; 11, or 5 with --quick")
     add("--quick", action="store_true", help="the first shape of each model, short turns, no second compilation")
-    add("--tune", type=float, default=0.0, metavar="SECONDS", help="let ours measure its products for so long, as compile(tune=...) does")
+    add("--tune", type=float, default=0.0, metavar="SECONDS", help="measure our products first, for presets but auto: compile(tune=...)")
     add("--json", type=Path, metavar="F", help="write the run to this file")
     add("--plot", type=Path, metavar="F.png", help="draw the run into this file (needs matplotlib)")
     add("--from", type=Path, metavar="F", nargs="+", dest="saved", help="show, draw or compare saved runs of one machine, measure nothing")

@@ -106,6 +106,7 @@ def _sixteen(fn: Function, x: Val) -> Val:
     """A number or up to 16 of them as a vector of 16, the last one repeated."""
     if not x.ty.lanes:
         return fn.splat(x, 16)
+    assert x.ty.lanes <= 16, f"{x.ty} is more than a register"
     return x if x.ty.lanes == 16 else fn.shuffle(x, x, [min(lane, x.ty.lanes - 1) for lane in range(16)])
 
 

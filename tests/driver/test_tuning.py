@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from torch.export import Dim
 import sashiko
 from sashiko.diagnostics.errors import InputError
 from sashiko.driver import tuning
-from sashiko.driver.measure import HostTimer
 from sashiko.driver.model import CompiledModel
 
 
@@ -32,11 +31,8 @@ def rigged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         measured.append(len(models))
         return [[1.0 / (1 + number)] * len(model.built.measurable) for number, model in enumerate(models) if model.built]
 
-    def paired(self: HostTimer, models: Mapping[str, CompiledModel]) -> dict[str, float]:
-        return {name: 1.0 / (1 + number) for number, name in enumerate(models)}
-
     monkeypatch.setattr(tuning, "_section_times", section_times)
-    monkeypatch.setattr(HostTimer, "paired", paired)
+    monkeypatch.setattr(tuning, "_faster", lambda example, usual, other, deadline: other)
     return measured
 
 
@@ -71,10 +67,12 @@ def test_nothing_is_kept_of_what_there_was_no_time_for(rigged: list[int]) -> Non
 
 
 def test_together_they_must_be_faster(rigged: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostTimer, "paired", lambda self, models: {"usual": 1.0, "other": 1.1})
+    monkeypatch.setattr(tuning, "_faster", lambda example, usual, other, deadline: usual)
     model, x = mlp(), torch.randn(72, 192)
     fast = sashiko.compile(model, (x,), tune=60)
     assert "left as estimated" in fast.explain() and "took longer when it was measured" not in fast.explain()
+    again = sashiko.compile(model, (x,), tune=60).explain()
+    assert len(rigged) == 1 and again.count("as estimated is the fastest") == 2 and "of the time" not in again
 
 
 def test_a_real_measurement_keeps_to_its_time() -> None:
@@ -90,6 +88,38 @@ def test_a_quantized_model_can_be_tuned(rigged: list[int]) -> None:
     model, x = mlp(), torch.randn(73, 192)
     small = sashiko.quantize(model, [x], preset="int8-static", progress=False)
     assert torch.equal(sashiko.compile(small, (x,), tune=60)(x), sashiko.compile(small, (x,))(x))
+
+
+class Counting(nn.Module):
+    """Counts its calls."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        result: torch.Tensor = self.inner(x)
+        return result
+
+
+def test_measuring_leaves_the_model_and_the_arguments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_best", lambda *_: tuning.Finding(tuning.Choice(tiles=2), 0.5))  # both models are timed in the end
+    model, x = Counting().eval(), torch.randn(75, 192)
+    before = x.clone()
+    fast = sashiko.compile(model, (x,), tune=1)
+    assert model.calls.item() == 0 and torch.equal(x, before)
+    fast(x)
+    assert model.calls.item() == 1
+
+
+@pytest.mark.parametrize("tune", [-1.0, float("nan")])
+def test_seconds_that_mean_nothing(tune: float) -> None:
+    with pytest.raises(InputError, match="tune"):
+        sashiko.compile(mlp(), (torch.randn(4, 192),), tune=tune)
 
 
 def test_only_this_machine_can_be_measured() -> None:

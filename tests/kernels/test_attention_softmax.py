@@ -44,7 +44,9 @@ def test_weights(runner: Runner, short: bool) -> None:
 def test_edges(runner: Runner, short: bool) -> None:
     edges = [-np.inf, -3.4e38, -1000.0, -104.0, -88.0, np.nan, 0.0, -0.0] * 2
     got = computed(runner, np.array(edges, np.float32), short)
-    assert (got[:3] == 0).all() and (got[3:5] < 2.0**-126).all() and np.isnan(got[5]) and np.abs(got[6:8] - 1).max() <= 2.0**-13
+    # Below 2^-126 the short one may be right instead of 0.
+    assert (got[:3] == 0).all() and (got[3:5] <= (np.exp([-104.0, -88.0]) * (1 + 2.0**-13) if short else 0)).all()
+    assert np.isnan(got[5]) and np.abs(got[6:8] - 1).max() <= 2.0**-13
 
 
 @pytest.mark.parametrize("runner", runners())
