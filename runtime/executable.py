@@ -150,24 +150,22 @@ class Executable:
         Without `constants` it watches the weights."""
         shape = record.segments[at]
         assert shape is not None, "the segment is native"
-        if shape.large_bytes:
-            results = self._results.make(shape.outputs, record.large_bytes)
-            pointers += [result.data_ptr() for result in results]
-        else:
-            results = []
-            for output in shape.outputs:
-                result = output.new()
-                results.append(result)
-                pointers.append(result.data_ptr())
         threads = torch.get_num_threads() if self._threads else 1
         failed = attempts = 0
         order = turns.TURNS
         order.take()
+        context = None
         try:
-            context = self._contexts.pop()
-        except IndexError:
-            context = Context()
-        try:
+            if shape.large_bytes:
+                results = self._results.make(shape.outputs, record.large_bytes)
+                pointers += [result.data_ptr() for result in results]
+            else:
+                results = []
+                for output in shape.outputs:
+                    result = output.new()
+                    results.append(result)
+                    pointers.append(result.data_ptr())
+            context = self._context()
             while True:
                 used = constants or self._constants.current
                 watch = constants is None and attempts < MAX_REFRESHES
@@ -184,11 +182,18 @@ class Executable:
                     break
                 self._refresh(used)
         finally:
-            self._contexts.append(context)
+            if context is not None:
+                self._contexts.append(context)
             order.give()
         if failed:
             raise IndexError(f"an index is out of range in {segment.sections[failed - 1].label}")
         return results
+
+    def _context(self) -> Context:
+        try:
+            return self._contexts.pop()
+        except IndexError:
+            return Context()
 
     def _refresh(self, stale: ConstantSet) -> None:
         with self._lock:

@@ -1,7 +1,10 @@
-"""Whose turn it is: no more native runs at once than there are cores.
+"""Whose turn it is: no more native runs at once than there are cores, and one.
 
-More callers than cores would only take the cores from one another in the middle of a run, with cold caches after each switch and some
-callers far behind; so they wait for a turn instead, in the order of their coming. A waiting caller holds no memory of the run.
+More callers than that would only take the cores from one another in the middle of a run, with cold caches after each switch and some
+callers far behind; so they wait for a turn instead, in the order of their coming. A waiting caller holds no memory of the run, nor of
+its results. The one more keeps a core busy between the end of a turn and the waking of whoever gets it, which takes milliseconds when the
+system puts it on a core where another run is under way: on two cores, three callers reach 0.85 of what two do if only two may run, and all
+of it if three may (`benchmarks/callers.py --callers 3`).
 """
 
 from __future__ import annotations
@@ -77,7 +80,8 @@ class Turns:
 
 
 def _turns() -> Turns:
-    return Turns(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Turns(cores + 1)
 
 
 TURNS = _turns()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import torch
 
+from sashiko.runtime import turns
 from sashiko.runtime.executable import Code, Executable
 from sashiko.runtime.frames import MAX_FRAMES, MIN_WORK
 from sashiko.runtime.plan import ConstantSource
+from sashiko.runtime.records import OutputShape
 
 Reference = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 CALLERS = 8
@@ -55,6 +59,29 @@ def test_parallel_sections_from_several_threads(code: Code, chain: type) -> None
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(caller, range(4)))
+
+
+def test_who_waits_for_a_turn_has_no_results_yet(affine: Executable, expected: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = turns.Turns(1)
+    monkeypatch.setattr(turns, "TURNS", one)
+    x, y = torch.randn(5, 3), torch.randn(5, 3)
+    made = list[OutputShape]()
+    maker = OutputShape.__dict__["new"].func
+
+    def new(output: OutputShape) -> Callable[[], torch.Tensor]:
+        made.append(output)
+        return maker(output)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(OutputShape, "new", property(new))
+    with ThreadPoolExecutor(1) as pool:
+        one.take()
+        waiting = pool.submit(affine, x, y)
+        while not one._waiting:
+            time.sleep(0.001)
+        before = len(made)
+        one.give()
+        assert torch.equal(waiting.result(60)[0], expected(x, y))
+    assert (before, len(made)) == (0, 1)
 
 
 def test_weights_change_while_others_call(code: Code, chain: type) -> None:
