@@ -19,7 +19,7 @@ from . import attrs as A
 from .dims import Dim, Poly, Shape
 from .ir import Value
 from .ops import broadcast, make
-from .types import FROM_TORCH, DType, QParams, TensorType, Type, boolean
+from .types import FROM_TORCH, DType, QParams, TensorType, Type, boolean, f32
 
 Number = Union[int, float, bool]
 Operand = Union[Value, Number]
@@ -234,6 +234,13 @@ def constant(tensor: torch.Tensor, name: str = "", watched: bool = False, qparam
     """A tensor frozen into the graph (not copied)."""
     kind = TensorType(FROM_TORCH[tensor.dtype], tuple(tensor.shape), qparams)
     return _make("constant", attrs=A.ConstantAttrs(tensor, watched), type=kind, name=name)
+
+
+def channel_scales(x: QParams, w: QParams) -> Value:
+    """What the integer products of x, quantized per tensor, and w, by output channel or per tensor, are multiplied with: f32 numbers
+    for the channels, or one."""
+    scales = torch.tensor(w.scale, dtype=torch.float64) * x.scale[0]
+    return full(float(scales[0]), f32) if len(w.scale) == 1 else constant(scales.float(), "scales")
 
 
 def call(kernel: str, inputs: Sequence[Value], type: Type, options: Sequence[tuple[str, float | int | str]] = ()) -> Value:

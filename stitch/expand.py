@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from ..graph import build as g
 from ..graph.attrs import AttentionAttrs
 from ..graph.dims import floordiv
@@ -42,9 +40,7 @@ def _expand_qlinear(value: Value) -> Value:
     if xq.zero_point:
         share = g.mul(g.reduce(g.cast(w, i32), "sum", 1), xq.zero_point)
         total = g.sub(total, share)
-    scales = torch.tensor(wq.scale, dtype=torch.float64) * xq.scale[0]
-    factor = g.full(float(scales[0]), f32) if len(wq.scale) == 1 else g.constant(scales.float(), "scales")
-    real = g.mul(g.cast(total, f32), factor)
+    real = g.mul(g.cast(total, f32), g.channel_scales(xq, wq))
     return real if len(value.inputs) == 2 else g.add(real, g.cast(value.inputs[2], f32))
 
 

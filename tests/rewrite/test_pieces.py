@@ -149,7 +149,7 @@ def test_a_fit_takes_milliseconds() -> None:
     fit(function, rounding, 32)
     times = []
     for _ in range(5):
-        start = time.process_time()
+        start = time.thread_time()
         fit(function, rounding, 32)
-        times.append(time.process_time() - start)
+        times.append(time.thread_time() - start)
     assert min(times) < 0.02
