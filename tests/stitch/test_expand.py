@@ -1,0 +1,41 @@
+"""Contractions in their barest form: what is split off a product of integers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sashiko.graph import build as b
+from sashiko.graph.interpret import run
+from sashiko.graph.ir import Graph
+from sashiko.graph.types import QParams, f32, i8, u8
+from sashiko.stitch.expand import expand_contractions
+
+STEP, ZERO, N, K = 0.03, 200, 5, 64
+SCALES = tuple(0.01 * (n + 1) for n in range(N))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_zero_point_is_a_share_of_the_bias_that_costs_no_accuracy(biased: bool) -> None:
+    x = b.input_(0, f32, (3, K))
+    q = QParams((STEP,), ZERO, None, 0, 255)
+    weight = torch.randint(1, 128, (N, K), dtype=torch.int8)  # of one sign: the share of the zero point is as large as it gets
+    bias = torch.randn(N)
+    operands = b.quantize(x, u8, q), b.constant(weight, qparams=QParams(SCALES, axis=0)), *([b.constant(bias)] if biased else [])
+    graph = expand_contractions(Graph((x,), (b.qlinear(*operands),)))
+    assert [v.op for v in graph.order if v.tensor.shape == (3, N)] == ["int_linear", "cast", "mul", "add"]
+
+    real = torch.randn(3, K)
+    integers = ((real / STEP).round() + ZERO).clamp(0, 255).double() - ZERO
+    weights = weight.double() * torch.tensor(SCALES, dtype=torch.float64)[:, None]
+    want = STEP * integers @ weights.t() + (bias.double() if biased else 0)
+    # As much as 2^-16 of a step of each x, and the rounding of the result.
+    bound = 2**-16 * STEP * weights.abs().sum(1) + 2**-23 * want.abs()
+    assert ((run(graph, [real])[0] - want).abs() <= bound).all()
+
+
+def test_operands_without_a_zero_point_have_no_share() -> None:
+    x = b.quantize(b.input_(0, f32, (3, K)), i8, QParams((STEP,), 0, None, -127, 127))
+    product = b.qlinear(x, b.constant(torch.ones(N, K, dtype=torch.int8), qparams=QParams((0.5,))))
+    graph = expand_contractions(Graph((x.inputs[0],), (product,)))
+    assert [v.op for v in graph.order if v.tensor.shape == (3, N)] == ["int_linear", "cast", "mul"]
