@@ -96,6 +96,14 @@ def _depthwise(patches: Value, w: Value, bias: Value | None) -> Value:
     return out if bias is None else b.add(out, b.cast(bias, work))
 
 
+def _clipped(size: int, results: Dim, length: Dim, padding: int, dilation: int) -> int:
+    """The size of the windows along one axis of so many elements. A single window may be much larger than all of them; what is beyond
+    the padding belongs to no mean and to no maximum."""
+    if results != 1 or not isinstance(length, int):
+        return size
+    return min(size, (length + 2 * padding - 1) // dilation + 1)
+
+
 @dataclass(frozen=True)
 class _Pool:
     """Windows over the last axes of a tensor, and what is missing at the end for all windows of a result with sizes `out`."""
@@ -112,6 +120,7 @@ class _Pool:
         size = numbers(size, rank)
         stride, padding, dilation = numbers(stride, rank, size), numbers(padding, rank), numbers(dilation, rank)
         extra: list[Dim] = [0] * rank
+        size = tuple(_clipped(*axis) for axis in zip(size, c[-rank:], x.shape[-rank:], padding, dilation, strict=True))
         for axis in range(rank if ceil else 0):
             reach = (c[axis - rank] - 1) * stride[axis] + dilation[axis] * (size[axis] - 1) + 1
             beyond = reach - x.shape[axis - rank] - 2 * padding[axis]

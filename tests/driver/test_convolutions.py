@@ -61,6 +61,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "depthwise 1d": (lambda: nn.Conv1d(9, 9, 5, groups=9, bias=False), (2, 9, 21)),
     "average": (lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True), (2, 5, 8, 10)),
     "maximum": (lambda: nn.MaxPool2d(3, 2, 1), (2, 5, 8, 10)),
+    "average of all": (lambda: nn.AvgPool2d((640, 9), padding=(0, 1), ceil_mode=True), (2, 5, 8, 7)),
+    "maximum of all": (lambda: nn.MaxPool2d(640, padding=1, ceil_mode=True), (2, 5, 8, 10)),
     "regions": (lambda: nn.AdaptiveAvgPool2d((2, 5)), (2, 5, 8, 10)),
 }
 
@@ -74,6 +76,14 @@ def test_layers_are_native_and_agree_with_f64(name: str) -> None:
     compiled = sashiko.compile(layer, (x,), strict=True)
     error = (compiled(x).double() - _double(layer)(x.double())).abs()
     assert (error <= roundings(layer, x)).all()
+
+
+@torch.no_grad()
+def test_a_window_larger_than_the_image_reads_the_image_alone() -> None:
+    """Windows that a model takes larger than any image, to average all of it: nothing is surrounded by what does not count."""
+    x = torch.randn(2, 5, 8, 7)
+    for layer in (nn.AvgPool2d(1280, ceil_mode=True), nn.MaxPool2d(1280, ceil_mode=True)):
+        assert not any("pad" in label for label in labels(sashiko.compile(nn.Sequential(layer).eval(), (x,), strict=True)))
 
 
 @torch.no_grad()
