@@ -15,6 +15,7 @@ from . import (
     reductions,
     resize,
     shape,
+    transformer,
     transposed,
     windows,
 )
@@ -22,7 +23,7 @@ from .call import Call, Row, SymScalar
 
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
-    **windows.ROWS, **transposed.ROWS, **resize.ROWS,
+    **windows.ROWS, **transposed.ROWS, **resize.ROWS, **transformer.ROWS,
 }
 # Of operations that are decomposed with the rest where a program is.
 COMPOSITES: dict[Any, Row] = composite.ROWS

@@ -219,7 +219,21 @@ POSITIONAL: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten.upsample_trilinear3d.vec, (IMAGE[:, None], None, False, [1.0, 2.0, 2.5])),
     (aten._adaptive_avg_pool3d.default, (IMAGE, [3, 4, 2])),
 )
+WORDS, OTHERS = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+JOINT = (torch.randn(24, 8), torch.randn(24), torch.randn(8, 8), torch.randn(8))
+NORMS = tuple(torch.randn(8) for _ in range(4))
+FEED = (torch.randn(12, 8), torch.randn(12), torch.randn(8, 12), torch.randn(8))
+PADDED = torch.tensor([[False, False, True, False, True], [True] * 5])  # all of the second row: NaN
+LATER = torch.ones(5, 5).triu(1).bool()
+FUSED: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (aten._native_multi_head_attention.default, (WORDS, WORDS, WORDS, 8, 2, *JOINT)),
+    (aten._native_multi_head_attention.default, (WORDS, OTHERS, WORDS, 8, 4, *JOINT, PADDED, True, False, 1)),
+    (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, True, False, 1e-5, *NORMS, *FEED, PADDED, 1)),
+    (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, False, True, 1e-5, *NORMS, *FEED, LATER, 0)),
+    (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, True, True, 1e-5, *NORMS, *FEED, LATER.expand(2, 2, 5, 5), 2)),
+)
 OWN: tuple[Recorded, ...] = (
+    *(Recorded(op, args, {}) for op, args in FUSED),
     *(Recorded(op, args, {}) for op, args in POSITIONAL),
     Recorded(aten.div.Scalar_mode, (X, 0.3), {"rounding_mode": "floor"}),
     Recorded(aten.div.Tensor_mode, (X, Y), {"rounding_mode": "trunc"}),
