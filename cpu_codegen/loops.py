@@ -21,6 +21,7 @@ from .contract import KernelCode
 from .depth import Depth
 from .index import aligned
 from .intrinsics import stores_done
+from .ranges import column_ranges
 from .reduce import Reduction, State, reductions_of, results
 from .slots import Slots
 from .sweep import Copies, Sweep, merge_copies
@@ -36,24 +37,26 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
     """Adds the kernel's function to the module. Domain: rows, or columns of a flat kernel."""
     fn = Function(module, kernel.name, VOID, [PTR, I64, I64])
     slots = Slots(fn, kernel.params)
-    writer = _Writer(fn, slots, target, kernel)
+    whole = vector_lanes(target, kernel.body)
+    writers = [_Writer(fn, slots, target, part) for part in column_ranges(kernel, whole)]
     begin, end = fn.args[1], fn.args[2]
 
     def inside() -> list[Val]:
-        with writer.emitter.scope():
-            if kernel.rows is None:
-                writer.flat(begin, end)
-            else:
-                writer.rows(begin, end)
+        for writer in writers:
+            with writer.emitter.scope():
+                if kernel.rows is None:
+                    writer.flat(begin, end)
+                else:
+                    writer.rows(begin, end)
         return []
 
     # Nothing is read when there is nothing to do: what does not change during the call is loaded inside.
     fn.branch(fn.icmp("slt", begin, end), inside)
-    if writer.emitter.streams:
+    if any(writer.emitter.streams for writer in writers):
         stores_done(fn)
     fn.ret()
     fn.finish()
-    grain = max(writer.lanes, _FLAT_GRAIN) if kernel.rows is None else 1
+    grain = max(whole, _FLAT_GRAIN) if kernel.rows is None else 1
     return KernelCode(kernel.name, slots.order, kernel.cols if kernel.rows is None else kernel.rows, grain, schedule.work(kernel))
 
 

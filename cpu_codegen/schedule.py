@@ -90,7 +90,7 @@ def passes(body: Body, column_stores: Iterable[int]) -> list[Pass]:
             result.append(Pass())
         result[-1].stores = True
     for n in sorted(used):
-        if body.nodes[n].op == "check" and "c" in body.deps[n]:
+        if body.nodes[n].op == "check" and "c" in body.deps[n] and "k" not in body.deps[n]:  # the loop over k sees to those of k
             while len(result) <= level[n]:
                 result.append(Pass())
             result[level[n]].checks.append(n)

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import composite, creation, indexing, linear_algebra, normalization, pointwise, quantized, reductions, shape, windows
+from . import (
+    composite,
+    creation,
+    indexing,
+    linear_algebra,
+    normalization,
+    pointwise,
+    quantized,
+    reductions,
+    resize,
+    shape,
+    transformer,
+    transposed,
+    windows,
+)
 from .call import Call, Row, SymScalar
 
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
-    **windows.ROWS,
+    **windows.ROWS, **transposed.ROWS, **resize.ROWS, **transformer.ROWS,
 }
 # Of operations that are decomposed with the rest where a program is.
 COMPOSITES: dict[Any, Row] = composite.ROWS

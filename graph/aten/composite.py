@@ -38,7 +38,7 @@ def dropout(c: Call, x: Value, probability: float, train: bool) -> Value:
 def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
                 groups: int) -> Value:
     batch = x if x.tensor.rank == w.tensor.rank else b.unsqueeze(x, 0)
-    return b.reshape(batched_convolution(c, batch, w, bias, stride, padding, dilation, False, (), groups), c.shape)
+    return b.reshape(batched_convolution(c, batch, w, bias, stride, padding, dilation, groups), c.shape)
 
 
 def difference(c: Call, x: Value, times: int, axis: int, before: Value | None, after: Value | None) -> Value:

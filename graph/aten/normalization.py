@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import Dim, Shape
+from ..dims import Dim, Shape, bounds
 from ..ir import Value
 from .call import Call, Row, opmath
-from .reductions import mean_of, variance
+from .reductions import count, mean_of, variance
 
 aten = torch.ops.aten
 
@@ -68,9 +69,21 @@ def batch_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, mean
     return b.cast(out, x.dtype), None, None
 
 
+def batch_norm_of_itself(c: Call, x: Value, weight: Value | None, bias: Value | None, train: bool, momentum: float,
+                         eps: float) -> tuple[Value, ...]:
+    """By the statistics of x over all axes but the second, as in `InstanceNorm`."""
+    axes = (0, *range(2, x.tensor.rank))
+    if (bounds(count(x, axes))[0] or 0) < 1:
+        raise Unsupported("statistics over axes that may be empty")
+    out, mean, scale = normalized(b.cast(x, opmath(x.dtype)), axes, eps)
+    stats = tuple(b.cast(b.reshape(s, (x.shape[1],)), c.element(i).dtype) for i, s in enumerate((mean, scale), 1))
+    return (b.cast(affine(out, weight, bias, (x.shape[1], *(1 for _ in x.shape[2:]))), x.dtype), *stats)
+
+
 ROWS: dict[Any, Row] = {
     aten.native_layer_norm.default: layer_norm,
     aten._fused_rms_norm.default: rms_norm,
     aten.native_group_norm.default: group_norm,
     aten._native_batch_norm_legit_no_training.default: batch_norm,
+    aten._native_batch_norm_legit.no_stats: batch_norm_of_itself,
 }

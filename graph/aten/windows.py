@@ -61,25 +61,29 @@ def numbers(given: Sequence[int], count: int, default: Sequence[int] = ()) -> tu
 
 
 def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-                flipped: bool, output_padding: Sequence[int], groups: int) -> Value:
+                groups: int) -> Value:
     """x[N, C, spatial...], w[M, C / groups, window...], bias[M]."""
-    if flipped:
-        raise Unsupported("a transposed convolution")
-    if x.dtype not in (f32, bf16) or w.dtype != x.dtype:
-        raise Unsupported(f"a convolution of {x.dtype} and {w.dtype}")
-    size = tuple(w.shape[2:])
-    if not all(isinstance(k, int) for k in size) or 0 in (*x.shape, *w.shape):
-        raise Unsupported("a convolution of tensors without elements, or with windows of unknown size")
+    size = window_of(x, w)
     rank = len(size)
     steps, edges, spread = (numbers(given, rank) for given in (stride, padding, dilation))
     image = surrounded(channels_last(x), edges, edges)
     if groups == 1:
-        out = _dense(windows(image, size, steps, spread), w, bias)  # type: ignore[arg-type]
+        out = _dense(windows(image, size, steps, spread), w, bias)
     elif w.shape[1] == 1 and w.shape[0] == groups:
-        out = _depthwise(windows(image, size, steps, spread), w, bias)  # type: ignore[arg-type]
+        out = _depthwise(windows(image, size, steps, spread), w, bias)
     else:
         raise Unsupported("a convolution in groups")
     return channels_first(b.cast(out, c.dtype))
+
+
+def window_of(x: Value, w: Value) -> tuple[int, ...]:
+    """The sizes of a convolution's windows. Raises Unsupported for operands that no product takes."""
+    if x.dtype not in (f32, bf16) or w.dtype != x.dtype:
+        raise Unsupported(f"a convolution of {x.dtype} and {w.dtype}")
+    size = tuple(k for k in w.shape[2:] if isinstance(k, int))
+    if len(size) != w.tensor.rank - 2 or 0 in (*x.shape, *w.shape):
+        raise Unsupported("a convolution of tensors without elements, or with windows of unknown size")
+    return size
 
 
 def _dense(patches: Value, w: Value, bias: Value | None) -> Value:
@@ -94,6 +98,14 @@ def _depthwise(patches: Value, w: Value, bias: Value | None) -> Value:
     spatial = range(w.tensor.rank - 1, 2 * w.tensor.rank - 3)
     out = b.reduce(b.mul(b.cast(patches, work), b.cast(taps, work)), "sum", tuple(spatial))
     return out if bias is None else b.add(out, b.cast(bias, work))
+
+
+def _clipped(size: int, results: Dim, length: Dim, padding: int, dilation: int) -> int:
+    """The size of the windows along one axis of so many elements. A single window may be much larger than all of them; what is beyond
+    the padding belongs to no mean and to no maximum."""
+    if results != 1 or not isinstance(length, int):
+        return size
+    return min(size, (length + 2 * padding - 1) // dilation + 1)
 
 
 @dataclass(frozen=True)
@@ -112,6 +124,7 @@ class _Pool:
         size = numbers(size, rank)
         stride, padding, dilation = numbers(stride, rank, size), numbers(padding, rank), numbers(dilation, rank)
         extra: list[Dim] = [0] * rank
+        size = tuple(_clipped(*axis) for axis in zip(size, c[-rank:], x.shape[-rank:], padding, dilation, strict=True))
         for axis in range(rank if ceil else 0):
             reach = (c[axis - rank] - 1) * stride[axis] + dilation[axis] * (size[axis] - 1) + 1
             beyond = reach - x.shape[axis - rank] - 2 * padding[axis]
@@ -128,7 +141,7 @@ class _Pool:
         return b.reduce(windows(image, self.size, self.stride, self.dilation), kind, tuple(range(1 + rank, 1 + 2 * rank)))
 
 
-def _image(x: Value, rank: int) -> Value:
+def image_of(x: Value, rank: int) -> Value:
     """x[n, c, spatial...], or without n, in channels-last order and in the type that torch computes in."""
     if not x.dtype.is_float or 0 in x.shape:
         raise Unsupported(f"pooling of {x.type}")
@@ -141,16 +154,16 @@ def _max_pool(rank: int) -> Row:
         c.need_only(0)
         shape = c.element(0).shape
         pool = _Pool.of(shape, x, size, stride, padding, dilation, ceil_mode, rank)
-        return b.reshape(channels_first(pool.reduced(_image(x, rank), "max", -math.inf)), shape), None
+        return b.reshape(channels_first(pool.reduced(image_of(x, rank), "max", -math.inf)), shape), None
 
     return row
 
 
-def _avg_pool(rank: int) -> Row:
+def average(rank: int) -> Row:
     def row(c: Call, x: Value, size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), ceil_mode: bool = False,
             count_include_pad: bool = True, divisor: int | None = None) -> Value:
         pool = _Pool.of(c.shape, x, size, stride, padding, (1,), ceil_mode, rank)
-        image = _image(x, rank)
+        image = image_of(x, rank)
         total = pool.reduced(b.cast(image, opmath(x.dtype)), "sum", 0.0)
         whole = not any(pool.extra) and (count_include_pad or not any(pool.padding))
         if divisor is not None or whole:
@@ -166,23 +179,10 @@ def _avg_pool(rank: int) -> Row:
     return row
 
 
-def _adaptive_avg_pool(rank: int) -> Row:
-    def row(c: Call, x: Value, out: Sequence[Dim]) -> Value:
-        sizes = x.shape[-rank:]
-        if not all(isinstance(n, int) and isinstance(m, int) and n and m and n % m == 0 for n, m in zip(sizes, out, strict=True)):
-            raise Unsupported(f"windows of unequal sizes, of {sizes} for {tuple(out)} results")
-        return _avg_pool(rank)(c, x, [n // m for n, m in zip(sizes, out, strict=True)])  # type: ignore[operator,return-value]
-
-    return row
-
-
 ROWS: dict[Any, Row] = {
-    aten.convolution.default: convolution,
     aten.max_pool2d_with_indices.default: _max_pool(2),
     aten.max_pool3d_with_indices.default: _max_pool(3),
-    aten.avg_pool1d.default: _avg_pool(1),
-    aten.avg_pool2d.default: _avg_pool(2),
-    aten.avg_pool3d.default: _avg_pool(3),
-    aten._adaptive_avg_pool2d.default: _adaptive_avg_pool(2),
-    aten._adaptive_avg_pool3d.default: _adaptive_avg_pool(3),
+    aten.avg_pool1d.default: average(1),
+    aten.avg_pool2d.default: average(2),
+    aten.avg_pool3d.default: average(3),
 }

@@ -68,6 +68,21 @@ def test_it_is_our_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert called == ["CompiledModel(dynamo: 1 native segments, 0 operations left to PyTorch)"]
 
 
+def test_the_fused_layers_of_transformers_are_taken_apart() -> None:
+    """In inference `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call one operation each; `strict` refuses to leave it whole."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    compiled = torch.compile(encoder, backend="sashiko", options={"strict": True})
+    x, padded = torch.randn(3, 7, 32), torch.arange(7) >= torch.tensor([[7], [5], [2]])
+    with torch.no_grad():
+        assert_close(compiled(x, src_key_padding_mask=padded), encoder(x, src_key_padding_mask=padded))
+    for size in (3, 2):  # the second time for a batch of any size
+        check(encoder, compiled, x[:size])
+    attention = nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    check(attention, torch.compile(attention, backend="sashiko", options={"strict": True}), x, x, x)
+
+
 def test_dynamic_sizes_compile_once() -> None:
     model, graphs = Net().eval(), Graphs()
     compiled = torch.compile(model, backend=graphs, dynamic=True)

@@ -161,6 +161,24 @@ def test_an_index_out_of_range() -> None:
             assert_close(compiled(good), model(good))
 
 
+class Summed(nn.Module):
+    """The rows of a table along the axis that is summed, the columns by indices of their own for each row."""
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return x.gather(2, ids).sum(1)
+
+
+def test_an_index_out_of_range_under_a_sum_of_rows() -> None:
+    model, x, good = Summed().eval(), torch.randn(2, 9, 16), torch.randint(0, 16, (2, 9, 5))
+    compiled = sashiko.compile(model, (x, good), strict=True)
+    for place in ((0, 0, 0), (1, 8, 4)):
+        ids = good.clone()
+        ids[place] = 16
+        with pytest.raises(IndexError, match=r"index is out of range in .*gather"):
+            compiled(x, ids)
+        assert_close(compiled(x, good), model(x, good))
+
+
 @pytest.fixture
 def objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of its own."""

@@ -61,6 +61,16 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "depthwise 1d": (lambda: nn.Conv1d(9, 9, 5, groups=9, bias=False), (2, 9, 21)),
     "average": (lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True), (2, 5, 8, 10)),
     "maximum": (lambda: nn.MaxPool2d(3, 2, 1), (2, 5, 8, 10)),
+    "average of all": (lambda: nn.AvgPool2d((640, 9), padding=(0, 1), ceil_mode=True), (2, 5, 8, 7)),
+    "maximum of all": (lambda: nn.MaxPool2d(640, padding=1, ceil_mode=True), (2, 5, 8, 10)),
+    "transposed": (lambda: nn.ConvTranspose2d(5, 7, 3, stride=2, padding=1, output_padding=1), (2, 5, 6, 4)),
+    "transposed without overlap": (lambda: nn.ConvTranspose2d(4, 6, 2, stride=2), (1, 4, 5, 7)),
+    "transposed, far apart": (
+        lambda: nn.ConvTranspose2d(3, 5, (2, 5), stride=(5, 2), dilation=(3, 2), output_padding=(4, 1)), (2, 3, 4, 5)
+    ),
+    "transposed 1d": (lambda: nn.ConvTranspose1d(6, 4, 7, bias=False, padding=3), (2, 6, 9)),
+    "transposed volume": (lambda: nn.ConvTranspose3d(2, 3, 3, stride=(1, 2, 3), padding=(0, 1, 2)), (1, 2, 3, 4, 3)),
+    "unequal regions": (lambda: nn.AdaptiveAvgPool2d((3, 12)), (2, 5, 8, 10)),
     "regions": (lambda: nn.AdaptiveAvgPool2d((2, 5)), (2, 5, 8, 10)),
 }
 
@@ -77,10 +87,19 @@ def test_layers_are_native_and_agree_with_f64(name: str) -> None:
 
 
 @torch.no_grad()
+def test_a_window_larger_than_the_image_reads_the_image_alone() -> None:
+    """Windows that a model takes larger than any image, to average all of it: nothing is surrounded by what does not count."""
+    x = torch.randn(2, 5, 8, 7)
+    for layer in (nn.AvgPool2d(1280, ceil_mode=True), nn.MaxPool2d(1280, ceil_mode=True)):
+        assert not any("pad" in label for label in labels(sashiko.compile(nn.Sequential(layer).eval(), (x,), strict=True)))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(("layer", "reason"), [
-    (nn.ConvTranspose2d(4, 6, 3, stride=2), "a transposed convolution"), (nn.Conv2d(8, 12, 3, groups=4), "a convolution in groups"),
+    (nn.ConvTranspose2d(4, 6, 3, groups=2), "a transposed convolution in groups"),
+    (nn.Conv2d(8, 12, 3, groups=4), "a convolution in groups"),
     (nn.Conv2d(8, 16, 3, groups=8), "a convolution in groups"), (nn.Conv2d(8, 4, 3).double(), "a convolution of f64"),
-    (nn.AdaptiveAvgPool2d(3), "windows of unequal sizes"), (nn.MaxPool2d(2, return_indices=True), "result number 1 is used"),
+    (nn.MaxPool2d(2, return_indices=True), "result number 1 is used"),
 ], ids=lambda v: v if isinstance(v, str) else "")
 def test_what_is_left_to_pytorch_is_right_and_says_why(layer: nn.Module, reason: str) -> None:
     channels = 4 if isinstance(layer, nn.ConvTranspose2d) else 8

@@ -100,6 +100,7 @@ def check(call: Recorded) -> str | None:
         if call.target not in UNDEFINED:
             bound = tolerance(want.dtype)
             near = bound + order_of_sums(call) if call.target is aten.convolution.default else bound
+            near += rounded_fractions(call) if "upsample" in str(call.target) else 0.0
             torch.testing.assert_close(got, want, equal_nan=True, rtol=bound, atol=near, msg=lambda m: f"{call.target}: {m}")
     return captured.leftovers[0].reason if captured.leftovers else None
 
@@ -118,6 +119,12 @@ def order_of_sums(call: Recorded) -> float:
     # Narrow types are summed in f32, or eager's sum would be the less exact one by far.
     eps = torch.finfo(torch.promote_types(image.dtype, torch.float32)).eps if image.dtype.is_floating_point else 0.0
     return float(2 * weight[0].numel() * eps / 2 * magnitudes.max()) if magnitudes.numel() else 0.0
+
+
+def rounded_fractions(call: Recorded) -> float:
+    """Eager rounds the weights of neighbours to the type of the image, two products along each axis; here they are f32 at least."""
+    image = call.args[0]
+    return float((image.dim() - 2) * torch.finfo(image.dtype).eps * image.abs().max())
 
 
 def recorded(counts: dict[torch.dtype, int]) -> Iterator[tuple[Any, list[Recorded]]]:
@@ -200,10 +207,33 @@ POSITIONAL: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten.avg_pool2d.default, (IMAGE, [3, 2], [2, 2], [1, 1], True, True)),
     (aten.avg_pool2d.default, (IMAGE, [3], [2], [1], True, False)),
     (aten.avg_pool2d.default, (IMAGE, [3], [1], [0], False, True, 4)),
+    (aten.convolution.default, (IMAGE, torch.randn(3, 5, 3, 2), torch.randn(5), [2, 1], [1, 2], [1, 3], True, [1, 0], 1)),
+    (aten._native_batch_norm_legit.no_stats, (IMAGE, torch.randn(3), torch.randn(3), True, 0.1, 1e-5)),
     (aten._adaptive_avg_pool2d.default, (IMAGE, [4, 2])),
+    (aten._adaptive_avg_pool2d.default, (IMAGE, [5, 11])),
+    (aten.upsample_linear1d.default, (IMAGE[0], [13], False, 2.3)),
+    (aten.upsample_bilinear2d.default, (IMAGE, [16, 3], False, None, 0.5)),
+    (aten.upsample_trilinear3d.default, (IMAGE[:, None], [3, 5, 6], True)),
+    (aten.upsample_linear1d.vec, (IMAGE[0], None, False, [1.7])),
+    (aten.upsample_bilinear2d.vec, (IMAGE.bfloat16(), [9, 1], True, None)),
+    (aten.upsample_trilinear3d.vec, (IMAGE[:, None], None, False, [1.0, 2.0, 2.5])),
     (aten._adaptive_avg_pool3d.default, (IMAGE, [3, 4, 2])),
 )
+WORDS, OTHERS = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+JOINT = (torch.randn(24, 8), torch.randn(24), torch.randn(8, 8), torch.randn(8))
+NORMS = tuple(torch.randn(8) for _ in range(4))
+FEED = (torch.randn(12, 8), torch.randn(12), torch.randn(8, 12), torch.randn(8))
+PADDED = torch.tensor([[False, False, True, False, True], [True] * 5])  # all of the second row: NaN
+LATER = torch.ones(5, 5).triu(1).bool()
+FUSED: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (aten._native_multi_head_attention.default, (WORDS, WORDS, WORDS, 8, 2, *JOINT)),
+    (aten._native_multi_head_attention.default, (WORDS, OTHERS, WORDS, 8, 4, *JOINT, PADDED, True, False, 1)),
+    (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, True, False, 1e-5, *NORMS, *FEED, PADDED, 1)),
+    (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, False, True, 1e-5, *NORMS, *FEED, LATER, 0)),
+    (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, True, True, 1e-5, *NORMS, *FEED, LATER.expand(2, 2, 5, 5), 2)),
+)
 OWN: tuple[Recorded, ...] = (
+    *(Recorded(op, args, {}) for op, args in FUSED),
     *(Recorded(op, args, {}) for op, args in POSITIONAL),
     Recorded(aten.div.Scalar_mode, (X, 0.3), {"rounding_mode": "floor"}),
     Recorded(aten.div.Tensor_mode, (X, Y), {"rounding_mode": "trunc"}),
@@ -214,8 +244,8 @@ OWN: tuple[Recorded, ...] = (
 # Rows that leave some calls to PyTorch say so with one of these; a reason that is not listed is news.
 REASONS = ("complex numbers", "a product of integer matrices", "integer division by", "a vector norm of order", "pow of integers", "bool",
            "a scalar", "is used", "roll over", "depends on the data", "out of range", "comparing", "may be empty", "with a step",
-           "of unknown", "attention", "sub of bool", "a transposed convolution", "a convolution in groups", "a convolution of",
-           "pooling of", "windows of unequal sizes", "without elements")
+           "of unknown", "attention", "sub of bool", "a transposed convolution in groups", "a convolution in groups", "a convolution of",
+           "pooling of", "resizing of", "without elements")
 
 
 def test_rows_agree_with_eager() -> None:

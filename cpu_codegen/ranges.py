@@ -1,0 +1,110 @@
+"""Ranges of columns in which the conditions of a body hold everywhere or nowhere, such as those of the parts of a concatenation.
+
+Where a body asks on which side of a bound its column is, it is cut at that bound into bodies that need not ask. Each reads one part of
+what lies side by side in the result, without masks; as one body it would compute all parts at every column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from ..graph.dims import coefficient, substitute, symbol
+from ..graph.ops import COMPARE
+from ..graph.types import boolean
+from ..stitch.loops import Body, LoopKernel, Node
+
+_MOST = 8  # ranges of one kernel: each is code of its own
+
+def column_ranges(kernel: LoopKernel, least: int) -> tuple[LoopKernel, ...]:
+    """Kernels for one range of columns each, at least `least` wide, that do together what `kernel` does; itself where it asks nothing.
+
+    All have the rows of the kernel. What goes around the caches must start at whole registers, and stays in one piece.
+    """
+    body, columns = kernel.body, kernel.cols
+    if kernel.rows is None or not isinstance(columns, int) or any(node.op == "reduce" and node.axis == "c" for node in body.nodes):
+        return (kernel,)
+    if any(store.streams or coefficient(store.index, "c") == (0, store.index) for store in body.stores):
+        return (kernel,)
+    cuts = sorted({cut for n in range(len(body.nodes)) if (cut := _cut(body.nodes, n)) is not None and 0 < cut < columns})
+    edges = [0, *cuts, columns]
+    widths = [high - low for low, high in pairwise(edges)]
+    if not cuts or len(widths) > _MOST or min(widths) < least:
+        return (kernel,)
+    return tuple(replace(kernel, body=_within(body, low, width), cols=width) for low, width in zip(edges, widths))
+
+
+def _line(node: Node) -> tuple[int, int] | None:
+    """(slope, start) of an integer that is slope * c + start at every point."""
+    if node.op == "const" and isinstance(node.value, int):
+        return 0, int(node.value)
+    parts = coefficient(node.index, "c") if node.op == "index" else None
+    return (parts[0], parts[1]) if parts is not None and isinstance(parts[0], int) and isinstance(parts[1], int) else None
+
+
+def _cut(nodes: Sequence[Node], n: int) -> int | None:
+    """The first column at which a comparison `c + start >= bound` holds, or `c + start < bound` no longer does."""
+    if nodes[n].op not in ("ge", "lt"):
+        return None
+    left, right = (_line(nodes[a]) for a in nodes[n].args)
+    return right[1] - left[1] if left is not None and right is not None and left[0] == 1 and right[0] == 0 else None
+
+
+def _within(body: Body, low: int, width: int) -> Body:
+    """The body for columns low, .. low + width - 1, counted from 0."""
+    column = symbol("c", 0, None, width) + low
+    nodes: list[Node] = []
+    known: dict[int, bool] = {}  # conditions
+    same: dict[int, int] = {}  # nodes that are another one here
+    for n, old in enumerate(body.nodes):
+        args = tuple(same.get(a, a) for a in old.args)
+        node = replace(old, args=args, index=substitute(old.index, {"c": column}))
+        truth = _truth(nodes, node, known, width)
+        if truth is not None:
+            known[n] = truth
+            node = Node("const", boolean, value=truth)
+        elif node.op == "check" and known.get(args[0]):
+            node = Node("const", boolean, value=True)
+        elif node.op == "load" and args and args[0] in known:
+            if known[args[0]]:
+                node = replace(node, args=())
+            else:
+                same[n] = args[1]
+        elif node.op == "where" and args[0] in known:
+            same[n] = args[1 if known[args[0]] else 2]
+        elif node.op in ("and", "or") and (found := [a for a in args if a in known]):
+            same[n] = args[0] if args[1] == found[0] else args[1]
+        nodes.append(node)
+    stores = tuple(
+        replace(s, index=substitute(s.index, {"c": column}), node=same.get(s.node, s.node), guard=same.get(s.guard, s.guard))
+        for s in body.stores
+    )
+    return Body(tuple(nodes), stores, body.buffers)
+
+
+def _truth(nodes: Sequence[Node], node: Node, known: dict[int, bool], width: int) -> bool | None:
+    """What a condition is at every one of the columns, None where that differs or is not known."""
+    if node.dtype != boolean:
+        return None
+    given = [known.get(a) for a in node.args]
+    match node.op:
+        case "and":
+            return False if False in given else True if given == [True, True] else None
+        case "or":
+            return True if True in given else False if given == [False, False] else None
+        case "logical_not":
+            return None if given[0] is None else not given[0]
+        case op if op in COMPARE:
+            lines = [_line(nodes[a]) for a in node.args]
+            return None if None in lines else _compared(op, [line for line in lines if line is not None], width)
+    return None
+
+
+def _compared(op: str, lines: Sequence[tuple[int, int]], width: int) -> bool | None:
+    (slope, start), (other, bound) = lines
+    ends = [(start - bound) + (slope - other) * c for c in (0, width - 1)]  # of the difference
+    if op in ("lt", "ge"):
+        below = [e < 0 for e in ends]
+        return None if below[0] != below[1] else below[0] == (op == "lt")
+    return None

@@ -1,0 +1,102 @@
+"""Images of other sizes: linear interpolation between neighbours, and means over regions of unequal sizes.
+
+Both read along one axis after the other, at positions that are known when the sizes are:
+
+    linear     out[i] = (1 - f[i]) * x[low[i]] + f[i] * x[low[i] + 1]
+    regions    out[i] = mean of x[floor(i * n / m)], .. x[ceil((i + 1) * n / m) - 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...diagnostics.errors import Unsupported
+from .. import build as b
+from ..dims import Dim
+from ..ir import Value
+from . import windows
+from .call import Call, Row, opmath
+
+aten = torch.ops.aten
+
+
+def sizes_of(x: Value, c: Call, rank: int) -> list[tuple[int, int]]:
+    """(elements, results) of each spatial axis. Raises Unsupported where positions would have to be computed in every call."""
+    pairs = [(n, m) for n, m in zip(x.shape[-rank:], c.shape[-rank:], strict=True) if isinstance(n, int) and isinstance(m, int)]
+    if len(pairs) != rank or not all(n and m for n, m in pairs):
+        raise Unsupported(f"resizing of unknown sizes, from {x.shape[-rank:]} to {c.shape[-rank:]}")
+    return pairs
+
+
+def along(x: Value, axis: int, values: torch.Tensor) -> Value:
+    """Numbers for the positions (and what comes behind them) along one axis of x, ready to be broadcast."""
+    return b.reshape(b.constant(values), (*values.shape, *(1 for _ in range(x.tensor.rank - axis - 1))))
+
+
+def _places(n: int, m: int, aligned: bool, scale: float | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(lower neighbour, fraction of the way to the next one) of each result, in the arithmetic of ATen/native/UpSample.h."""
+    at = torch.arange(m, dtype=dtype)
+    if aligned:
+        place = at * (torch.tensor(n - 1, dtype=dtype) / (m - 1) if m > 1 else 0.0)
+    else:
+        step = torch.tensor(1.0 / scale if scale is not None and scale > 0 else n / m, dtype=dtype)
+        place = (step * (at + 0.5) - 0.5).clamp(min=0)
+    low = place.to(torch.int64).clamp(max=n - 1)
+    return low, (place - low).clamp(0, 1)
+
+
+def _interpolated(c: Call, x: Value, aligned: bool, scales: Sequence[float | None], rank: int) -> Value:
+    if not x.dtype.is_float:
+        raise Unsupported(f"resizing of {x.type}")
+    image = b.cast(windows.channels_last(x), opmath(x.dtype))
+    for axis, ((n, m), scale) in enumerate(zip(sizes_of(x, c, rank), scales, strict=True), 1):
+        if n != m:
+            low, part = _places(n, m, aligned, scale, image.dtype.torch)
+            first, second = (b.take(image, b.constant(at), axis) for at in (low, (low + 1).clamp(max=n - 1)))
+            image = b.add(b.mul(first, along(image, axis, 1 - part)), b.mul(second, along(image, axis, part)))
+    return windows.channels_first(b.cast(image, c.dtype))
+
+
+def _linear(rank: int) -> Row:
+    """upsample_linear1d, _bilinear2d, _trilinear3d with a size and perhaps scales."""
+    return lambda c, x, size, aligned, *scales: _interpolated(c, x, aligned, scales, rank)
+
+
+def _linear_vec(rank: int) -> Row:
+    """The same with a list of scales."""
+    return lambda c, x, size, aligned, scales: _interpolated(c, x, aligned, scales or (None,) * rank, rank)
+
+
+def _regions(rank: int) -> Row:
+    """Adaptive average pooling: windows where all are of one size, else the positions of each region, with some that do not count."""
+
+    def row(c: Call, x: Value, out: Sequence[Dim]) -> Value:
+        pairs = sizes_of(x, c, rank)
+        if all(n % m == 0 for n, m in pairs):
+            return windows.average(rank)(c, x, [n // m for n, m in pairs])  # type: ignore[return-value]
+        image = b.cast(windows.image_of(x, rank), opmath(x.dtype))
+        for axis, (n, m) in enumerate(pairs, 1):
+            first = torch.arange(m) * n // m
+            count = -(-(torch.arange(m) + 1) * n // m) - first
+            offset = torch.arange(int(count.max()))
+            taken = b.take(image, b.constant((first[:, None] + offset).clamp(max=n - 1)), axis)
+            counted = b.where(along(taken, axis + 1, offset < count[:, None]), taken, 0.0)
+            image = b.div(b.reduce(counted, "sum", axis + 1), along(image, axis, count.to(image.dtype.torch)))
+        return b.cast(b.reshape(windows.channels_first(image), c.shape), c.dtype)
+
+    return row
+
+
+ROWS: dict[Any, Row] = {
+    aten.upsample_linear1d.default: _linear(1),
+    aten.upsample_bilinear2d.default: _linear(2),
+    aten.upsample_trilinear3d.default: _linear(3),
+    aten.upsample_linear1d.vec: _linear_vec(1),
+    aten.upsample_bilinear2d.vec: _linear_vec(2),
+    aten.upsample_trilinear3d.vec: _linear_vec(3),
+    aten._adaptive_avg_pool2d.default: _regions(2),
+    aten._adaptive_avg_pool3d.default: _regions(3),
+}

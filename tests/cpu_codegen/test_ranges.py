@@ -1,0 +1,71 @@
+"""Kernels cut at the columns where a condition changes: the parts of a concatenation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sashiko.cpu_codegen.ranges import column_ranges
+from sashiko.cpu_codegen.schedule import needed
+from sashiko.graph.dims import symbol
+from sashiko.graph.types import boolean, f32, i64
+from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
+from tests.cpu_codegen.kernels import empty, few, normal, run
+from tests.emulation import Runner
+
+ROWS = 5
+
+
+def beside(widths: tuple[int, ...], known: bool = True, shown: int | None = None) -> LoopKernel:
+    """Tensors of ROWS rows side by side, each behind a relu; the second is absent in rows from `shown` on."""
+    builder = BodyBuilder()
+    total = sum(widths)
+    r, c = axis("r", ROWS), axis("c", total if known else symbol("S"))
+    result, start = -1, 0
+    zero = builder.const(0.0, f32)
+    for n, width in enumerate(widths):
+        at = builder.add(Node("index", i64, index=c - start))
+        low = builder.op("ge", boolean, at, builder.const(0, i64))
+        high = builder.op("lt", boolean, at, builder.add(Node("index", i64, index=width)))
+        here = builder.op("and", boolean, low, high)
+        if n == 1 and shown is not None:
+            row = builder.add(Node("index", i64, index=r))
+            here = builder.op("and", boolean, builder.op("lt", boolean, row, builder.const(shown, i64)), here)
+        value = builder.op("maximum", f32, builder.load(builder.buffer(f32), r * width + c - start, here, zero), zero)
+        result = value if result < 0 else builder.op("where", f32, here, value, result)
+        start += width
+    builder.store(builder.buffer(f32), r * (total if known else symbol("S")) + c, result)
+    return LoopKernel("beside", builder.finish(), ROWS, total if known else symbol("S"))
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("runner", few())
+def test_parts_side_by_side(runner: Runner, known: bool) -> None:
+    for widths in ((16, 16), (32, 7), (64, 100, 48), (16,) * 9):
+        parts = [normal(ROWS, width, seed=n) for n, width in enumerate(widths)]
+        out = run(runner, beside(widths, known), [*parts, empty(ROWS, sum(widths))], {"S": sum(widths)})[-1]
+        assert torch.equal(out, torch.cat(parts, 1).relu())
+
+
+@pytest.mark.parametrize("runner", few())
+def test_a_condition_on_rows_stays(runner: Runner) -> None:
+    parts = [normal(ROWS, 32), normal(ROWS, 48, seed=1)]
+    out = run(runner, beside((32, 48), shown=3), [*parts, empty(ROWS, 80)], {})[-1]
+    expected = torch.cat(parts, 1).relu()
+    # The first part is not read beyond its columns: where no part is, there is the relu of nothing.
+    expected[3:, 32:] = 0
+    assert torch.equal(out, expected)
+
+
+def test_each_range_reads_one_part_without_asking() -> None:
+    kernels = column_ranges(beside((64, 100, 48)), 16)
+    assert [k.cols for k in kernels] == [64, 100, 48]
+    for number, kernel in enumerate(kernels):
+        nodes = [kernel.body.nodes[n] for n in needed(kernel.body)]
+        assert [(n.buffer, n.args) for n in nodes if n.op == "load"] == [(number, ())]
+        assert not any(n.op in ("ge", "lt", "and", "where") for n in nodes)
+
+
+def test_what_stays_whole() -> None:
+    for kernel in (beside((64, 8)), beside((64, 64), known=False), beside((16,) * 9)):
+        assert column_ranges(kernel, 16) == (kernel,)
