@@ -17,6 +17,7 @@ from ..stitch.loops import Body, LoopKernel, Node
 
 _MOST = 8  # ranges of one kernel: each is code of its own
 
+
 def column_ranges(kernel: LoopKernel, least: int) -> tuple[LoopKernel, ...]:
     """Kernels for one range of columns each, at least `least` wide, that do together what `kernel` does; itself where it asks nothing.
 
