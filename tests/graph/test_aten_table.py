@@ -101,6 +101,7 @@ def check(call: Recorded) -> str | None:
             bound = tolerance(want.dtype)
             near = bound + order_of_sums(call) if call.target is aten.convolution.default else bound
             near += rounded_fractions(call) if "upsample" in str(call.target) else 0.0
+            near += own_error(call) if call.target in {op for op, _ in FUSED} else 0.0
             torch.testing.assert_close(got, want, equal_nan=True, rtol=bound, atol=near, msg=lambda m: f"{call.target}: {m}")
     return captured.leftovers[0].reason if captured.leftovers else None
 
@@ -127,6 +128,13 @@ def rounded_fractions(call: Recorded) -> float:
     return float((image.dim() - 2) * torch.finfo(image.dtype).eps * image.abs().max())
 
 
+def own_error(call: Recorded) -> float:
+    """How far eager itself is from the results in f64, eight times: two computations of a whole layer in f32 have errors of one size."""
+    wide = tuple(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call.args)
+    results = zip(*(tree_flatten(call.target(*args))[0] for args in (call.args, wide)), strict=True)
+    return max(8 * float((a - b).abs().nan_to_num().max()) for a, b in results if a is not None)
+
+
 def recorded(counts: dict[torch.dtype, int]) -> Iterator[tuple[Any, list[Recorded]]]:
     """The calls with a row that the first samples of every operator make: counts[dtype] of them, 1 where it has no entry."""
     for op in op_db:
@@ -141,6 +149,7 @@ def recorded(counts: dict[torch.dtype, int]) -> Iterator[tuple[Any, list[Recorde
                 yield op, recorder.calls
 
 
+torch.manual_seed(0)
 X, Y, M = torch.randn(2, 3, 4), torch.randn(2, 3, 4), torch.rand(2, 3, 4) < 0.5
 K, V = torch.arange(-12, 12).reshape(2, 3, 4), torch.randn(4)
 Q, KEEP = torch.randn(2, 4, 5, 8), torch.rand(5, 5) < 0.8
