@@ -29,8 +29,8 @@ def test_the_zero_point_is_a_share_of_the_bias_that_costs_no_accuracy(biased: bo
     integers = ((real / STEP).round() + ZERO).clamp(0, 255).double() - ZERO
     weights = weight.double() * torch.tensor(SCALES, dtype=torch.float64)[:, None]
     want = STEP * integers @ weights.t() + (bias.double() if biased else 0)
-    # As much as 2^-16 of a step of each x, and the rounding of the result.
-    bound = 2**-16 * STEP * weights.abs().sum(1) + 2**-23 * want.abs()
+    # Four roundings of sums below 2^8 steps for each x, and the rounding of the result.
+    bound = 4 * 2**-24 * 2**8 * STEP * weights.abs().sum(1) + 2**-23 * want.abs()
     assert ((run(graph, [real])[0] - want).abs() <= bound).all()
 
 
