@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ..graph.dims import coefficient, substitute, symbol
-from ..graph.ops import COMPARE
 from ..graph.types import boolean
 from ..stitch.loops import Body, LoopKernel, Node
 
@@ -96,16 +95,10 @@ def _truth(nodes: Sequence[Node], node: Node, known: dict[int, bool], width: int
             return True if True in given else False if given == [False, False] else None
         case "logical_not":
             return None if given[0] is None else not given[0]
-        case op if op in COMPARE:
-            lines = [_line(nodes[a]) for a in node.args]
-            return None if None in lines else _compared(op, [line for line in lines if line is not None], width)
-    return None
-
-
-def _compared(op: str, lines: Sequence[tuple[int, int]], width: int) -> bool | None:
-    (slope, start), (other, bound) = lines
-    ends = [(start - bound) + (slope - other) * c for c in (0, width - 1)]  # of the difference
-    if op in ("lt", "ge"):
-        below = [e < 0 for e in ends]
-        return None if below[0] != below[1] else below[0] == (op == "lt")
+        case "lt" | "ge":
+            left, right = (_line(nodes[a]) for a in node.args)
+            if left is None or right is None:
+                return None
+            below = [left[1] - right[1] + (left[0] - right[0]) * c < 0 for c in (0, width - 1)]
+            return None if below[0] != below[1] else below[0] == (node.op == "lt")
     return None

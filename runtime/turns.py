@@ -2,9 +2,8 @@
 
 More callers than that would only take the cores from one another in the middle of a run, with cold caches after each switch and some
 callers far behind; so they wait for a turn instead, in the order of their coming. A waiting caller holds no memory of the run, nor of
-its results. The one more keeps a core busy between the end of a turn and the waking of whoever gets it, which takes milliseconds when the
-system puts it on a core where another run is under way: on two cores, three callers reach 0.85 of what two do if only two may run, and all
-of it if three may (`benchmarks/callers.py --callers 3`).
+its results. The one more keeps a core busy between the end of a turn and the waking of whoever gets it, who may be put on a core where
+another run is under way and have to wait for that (`benchmarks/callers.py --callers 3`, where it shows most).
 """
 
 from __future__ import annotations

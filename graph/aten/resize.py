@@ -23,7 +23,7 @@ from .call import Call, Row, opmath
 aten = torch.ops.aten
 
 
-def sizes_of(x: Value, c: Call, rank: int) -> list[tuple[int, int]]:
+def _sizes_of(x: Value, c: Call, rank: int) -> list[tuple[int, int]]:
     """(elements, results) of each spatial axis. Raises Unsupported where positions would have to be computed in every call."""
     pairs = [(n, m) for n, m in zip(x.shape[-rank:], c.shape[-rank:], strict=True) if isinstance(n, int) and isinstance(m, int)]
     if len(pairs) != rank or not all(n and m for n, m in pairs):
@@ -31,7 +31,7 @@ def sizes_of(x: Value, c: Call, rank: int) -> list[tuple[int, int]]:
     return pairs
 
 
-def along(x: Value, axis: int, values: torch.Tensor) -> Value:
+def _along(x: Value, axis: int, values: torch.Tensor) -> Value:
     """Numbers for the positions (and what comes behind them) along one axis of x, ready to be broadcast."""
     return b.reshape(b.constant(values), (*values.shape, *(1 for _ in range(x.tensor.rank - axis - 1))))
 
@@ -52,11 +52,11 @@ def _interpolated(c: Call, x: Value, aligned: bool, scales: Sequence[float | Non
     if not x.dtype.is_float:
         raise Unsupported(f"resizing of {x.type}")
     image = b.cast(windows.channels_last(x), opmath(x.dtype))
-    for axis, ((n, m), scale) in enumerate(zip(sizes_of(x, c, rank), scales, strict=True), 1):
+    for axis, ((n, m), scale) in enumerate(zip(_sizes_of(x, c, rank), scales, strict=True), 1):
         if n != m:
             low, part = _places(n, m, aligned, scale, image.dtype.torch)
             first, second = (b.take(image, b.constant(at), axis) for at in (low, (low + 1).clamp(max=n - 1)))
-            image = b.add(b.mul(first, along(image, axis, 1 - part)), b.mul(second, along(image, axis, part)))
+            image = b.add(b.mul(first, _along(image, axis, 1 - part)), b.mul(second, _along(image, axis, part)))
     return windows.channels_first(b.cast(image, c.dtype))
 
 
@@ -74,7 +74,7 @@ def _regions(rank: int) -> Row:
     """Adaptive average pooling: windows where all are of one size, else the positions of each region, with some that do not count."""
 
     def row(c: Call, x: Value, out: Sequence[Dim]) -> Value:
-        pairs = sizes_of(x, c, rank)
+        pairs = _sizes_of(x, c, rank)
         if all(n % m == 0 for n, m in pairs):
             return windows.average(rank)(c, x, [n // m for n, m in pairs])  # type: ignore[return-value]
         image = b.cast(windows.image_of(x, rank), opmath(x.dtype))
@@ -83,8 +83,8 @@ def _regions(rank: int) -> Row:
             count = -(-(torch.arange(m) + 1) * n // m) - first
             offset = torch.arange(int(count.max()))
             taken = b.take(image, b.constant((first[:, None] + offset).clamp(max=n - 1)), axis)
-            counted = b.where(along(taken, axis + 1, offset < count[:, None]), taken, 0.0)
-            image = b.div(b.reduce(counted, "sum", axis + 1), along(image, axis, count.to(image.dtype.torch)))
+            counted = b.where(_along(taken, axis + 1, offset < count[:, None]), taken, 0.0)
+            image = b.div(b.reduce(counted, "sum", axis + 1), _along(image, axis, count.to(image.dtype.torch)))
         return b.cast(b.reshape(windows.channels_first(image), c.shape), c.dtype)
 
     return row

@@ -101,7 +101,8 @@ def _row_zero_example(rng: random.Random) -> Value:
 def row_zero_after_linear(m: Match) -> Value | Mismatch:
     """What the zero point of a row adds to each sum over it is known from the weight: the sums of its rows are constants.
 
-    It is taken off in integers that f32 holds, before the scales: one fused multiply-subtract.
+    It is taken off before the scales, by one fused multiply-subtract of whole numbers: exact below 2^24 where the scale of `x` is one, as
+    it is where a row has its own.
     """
     if not _by_row(m["y"], m["z"]):
         return m.fail(f"the zero point {m['z'].type} changes within a row", m["z"])
