@@ -152,13 +152,14 @@ class QuantizeAttrs(NumberAttrs):
 
 @dataclass(frozen=True)
 class PiecewiseAttrs(NumberAttrs):
-    """piecewise: real to integers of `dtype` by a polynomial for each piece of the real line, times a second operand where there is one.
+    """piecewise: a polynomial for each piece of the real line, times a second operand where there is one, rounded to integers of `dtype`.
 
     u is x, no less than `low` and no more than `high`; k is round-half-even(u * density), no less than `first` and no more than `last`.
-    The polynomial is sum of coefficients[i][k mod n] * u^i, n numbers for each power and a power of two. The result is
-    round-half-even(polynomial), or round-half-even(polynomial * factor + zero), saturated to [least, greatest] where they are given
-    (without them it is an integer of the type). NaN becomes `least`, or 0 without it; so does what is infinite as u where the highest
-    coefficient is 0. `qparams`: what the integers mean.
+    The polynomial is sum of coefficients[i][k mod n] * u^i, n numbers for each power and a power of two; with `line` its last product,
+    in Horner's scheme, is with x itself, so that it goes on as a line. The result is round-half-even(polynomial), or
+    round-half-even(polynomial * factor + zero), saturated to [least, greatest] where they are given (without them it is an integer of
+    the type). NaN becomes `least`, or 0 without it; so does what is infinite as u where the highest coefficient is 0. `qparams`: what
+    the integers mean. Where `dtype` is f32 the polynomial itself is the result.
     """
 
     dtype: DType
@@ -172,6 +173,7 @@ class PiecewiseAttrs(NumberAttrs):
     least: int | None = None
     greatest: int | None = None
     zero: int = 0
+    line: bool = False
 
 
 @dataclass(frozen=True)

@@ -208,8 +208,8 @@ def polynomials(x: Tensor, a: A.PiecewiseAttrs) -> Tensor:
     k = torch.round(u * a.density).nan_to_num().clamp(a.first, a.last).long() % len(a.coefficients[0])
     numbers = torch.tensor(a.coefficients, dtype=torch.float64)
     total = numbers[-1][k]
-    for each in reversed(numbers[:-1]):
-        total = (total * u + each[k]).float().double()
+    for power, each in reversed(list(enumerate(numbers[:-1]))):
+        total = (total * (x.double() if a.line and power == 0 else u) + each[k]).float().double()
     return total.float()
 
 
@@ -221,6 +221,8 @@ def _piecewise(v: Value, env: Env, x: Tensor, factor: Tensor | None = None) -> T
 def piecewise(x: Tensor, a: A.PiecewiseAttrs, factor: Tensor | None = None) -> Tensor:
     """See PiecewiseAttrs."""
     real = polynomials(x, a)
+    if a.dtype.is_float:
+        return real
     if factor is not None:
         real = (real.double() * factor + a.zero).float()
     whole = torch.round(real)

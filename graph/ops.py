@@ -220,8 +220,9 @@ def _quantize(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
 
 def _piecewise(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     assert isinstance(attrs, A.PiecewiseAttrs)
-    if any(t.dtype != f32 for t in types) or attrs.dtype.bits != 8:
-        raise InvalidGraph(f"piecewise: {', '.join(map(str, types))} to {attrs.dtype} is not from f32 to 8 bits")
+    narrow = attrs.dtype.bits == 8 or (attrs.dtype == f32 and len(types) == 1)
+    if any(t.dtype != f32 for t in types) or not narrow:
+        raise InvalidGraph(f"piecewise: {', '.join(map(str, types))} to {attrs.dtype} is not from f32 to 8 bits, nor from one f32 to f32")
     if broadcast(tuple(t.shape for t in types)) != types[0].shape:
         raise InvalidGraph(f"piecewise: factors {types[1]} do not spread over {types[0]}")
     return TensorType(attrs.dtype, types[0].shape, attrs.qparams)

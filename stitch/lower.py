@@ -156,7 +156,10 @@ class Lowering:
         numbers = [b.add(Node("lookup", f32, (piece,), numbers=row)) for row in a.coefficients]
         total = numbers.pop()
         while numbers:
-            total = b.op("add", f32, b.op("mul", f32, total, u), numbers.pop())
+            at = x if a.line and len(numbers) == 1 else u
+            total = b.op("add", f32, b.op("mul", f32, total, at), numbers.pop())
+        if a.dtype == f32:
+            return total
         if factor >= 0:
             total = b.op("mul", f32, total, factor)
             total = b.op("add", f32, total, b.const(float(a.zero), f32)) if a.zero else total

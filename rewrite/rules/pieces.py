@@ -1,11 +1,12 @@
-"""A function of one number as a few polynomials, good enough for a result that is rounded to 8 bits.
+"""A function of one number as a few polynomials, good enough for a result that is rounded to 8 bits, or to few digits later.
 
 The interval outside of which nothing changes is cut into pieces of one length. In each of them the polynomial agrees with the function
 at the Chebyshev nodes, which is nearly the best there is (Trefethen, Approximation Theory and Approximation Practice, 2013, ch. 15).
 What comes out is compared with the function on a dense grid, as computed in f32: `fit` gives nothing that is off by more than `ERROR`.
 
 Without a factor nothing changes once the result is saturated. A result that is multiplied by factors of many sizes is saturated in one
-channel long before it is in another: there the interval ends where the function has become a line, which has a piece of its own.
+channel long before it is in another: there the interval ends where the function has become a line, which has a piece of its own. So does
+that of a result in f32, of which the polynomials have as many digits as are needed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from ...graph import attrs as A
 from ...graph.interpret import piecewise, polynomials
-from ...graph.types import DType, QParams
+from ...graph.types import DType, QParams, f32
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 ERROR = 1 / 16  # of a step, before rounding: of many results at most so many differ, by one
@@ -27,6 +28,7 @@ SPREAD = 2.0**20  # of the magnitudes of factors, the greatest over the least
 _LINE = 2.0**20  # from here on a function that ever becomes a line is one
 _LEADING = 2.0**-126  # a coefficient that makes infinity of an infinite number, and nothing of others
 _DEGREES = (2, 3, 4, 5)
+_RELATIVE = 2.0**-12  # error of results in f32, of which few digits count
 _LARGEST = torch.finfo(torch.float32).max
 _REACH = 2.0**20  # the widest interval, and the farthest from 0 in pieces, whose numbers are the low bits of a float
 
@@ -62,19 +64,47 @@ class Rounding:
         return torch.where(always, 0.0, (y - exact).abs() * worst)
 
 
-def fit(function: Function, rounding: Rounding, pieces: int) -> A.PiecewiseAttrs | None:
+@dataclass(frozen=True)
+class Digits:
+    """What becomes of the function: its number, of which few digits count. absolute: an error that is fine even where that is nearly 0."""
+
+    absolute: float = 0.0
+    dtype: DType = f32
+    qparams: QParams | None = None
+    zero: int = 0
+
+    def error(self, y: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+        """How far off y is, where `ERROR` is as far as it may be."""
+        allowed = (exact.abs() * _RELATIVE).clamp(min=max(self.absolute, 2.0**-126))
+        return torch.where(y == exact.float(), 0.0, (y - exact).abs() / allowed * ERROR)
+
+
+Goal = Rounding | Digits
+
+
+def fit(function: Function, goal: Goal, pieces: int) -> A.PiecewiseAttrs | None:
     """The polynomials of `function`, or None where so few cannot follow it.
 
-    function: of tensors of f32 or f64, elementwise, in steps. pieces: a power of two. Takes 1 to 3 ms.
+    function: of tensors of f32 or f64, elementwise; in steps where it is rounded. pieces: a power of two. Takes 1 to 3 ms.
     """
-    interval = _interval(function, rounding)
+    if isinstance(goal, Digits):
+        goal = replace(goal, absolute=max(goal.absolute, 4 * _noise(function)))
+    interval = _interval(function, goal)
     if interval is None:
         return None
-    for degree in _DEGREES:
-        found = _fitted(function, rounding, interval, pieces, degree)
+    for degree in _DEGREES if isinstance(goal, Rounding) else _DEGREES[:3]:
+        found = _fitted(function, goal, interval, pieces, degree)
         if found is not None:
             return found
     return None
+
+
+def _noise(function: Function) -> float:
+    """How far off the function is in f32 where that has few digits of it, as 1 + erf(x) has where it is nearly 0."""
+    x = torch.linspace(-16, 16, 4096)
+    y, exact = function(x).double(), function(x.double())
+    error = (y - exact).abs()
+    return float(error.where(error > exact.abs() * _RELATIVE, 0.0).max())
 
 
 @dataclass(frozen=True)
@@ -98,24 +128,28 @@ def _probes() -> torch.Tensor:
     return torch.cat([-sizes.flip(0), torch.zeros(1, dtype=torch.float64), sizes])
 
 
-def _interval(function: Function, rounding: Rounding) -> _Interval | None:
+def _interval(function: Function, goal: Goal) -> _Interval | None:
     x = _probes()
     y = function(x)
     if bool(y.isnan().any()):
         return None
-    ends = _lines(function) if rounding.largest is not None else tuple((float(rounding.saturated(y[n])), 0.0) for n in (0, -1))
-    moved = [_moved(rounding, x, y, end) for end in ends]
+    if isinstance(goal, Rounding) and goal.largest is None:
+        ends = tuple((float(goal.saturated(y[n])), 0.0) for n in (0, -1))
+    else:
+        ends = _lines(function)
+    moved = [_moved(goal, x, y, end) for end in ends]
     if not moved[0].numel() or not moved[1].numel():
         return None
     left, right = int(moved[0][0]), int(moved[1][-1])
     if left == 0 or right == len(x) - 1:
         return None
-    low = _edge(function, rounding, float(x[left - 1]), float(x[left]), ends[0])
-    high = _edge(function, rounding, float(x[right + 1]), float(x[right]), ends[1])
+    low = _edge(function, goal, float(x[left - 1]), float(x[left]), ends[0])
+    high = _edge(function, goal, float(x[right + 1]), float(x[right]), ends[1])
     if high - low > _REACH:
         return None
     infinite = function(torch.tensor([-math.inf, math.inf], dtype=torch.float32)).isnan()
-    return _Interval(low, high, (bool(infinite[0]), bool(infinite[1])), (ends[0], ends[1]))
+    found = _Interval(low, high, (bool(infinite[0]), bool(infinite[1])), (ends[0], ends[1]))
+    return None if isinstance(goal, Digits) and found.alone[0] != found.alone[1] else found
 
 
 def _lines(function: Function) -> tuple[tuple[float, float], ...]:
@@ -124,16 +158,16 @@ def _lines(function: Function) -> tuple[tuple[float, float], ...]:
     return tuple((float(2 * a - b), float(b - a) / x) for a, b, x in zip(near, far, (-_LINE, _LINE)))
 
 
-def _moved(rounding: Rounding, x: torch.Tensor, y: torch.Tensor, line: tuple[float, float]) -> torch.Tensor:
+def _moved(goal: Goal, x: torch.Tensor, y: torch.Tensor, line: tuple[float, float]) -> torch.Tensor:
     """Where the function y(x) is not the line."""
-    return (rounding.error(line[0] + line[1] * x, y) > _TAIL).nonzero().flatten()
+    return (goal.error(line[0] + line[1] * x, y) > _TAIL).nonzero().flatten()
 
 
-def _edge(function: Function, rounding: Rounding, outside: float, inside: float, end: tuple[float, float]) -> float:
+def _edge(function: Function, goal: Goal, outside: float, inside: float, end: tuple[float, float]) -> float:
     """The last number on the way from outside where the function is what it is beyond."""
     for _ in range(2):
         x = torch.linspace(outside, inside, 65, dtype=torch.float64)
-        moved = _moved(rounding, x, function(x), end)
+        moved = _moved(goal, x, function(x), end)
         at = max(int(moved[0]), 1) if moved.numel() else 64
         outside, inside = float(x[at - 1]), float(x[at])
     return outside
@@ -156,7 +190,7 @@ def _layout(interval: _Interval, pieces: int) -> tuple[float, int, int] | None:
     return _single(best[0] * (1 - 2.0**-23)), best[1], best[1] + count - 1
 
 
-def _fitted(function: Function, rounding: Rounding, interval: _Interval, pieces: int, degree: int) -> A.PiecewiseAttrs | None:
+def _fitted(function: Function, goal: Goal, interval: _Interval, pieces: int, degree: int) -> A.PiecewiseAttrs | None:
     layout = _layout(interval, pieces)
     if layout is None:
         return None
@@ -168,25 +202,41 @@ def _fitted(function: Function, rounding: Rounding, interval: _Interval, pieces:
     local = torch.linalg.solve(torch.linalg.vander(nodes), values.T)  # of powers of (x - center) / half
     table = torch.zeros(degree + 1, pieces, dtype=torch.float64)
     table[:, torch.arange(first, last + 1) % pieces] = _shifted(local, centers, half)
+    digits = isinstance(goal, Digits)
+    if digits and first <= 0 <= last and not function(torch.zeros(1, dtype=torch.float64)):
+        table[:, 0] = _through_zero(function, half, degree)
     low, high = interval.low, interval.high
     if interval.alone[0]:
-        low, first = -math.inf, first - 1
-        table[:, first % pieces] = _line(interval, 0, degree)
+        low, first = (first - 1) / density if digits else -math.inf, first - 1
+        table[:, first % pieces] = _line(interval, 0, degree, digits)
     if interval.alone[1]:
-        high, last = math.inf, last + 1
-        table[:, last % pieces] = _line(interval, 1, degree)
+        high, last = (last + 1) / density if digits else math.inf, last + 1
+        table[:, last % pieces] = _line(interval, 1, degree, digits)
     coefficients = tuple(tuple(row) for row in table.float().tolist())
     bounds = _single(low), _single(high)
-    found = A.PiecewiseAttrs(rounding.dtype, rounding.qparams, *bounds, density, first, last, coefficients, zero=rounding.zero)
-    return _verified(function, rounding, interval, found)
+    found = A.PiecewiseAttrs(goal.dtype, goal.qparams, *bounds, density, first, last, coefficients, zero=goal.zero)
+    if isinstance(goal, Digits):
+        found = replace(found, line=interval.alone[0])
+        return found if _follows(function, goal, interval, found) else None
+    return _verified(function, goal, interval, found)
 
 
-def _line(interval: _Interval, side: int, degree: int) -> torch.Tensor:
-    """The coefficients of the line on one side. Where the function has a number at infinity, no coefficient of 0 is multiplied by that."""
+def _through_zero(function: Function, half: float, degree: int) -> torch.Tensor:
+    """The coefficients of the piece around 0, where the function is 0: its digits count however small it is."""
+    x = half * torch.cos(math.pi * (torch.arange(degree, dtype=torch.float64) + 0.5) / degree)
+    quotient = torch.linalg.solve(torch.linalg.vander(x), function(x) / x)
+    return torch.cat([torch.zeros(1, dtype=torch.float64), quotient])
+
+
+def _line(interval: _Interval, side: int, degree: int, digits: bool) -> torch.Tensor:
+    """The coefficients of the line on one side. digits: the last product is with x itself, and there is a line on both sides.
+
+    Otherwise, where the function has a number at infinity, no coefficient of 0 is multiplied by that.
+    """
     offset, slope = interval.ends[side]
     line = torch.zeros(degree + 1, dtype=torch.float64)
     line[:2] = torch.tensor([offset, slope], dtype=torch.float64)
-    if not interval.open[side]:
+    if not interval.open[side] and not digits:
         line[degree] = math.copysign(_LEADING, slope) * (1 if side else (-1) ** (degree + 1))
     return line
 
@@ -206,12 +256,26 @@ def _shifted(local: torch.Tensor, centers: torch.Tensor, half: float) -> torch.T
     return result
 
 
-def _verified(function: Function, rounding: Rounding, interval: _Interval, found: A.PiecewiseAttrs) -> A.PiecewiseAttrs | None:
-    """The polynomials with the saturation they need, if they are good enough everywhere."""
+def _follows(function: Function, goal: Digits, interval: _Interval, found: A.PiecewiseAttrs) -> bool:
+    """Whether the polynomials are good enough everywhere, and infinite or none where the function is. It may be 0 at 0 and nowhere else."""
+    x = _numbers(interval, found)
+    y, exact = polynomials(x, found).double(), function(x.double())
+    crosses = (exact[:-4] * exact[1:-3] < 0) & (x[:-4] * x[1:-3] > 0)
+    close = bool((goal.error(y[:-3], exact[:-3]) <= ERROR).all() and not crosses.any())
+    return close and bool(torch.isclose(y[-3:], exact[-3:], rtol=_RELATIVE, atol=goal.absolute, equal_nan=True).all())
+
+
+def _numbers(interval: _Interval, found: A.PiecewiseAttrs) -> torch.Tensor:
+    """Many of those in and around the interval, some of all sizes, and at the end infinity, its opposite and none."""
     width = interval.high - interval.low
     dense = torch.linspace(interval.low - width / 2, interval.high + width / 2, 64 * len(found.coefficients[0]), dtype=torch.float64)
     special = torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.float64)
-    x = torch.cat([dense, _probes(), special]).float()
+    return torch.cat([dense, _probes(), special]).float()
+
+
+def _verified(function: Function, rounding: Rounding, interval: _Interval, found: A.PiecewiseAttrs) -> A.PiecewiseAttrs | None:
+    """The polynomials with the saturation they need, if they are good enough everywhere."""
+    x = _numbers(interval, found)
     y = polynomials(x, found)
     if not bool((rounding.error(y[:-3].double(), function(x[:-3].double())) <= ERROR).all()):
         return None

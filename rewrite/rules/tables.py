@@ -1,17 +1,21 @@
-"""Functions of one number whose result is rounded to 8 bits are read from a table of polynomials.
+"""Functions of one number whose result is rounded to few digits are read from a table of polynomials.
 
     quantize(f(x))             = piecewise(x)
     quantize(f(x) * c)         = piecewise(x, c)     c: constants, such as a number for each channel
     i8(clamp(round(f(x))))     = piecewise(x)
+    quantize(f(x) / of_row)    = quantize(piecewise(x) / of_row)
 
 f is any chain of elementwise operations on one f32 value and on scalar constants that holds an expensive function: GELU with its
-scale, a sigmoid, a tanh. What comes before x, such as the scales and biases of channels, stays. The polynomials are off by less than
-`pieces.ERROR` of a step before they are rounded, and give what the chain gives for NaN and infinities; where so few cannot do
-that, the chain stays. So does one whose scale is not known yet, such as that of a row: where all of a row is near zero, so is its
-scale, and the error would have to be small beside each number instead of a step of a known size.
+scale, a sigmoid, a tanh. What comes before x, such as the scales and biases of channels, stays.
 
-With factors c the polynomials have so small an error that it is small with the largest factor, too. Constants of the model may change
-after it was compiled: `bounded` sees to it that the factors stay among those that the polynomials are good for.
+Rounded to 8 bits with a known scale, the polynomials are off by less than `pieces.ERROR` of a step before they are rounded, and give what
+the chain gives for NaN and infinities; where so few cannot do that, the chain stays. With factors c the polynomials have so small an
+error that it is small with the largest factor, too. Constants of the model may change after it was compiled: `bounded` sees to it that
+the factors stay among those that the polynomials are good for.
+
+Rounded to 8 bits with a scale that is known only when its row is, the result of the table is in f32, and its error is small beside each
+number, or beside that of the chain itself in f32. What is rounded to bf16 is left to the short functions (`short.py`), whose error is small
+beside each number, however near to 0.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ from ...graph.ir import Graph, Value, with_inputs
 from ...graph.ops import OPS, TRANSCENDENTAL, make
 from ...graph.simplify import FOLD_LIMIT
 from ...graph.types import boolean, f32
-from .pieces import SPREAD, Rounding, fit
+from .digits import Demands
+from .pieces import SPREAD, Digits, Goal, Rounding, fit
 
 _LONGEST = 64  # operations of a chain
 _ROUNDING = ("round", "maximum", "minimum", "relu", "add")
@@ -40,15 +45,15 @@ def tabulate(graph: Graph, pieces: int) -> Graph:
     """The graph with tables for the functions that so many pieces can follow."""
     if not any(v.op in TRANSCENDENTAL for v in graph.order):
         return graph
-    position = {v: n for n, v in enumerate(graph.order)}
+    tables = _Search(graph, pieces).tables()
     new: dict[Value, Value] = {v: v for v in graph.inputs}
     for value in graph.order:
         if value not in new:
-            found = _table(graph, position, value, pieces)
+            found = tables.get(value)
             if found is None:
                 new[value] = with_inputs(value, [new[v] for v in value.inputs])
             else:
-                operands = new[found.source], *found.factors
+                operands = new[found.chain.source], *found.factors
                 new[value] = make("piecewise", *operands, attrs=found.attrs, origin=value.origin, name=value.name)
     return Graph(graph.inputs, tuple(new[v] for v in graph.outputs), graph.name)
 
@@ -57,32 +62,59 @@ def tabulate(graph: Graph, pieces: int) -> Graph:
 class _Table:
     """What a value is a function of, the factors it is multiplied by where there are any, and the function."""
 
-    source: Value
+    chain: _Chain
     factors: tuple[Value, ...]
     attrs: A.PiecewiseAttrs
 
 
-def _table(graph: Graph, position: dict[Value, int], value: Value, pieces: int) -> _Table | None:
-    """The table in place of `value`, if there is one."""
-    end = _quantized(value) or _clamped(graph, value)
-    if end is None:
+class _Search:
+    """Looks for the values that tables can stand for."""
+
+    def __init__(self, graph: Graph, pieces: int) -> None:
+        self._graph, self._pieces = graph, pieces
+        self._position = {v: n for n, v in enumerate(graph.order)}
+        self._demands = Demands(graph, floats=False)
+        self._fitted: dict[object, A.PiecewiseAttrs | None] = {}
+
+    def tables(self) -> dict[Value, _Table]:
+        """By the value that each replaces, of two where one computes the other that one."""
+        found: dict[Value, _Table] = {}
+        inside: set[Value] = set()
+        for value in reversed(self._graph.order):
+            table = self._table(value) if value not in inside else None
+            if table is not None:
+                found[value] = table
+                inside.update(table.chain.values)
+        return found
+
+    def _table(self, value: Value) -> _Table | None:
+        end = _quantized(value) or _clamped(self._graph, value) or self._short(value)
+        if end is None:
+            return None
+        end = _without_factors(self._graph, end)
+        for chain in _chains(self._graph, self._position, end):
+            key = end.goal, end.scale, end.zero, chain.form
+            if key not in self._fitted:
+                self._fitted[key] = fit(partial(_in_steps, chain, end), end.goal, self._pieces)
+            attrs = self._fitted[key]
+            if attrs is not None:
+                return _Table(chain, end.factors, attrs)
         return None
-    end = _without_factors(graph, end)
-    for chain in _chains(graph, position, end.of):
-        attrs = fit(partial(_in_steps, chain, end), end.rounding, pieces)
-        if attrs is not None:
-            return _Table(chain.source, end.factors, attrs)
-    return None
+
+    def _short(self, value: Value) -> _End | None:
+        if value.op not in ELEMENTWISE or value.dtype != f32 or not self._demands.few_digits(value):
+            return None
+        return _End(value, 1.0, 0, Digits())
 
 
 @dataclass(frozen=True)
 class _End:
-    """What rounds: integers of `of` * scale + zero; with factors, which are one value or none, of `of` * scale * factor + zero."""
+    """What is wanted: `of`, or integers of `of` * scale + zero, with factors (one value or none) of `of` * scale * factor + zero."""
 
     of: Value
     scale: float
     zero: int
-    rounding: Rounding
+    goal: Goal
     factors: tuple[Value, ...] = ()
 
 
@@ -127,7 +159,9 @@ def _clamped(graph: Graph, value: Value) -> _End | None:
 def _without_factors(graph: Graph, end: _End) -> _End:
     """The same end without the constants that a function is multiplied or divided by last, if they are more than one number."""
     found, at, factor = end, end.of, None
-    while end.rounding.nan and at.op in ("mul", "div") and at.dtype == f32 and len(graph.users[at]) == 1 and not graph.is_output(at):
+    if not isinstance(end.goal, Rounding) or not end.goal.nan:
+        return end
+    while at.op in ("mul", "div") and at.dtype == f32 and len(graph.users[at]) == 1 and not graph.is_output(at):
         x, c = at.inputs if at.op == "div" or _is_fixed(at.inputs[1]) else at.inputs[::-1]
         if not _is_fixed(c) or x.shape != at.shape:
             break
@@ -147,8 +181,8 @@ def _is_fixed(value: Value, depth: int = 4) -> bool:
 
 def _bounded(end: _End) -> _End | None:
     """An end with its factors held to what the polynomials will be good for. None where those are few, or zero, or of too many sizes."""
-    rounding = end.rounding
-    if not end.factors or not rounding.least <= end.zero <= rounding.greatest:
+    rounding = end.goal
+    if not end.factors or not isinstance(rounding, Rounding) or not rounding.least <= end.zero <= rounding.greatest:
         return None
     [factor] = end.factors
     count = product(factor.shape)
@@ -163,7 +197,7 @@ def _bounded(end: _End) -> _End | None:
     if not within(numbers, bounds.least, bounds.greatest):
         return None
     held = make("bounded", factor, attrs=bounds, name=factor.name)
-    return replace(end, factors=(held,), rounding=replace(rounding, largest=largest, zero=end.zero), zero=0)
+    return replace(end, factors=(held,), goal=replace(rounding, largest=largest, zero=end.zero), zero=0)
 
 
 @dataclass(frozen=True)
@@ -173,9 +207,16 @@ class _Chain:
     source: Value
     values: tuple[Value, ...]
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """The same for chains that compute the same function."""
+        known: dict[Value, object] = {v: n for n, v in enumerate((self.source, *self.values))}
+        return tuple((v.op, v.attrs, *(known.get(each, each.attrs) for each in v.inputs)) for v in self.values)
 
-def _chains(graph: Graph, position: dict[Value, int], end: Value) -> Iterator[_Chain]:
-    """The chains of one source that end in `end` and that nothing else needs the functions of, the longest first."""
+
+def _chains(graph: Graph, position: dict[Value, int], wanted: _End) -> Iterator[_Chain]:
+    """The chains of one source that end there and that nothing else needs the functions of, the longest first."""
+    end = wanted.of
     found: list[_Chain] = []
     passed: list[Value] = []
     frontier = {end}
@@ -187,17 +228,18 @@ def _chains(graph: Graph, position: dict[Value, int], end: Value) -> Iterator[_C
             break
         passed.append(last)
         frontier = (frontier | {v for v in last.inputs if v.op != "full"}) - {last}
-    return (chain for chain in reversed(found) if _replaceable(graph, chain, end))
+    shared = isinstance(wanted.goal, Digits)
+    return (chain for chain in reversed(found) if _replaceable(graph, chain, end, shared))
 
 
-def _replaceable(graph: Graph, chain: _Chain, end: Value) -> bool:
-    """Whether the chain computes an expensive function, for nothing but its end."""
+def _replaceable(graph: Graph, chain: _Chain, end: Value, shared: bool) -> bool:
+    """Whether the chain computes an expensive function, for nothing but its end, which is the table's result itself where `shared`."""
     inside = set(chain.values)
     expensive: set[Value] = set()
     for value in chain.values:
         if value.op in TRANSCENDENTAL or not expensive.isdisjoint(value.inputs):
             expensive.add(value)
-            alone = len(graph.users[value]) == 1 if value is end else inside.issuperset(graph.users[value])
+            alone = shared or len(graph.users[value]) == 1 if value is end else inside.issuperset(graph.users[value])
             if not alone or graph.is_output(value):
                 return False
     return bool(expensive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -87,6 +88,31 @@ def test_into_the_product_of_a_static_model(target: Target) -> None:
     expected, exact = quantized(*batches[0]), model(*batches[0])
     error, ours = (expected - exact).norm() / exact.norm(), (compiled(*batches[0]) - exact).norm() / exact.norm()
     assert ours <= error * 1.1
+
+
+@pytest.mark.parametrize("function", [F.gelu, partial(F.gelu, approximate="tanh"), torch.tanh])
+def test_before_rows_that_are_quantized(function: Unary) -> None:
+    """Each with its own scale: the table's result is in f32. Some rows are large, some small, some all to the left of 0, one is 0."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(40, 83), nn.Linear(83, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.second(function(self.first(x) * 4))
+            return result
+
+    torch.manual_seed(0)
+    model = Model().eval()
+    batches = [(torch.randn(19, 40) * torch.logspace(-5, 0.5, 19)[:, None],) for _ in range(3)]
+    quantized = sashiko.quantize(model, batches, preset="int8", progress=False)
+    compiled = sashiko.compile(quantized, batches[0], target=X86_64_V4 if not X86_64_V4.why_not_on(host()) else None)
+    assert host().lookup_entries != 32 or "piecewise" in str(sashiko.explain(compiled))
+    expected, exact, got = quantized(*batches[0]), model(*batches[0]), compiled(*batches[0])
+    for row in range(19):
+        error = (expected[row] - exact[row]).norm()
+        assert (got[row] - exact[row]).norm() <= error * 1.2 + 1e-5 * exact[row].norm()
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -50,6 +50,15 @@ def test_pieces_are_chosen_after_clamping_and_nan_becomes_the_lowest() -> None:
         assert got.dtype == torch.int8 and got.tolist() == expected
 
 
+def test_pieces_of_f32_are_not_rounded_and_may_go_on_as_lines() -> None:
+    """Pieces 0 and 1: 1.5 + u / 4 and 3 x."""
+    attrs = A.PiecewiseAttrs(f32, None, 0.0, 2.0, 0.5, 0, 1, ((1.5, 0.0), (0.25, 3.0)), line=True)
+    x = torch.tensor([0.5, 2.0, 9.0, math.inf, -9.0, -math.inf, math.nan])
+    for line, expected in ((True, [1.625, 6.0, 27.0, math.inf, -0.75, -math.inf]), (False, [1.625, 6.0, 6.0, 6.0, 1.5, 1.5])):
+        got = evaluate(make("piecewise", b.input_(0, f32, (7,)), attrs=replace(attrs, line=line)), x)
+        assert got.dtype == torch.float32 and got[:-1].tolist() == expected and got[-1].isnan()
+
+
 def test_factors_come_before_rounding() -> None:
     """Pieces 0 and 1: 10 and 3 u."""
     attrs = A.PiecewiseAttrs(i8, None, 0.0, 4.0, 0.5, 0, 1, ((10.0, 0.0), (0.0, 3.0)), -20, 20, zero=-1)

@@ -10,7 +10,7 @@ import torch
 
 from sashiko.graph.interpret import piecewise, polynomials
 from sashiko.graph.types import i8, u8
-from sashiko.rewrite.rules.pieces import ERROR, SPREAD, Function, Rounding, fit
+from sashiko.rewrite.rules.pieces import ERROR, SPREAD, Digits, Function, Rounding, fit
 
 UNSIGNED = Rounding(u8, None, 0, 255, True)
 SIGNED = Rounding(i8, None, -127, 127, True)
@@ -153,3 +153,37 @@ def test_a_fit_takes_milliseconds() -> None:
         fit(function, rounding, 32)
         times.append(time.thread_time() - start)
     assert min(times) < 0.02
+
+
+SHORT: dict[str, tuple[Function, float]] = {  # and how far off it may be where it is nearly 0
+    "gelu": (gelu, 2**-21),
+    "gelu times 3": (lambda x: gelu(x) * 3, 3 * 2**-21),
+    "tanh gelu": (tanh_gelu, 2**-21),
+    "gelu, backwards": (lambda x: gelu(-x) * -0.5, 2**-22),
+    "tanh": (torch.tanh, 0.0),
+}
+NOT_SHORT: dict[str, Function] = {
+    "silu": silu,  # f32 has all its digits however small it is
+    "sigmoid": torch.sigmoid,
+    "never a line": torch.exp,
+    "an end and a line": torch.nn.functional.elu,
+    "a bend": lambda x: torch.relu(torch.tanh(x)),
+    "no zero": lambda x: gelu(x - 1.0),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_few_digits_are_right_however_small_the_number(name: str) -> None:
+    function, absolute = SHORT[name]
+    found = fit(function, Digits(), 32)
+    assert found is not None and len(found.coefficients) == 4 and found.line == (name != "tanh")
+    x = numbers()
+    y, exact = polynomials(x, found), function(x.double())
+    torch.testing.assert_close(y[:-7], exact[:-7].float(), rtol=2**-12, atol=absolute)
+    assert torch.equal(y.isnan(), function(x).isnan()) and torch.equal(y[y.isinf()], exact.float()[y.isinf()])
+    assert torch.equal(piecewise(x, found).nan_to_num(), y.nan_to_num()), "not rounded"
+
+
+@pytest.mark.parametrize("name", NOT_SHORT)
+def test_few_digits_are_not_promised(name: str) -> None:
+    assert fit(NOT_SHORT[name], Digits(), 32) is None

@@ -7,14 +7,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sashiko.diagnostics.errors import InputError
+from sashiko.diagnostics.errors import InputError, InvalidGraph
 from sashiko.graph import attrs as A
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
+from sashiko.graph.ops import make
 from sashiko.graph.parse import parse
 from sashiko.graph.text import dump
-from sashiko.graph.types import QParams, f32, i8, i32, u8
+from sashiko.graph.types import QParams, bf16, f32, i8, i32, u8
 from sashiko.graph.verify import verify
 from sashiko.rewrite.rules.tables import tabulate
 
@@ -145,8 +146,8 @@ def test_only_where_it_saves_a_function() -> None:
     assert source(unsigned(b.mul(X, 3.0))) is None
     assert source(unsigned(b.relu(b.mul(X, 3.0)))) is None
     y = gelu(X)
-    for roots in ((unsigned(y), y), (unsigned(y), signed(y)), (unsigned(y), b.add(y, Y))):
-        assert not any(v.op == "piecewise" for v in tabulated(*roots).order), "somebody needs the f32 value too"
+    for roots in ((unsigned(y), y), (unsigned(y), b.add(y, Y))):
+        assert not any(v.op == "piecewise" for v in tabulated(*roots).order), "somebody needs all digits too"
     rounds = b.round_(b.mul(y, 20.0))
     both = tabulated(b.cast(b.minimum(b.maximum(rounds, -128.0), 127.0), i8), rounds)
     assert not any(v.op == "piecewise" for v in both.order)
@@ -162,6 +163,50 @@ def test_only_where_everything_is_known() -> None:
     assert source(b.cast(b.minimum(b.maximum(b.round_(y), -3000.0), 3000.0), i8)) is None
     assert source(b.cast(b.minimum(b.maximum(b.mul(y, 100.0), -128.0), 127.0), i8)) is None, "not rounded but cut off"
     assert source(signed(b.mul(b.sin(X), 3.0))) is None, "it never comes to an end"
+
+
+def rows(x: Value) -> Value:
+    """Quantization with a scale of each row."""
+    scale = b.div(b.reduce(b.maximum(x, b.neg(x)), "max", 1, keepdim=True), 127.0)
+    return b.quantize(b.mul(x, b.reciprocal(scale)), i8, QParams((1.0,)))
+
+
+def spread(x: Value) -> Value:
+    """The same with a zero point."""
+    high, low = b.relu(b.reduce(x, "max", 1, keepdim=True)), b.minimum(b.reduce(x, "min", 1, keepdim=True), 0.0)
+    scale = b.maximum(b.div(b.sub(high, low), 255.0), 1e-7)
+    zero = b.round_(b.minimum(b.maximum(b.sub(-128.0, b.div(low, scale)), -128.0), 127.0))
+    return b.quantize(b.add(b.mul(x, b.reciprocal(scale)), zero), i8, QParams((1.0,), 0, None, -128, 127))
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.1, 1.5])
+@pytest.mark.parametrize("function", [gelu, b.tanh])
+def test_rows_that_are_quantized_with_their_own_scale(function: Unary, size: float) -> None:
+    """Of any size: the table's result is in f32, and right to 12 bits."""
+    factor = b.constant(FACTORS)
+    for root in (spread(function(X)), spread(b.mul(function(b.add(X, 0.0)), factor))):
+        table = tabulated(root)
+        [found] = [v for v in table.order if v.op == "piecewise"]
+        assert found.dtype == f32 and not any(v.op in ("erf", "tanh") for v in table.order)
+        data = torch.randn(4, 64, generator=torch.Generator().manual_seed(2)) * size
+        [got], [expected] = run(table, [data, data]), run(Graph((X, Y), (root,)), [data, data])
+        difference = (got.int() - expected.int()).abs()
+        assert difference.max() <= 1 and difference.float().mean() < 0.05
+
+
+def test_two_roundings_of_one_function() -> None:
+    y = gelu(X)
+    table = tabulated(unsigned(y), signed(y))
+    assert [v.op for v in table.order if v.op not in ("input", "full")] == ["piecewise", "quantize", "quantize"]
+
+
+def test_not_where_digits_may_show() -> None:
+    y = gelu(X)
+    for root in (b.cast(y, bf16), b.reduce(y, "sum", 1), b.mul(y, Y), spread(b.sub(y, Y)), spread(silu(X))):
+        assert not any(v.op == "piecewise" for v in tabulated(root).order)
+    with pytest.raises(InvalidGraph, match="piecewise"):
+        [found] = [v for v in tabulated(spread(y)).order if v.op == "piecewise"]
+        make("piecewise", X, b.constant(FACTORS), attrs=found.attrs)
 
 
 def test_a_scalar_is_not_broadcast_by_its_table() -> None:
