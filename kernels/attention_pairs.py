@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ..cpu_codegen import convert
@@ -104,13 +103,10 @@ class DotStream(PairStream, VectorStream):
 
         return self.stage(self.steps(count), spec.width, copy)
 
-    def multiplied(self, values: list[Val], scalars: Sequence[Val], vectors: Sequence[Val]) -> list[Val]:
-        fn, many, pairs = self.fn, len(vectors), BF16.vec(2 * self.tiling.lanes)
-        found = []
-        for n, value in enumerate(values):
-            operands = [value, fn.convert("bitcast", scalars[n // many], pairs), fn.convert("bitcast", vectors[n % many], pairs)]
-            found.append(fn.call("llvm.x86.avx512bf16.dpbf16ps.512", value.ty, operands))
-        return found
+    def product(self, value: Val, scalar: Val, vector: Val) -> Val:
+        pairs = BF16.vec(2 * self.tiling.lanes)
+        operands = [value, self.fn.convert("bitcast", scalar, pairs), self.fn.convert("bitcast", vector, pairs)]
+        return self.fn.call("llvm.x86.avx512bf16.dpbf16ps.512", value.ty, operands)
 
 
 class DotFamily(VectorFamily):

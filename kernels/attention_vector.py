@@ -6,7 +6,8 @@ them. Only element types other than f32 and columns that are not contiguous are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from ..cpu_codegen.builder import F32, Function, Val, const, i64
 from ..cpu_codegen.slots import Slots
@@ -144,7 +145,7 @@ class VectorStream(Stream):
             for d in range(many):
                 row = self.row(fn.add(index, i64(d))) if index.ref.isdigit() else fn.add(self.row(index), i64(d * self.tiling.queries))
                 query = [fn.load(self.vector, self.place(self.queries, row, v)) for v in range(vectors)]
-                values = self.multiplied(values, [column[d] for column in columns], query)
+                values = self.multiplied(values, (column[d]() for column in columns), query)
             return values
 
         start = [const(self.vector, 0.0)] * (len(keys) * vectors)
@@ -156,19 +157,30 @@ class VectorStream(Stream):
             for v in range(vectors):
                 fn.store(values[n * vectors + v], self.place(self.scores, self.row(fn.add(at, i64(n))), v))
 
-    def multiplied(self, values: list[Val], scalars: Sequence[Val], vectors: Sequence[Val]) -> list[Val]:
-        """values[scalar][vector] + scalar * vector."""
-        count = len(vectors)
-        return [self.fn.fma(scalars[n // count], vectors[n % count], value) for n, value in enumerate(values)]
+    def multiplied(self, values: list[Val], scalars: Iterable[Val], vectors: Sequence[Val]) -> list[Val]:
+        """values[scalar][vector] + scalar * vector. The scalars are asked for one by one: LLVM keeps about to the order of loads and
+        products, and with all loads first it holds more scalars than there are registers for."""
+        each = len(vectors)
+        found: list[Val] = []
+        for n, scalar in enumerate(scalars):
+            found += [self.product(value, scalar, vector) for value, vector in zip(values[n * each : (n + 1) * each], vectors, strict=True)]
+        return found
 
-    def _scalars(self, pointer: Val, count: int) -> list[Val]:
-        """`count` neighbours in memory, each in all lanes."""
+    def product(self, value: Val, scalar: Val, vector: Val) -> Val:
+        """value + scalar * vector."""
+        return self.fn.fma(scalar, vector, value)
+
+    def _scalars(self, pointer: Val, count: int) -> list[Callable[[], Val]]:
+        """What gives each of `count` neighbours in memory, in all lanes."""
         fn, lanes = self.fn, self.tiling.lanes
         if self.by_lane and count == lanes:
             several = fn.load(self.vector, pointer)
-            return [fn.shuffle(several, several, [n] * lanes) for n in range(count)]
-        places = [fn.gep(pointer, i64(4 * n)) if n else pointer for n in range(count)]
-        return [fn.splat(fn.load(F32, place, 4 // self.pack), lanes) for place in places]
+            return [partial(fn.shuffle, several, several, [n] * lanes) for n in range(count)]
+
+        def scalar(n: int) -> Val:
+            return fn.splat(fn.load(F32, fn.gep(pointer, i64(4 * n)) if n else pointer, 4 // self.pack), lanes)
+
+        return [partial(scalar, n) for n in range(count)]
 
     # -- weighted values ----------------------------------------------------------------------------------------
     def store_weights(self, row: Val, weights: list[list[Val]]) -> None:
@@ -207,7 +219,7 @@ class VectorStream(Stream):
         def key(index: Val, values: list[Val]) -> list[Val]:
             scalars = self._scalars(fn.gep(base, fn.mul(index, pitch)), height)
             weights = [fn.load(self.vector, self.place(self.scores, self.row(index), v)) for v in range(vectors)]
-            return self.multiplied(values, scalars, weights)
+            return self.multiplied(values, (scalar() for scalar in scalars), weights)
 
         for place, value in zip(places, fn.loop(i64(0), steps, 1, start, key)):
             fn.store(value, place)

@@ -12,6 +12,7 @@ panels to those that will follow. `sums` is there only when it starts from them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -266,8 +267,9 @@ class VectorMicro(MicroKernel):
         return self.nr // self.lanes
 
     @abstractmethod
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
-        """Returns the operand of each row for a part of step `index`."""
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
+        """Gives the operand of each row for a part of step `index`, one when it is asked for where each is loaded by itself: LLVM keeps
+        about to the order of loads and products, and with all loads first it holds more rows than there are registers for."""
 
     @abstractmethod
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
@@ -315,11 +317,11 @@ class VectorMicro(MicroKernel):
         for position, value in enumerate(accumulators):
             fn.store(value, self.place(fn, tile, *divmod(position, self.vectors)))
 
-    def row_scalars(self, fn: Function, tile: Tile, index: Val, ty: Ty, part: int) -> list[Val]:
-        """Returns one scalar of each row at step `index`, for lhs in rows; a step has `parts` of them in memory."""
+    def row_scalars(self, fn: Function, tile: Tile, index: Val, ty: Ty, part: int) -> Iterator[Val]:
+        """Gives one scalar of each row at step `index`, for lhs in rows; a step has `parts` of them in memory."""
         base = fn.gep(tile.a, index, scale=ty.bits // 8 * self.parts)
         at = [fn.gep(base, fn.add(fn.mul(i64(r), tile.a_pitch), i64(part * ty.bits // 8))) for r in range(self.mr)]
-        return [self._first(fn, pointer, ty, tile.left) if tile.left else fn.load(ty, pointer) for pointer in at]
+        return (self._first(fn, pointer, ty, tile.left) if tile.left else fn.load(ty, pointer) for pointer in at)
 
     def _first(self, fn: Function, pointer: Val, ty: Ty, count: int) -> Val:
         """`count` elements of a scalar that holds more, the others zero; nothing beyond them is read."""

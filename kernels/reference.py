@@ -5,6 +5,7 @@ It defines what the others compute, and covers operand types that no other row h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..cpu_codegen.builder import F16, F32, I8, I16, Function, Ty, Val, const
@@ -38,8 +39,8 @@ class PlainMicro(VectorMicro):
     def convert(self, fn: Function, value: Val) -> Val:
         return widened(fn, value, self.lhs)
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
-        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, self.acc_ty, part)]
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
+        return (fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, self.acc_ty, part))
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         element: Ty = {"f32": F32, "bf16": I16, "f16": F16}.get(self.rhs.name, I8)

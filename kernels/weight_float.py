@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..cpu_codegen.builder import F32, I8, I32, I64, PTR, VOID, Function, Module, Val, const, const_vec, i64
@@ -54,8 +55,8 @@ class WeightMicro(VectorMicro):
     def convert(self, fn: Function, value: Val) -> Val:
         return widen(fn, value, bf16) if self.lhs == bf16 else value
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
-        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, F32, part)]
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
+        return (fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, F32, part))
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         """Integers of part `part` of the words at `group`, as floats."""

@@ -7,6 +7,7 @@ operands, where pairs of 8-bit products cannot overflow. VPMADDUBSW, which satur
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..cpu_codegen.builder import BF16, F32, I8, I16, I32, Function, Val, const
@@ -32,8 +33,8 @@ class FmaMicro(VectorMicro):
     def layout(self) -> Lhs:
         return Lhs(F32, direct=self.lhs == f32)
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
-        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, F32, part)]
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
+        return (fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, F32, part))
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         return fn.load(F32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
@@ -72,8 +73,8 @@ class DotBf16Micro(VectorMicro):
     def layout(self) -> Lhs:
         return Lhs(I16, direct=True, ragged=True)
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
-        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, I32, part)]
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
+        return (fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, I32, part))
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         return fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
@@ -104,8 +105,8 @@ class VnniMicro(VectorMicro):
     def convert(self, fn: Function, value: Val) -> Val:
         return fn.xor(value, const(value.ty, -128)) if self.lhs == i8 else value
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
-        return [fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, I32, part)]
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
+        return (fn.splat(value, self.lanes) for value in self.row_scalars(fn, tile, index, I32, part))
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         return fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
@@ -129,9 +130,9 @@ class MaddMicro(VectorMicro):
     def convert(self, fn: Function, value: Val) -> Val:
         return fn.convert("sext" if self.lhs == i8 else "zext", value, value.ty.of("i16"))
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> list[Val]:
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
         scalars = self.row_scalars(fn, tile, index, I32, part)
-        return [fn.convert("bitcast", fn.splat(value, self.lanes), I16.vec(2 * self.lanes)) for value in scalars]
+        return (fn.convert("bitcast", fn.splat(value, self.lanes), I16.vec(2 * self.lanes)) for value in scalars)
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         narrow = fn.load(I8.vec(2 * self.lanes), offset(fn, group, 2 * self.lanes * vector))
@@ -145,6 +146,9 @@ class MaddMicro(VectorMicro):
 # Rows and panels of the register tiles. 32 registers: 28 accumulators, the vectors of the rhs and a broadcast. 16 registers: 12.
 _WIDE = ((14, 2), (4, 4), (1, 4))
 _NARROW = ((6, 1), (2, 2), (1, 4))
+# The same where a vector of the rhs becomes two, and all of these are held.
+_WIDE_TWICE = ((12, 2), (4, 4), (1, 4))
+_NARROW_TWICE = ((5, 1), (2, 2), (1, 4))
 
 
 def fma(lanes: int) -> tuple[VectorMicro, ...]:
@@ -154,7 +158,8 @@ def fma(lanes: int) -> tuple[VectorMicro, ...]:
 
 def widen(lanes: int) -> tuple[VectorMicro, ...]:
     """The bf16 tiles that compute in f32. With AVX-512 they share the packing of AMX."""
-    return tuple(WidenMicro(mr, panels, PACK_PAIRS_BF16, bf16, bf16, lanes) for mr, panels in (_WIDE if lanes == 16 else _NARROW))
+    tiles = _WIDE_TWICE if lanes == 16 else _NARROW_TWICE
+    return tuple(WidenMicro(mr, panels, PACK_PAIRS_BF16, bf16, bf16, lanes) for mr, panels in tiles)
 
 
 def dot_bf16() -> tuple[VectorMicro, ...]:

@@ -31,7 +31,7 @@ WINNERS: tuple[tuple[Target, DType, DType, Dim, str], ...] = (
     (X86_64_V4, i8, i8, M, "gemm_i32_i8_i8_14x32x2_avx512madd"),
     (X86_64_V4, f32, f32, M, "gemm_f32_f32_f32_14x32x1_avx512"),
     (X86_64_V3, i8, i8, M, "gemm_i32_i8_i8_6x16x2_avx2madd"),
-    (X86_64_V3, bf16, bf16, M, "gemm_f32_bf16_bf16_6x16x2_avx2widen"),
+    (X86_64_V3, bf16, bf16, M, "gemm_f32_bf16_bf16_5x16x2_avx2widen"),
     (X86_64_V3, f32, f32, M, "gemm_f32_f32_f32_6x16x1_avx2"),
     (NEOVERSE_N1, i8, i8, M, "gemm_i32_i8_i8_8x12x4_sdot"),
     (NEOVERSE_N1, bf16, bf16, M, "gemm_f32_bf16_bf16_8x12x1_fmlabf16"),
