@@ -74,6 +74,10 @@ class _Search:
         self._graph, self._pieces = graph, pieces
         self._position = {v: n for n, v in enumerate(graph.order)}
         self._demands = Demands(graph, floats=False)
+        self._expensive: set[Value] = set()  # what elementwise operations compute from functions
+        for value in graph.order:
+            if value.op in TRANSCENDENTAL or (value.op in ELEMENTWISE and not self._expensive.isdisjoint(value.inputs)):
+                self._expensive.add(value)
         self._fitted: dict[object, A.PiecewiseAttrs | None] = {}
 
     def tables(self) -> dict[Value, _Table]:
@@ -89,7 +93,7 @@ class _Search:
 
     def _table(self, value: Value) -> _Table | None:
         end = _quantized(value) or _clamped(self._graph, value) or self._short(value)
-        if end is None:
+        if end is None or end.of not in self._expensive:
             return None
         end = _without_factors(self._graph, end)
         for chain in _chains(self._graph, self._position, end):
@@ -102,7 +106,7 @@ class _Search:
         return None
 
     def _short(self, value: Value) -> _End | None:
-        if value.op not in ELEMENTWISE or value.dtype != f32 or not self._demands.few_digits(value):
+        if value not in self._expensive or value.dtype != f32 or not self._demands.few_digits(value):
             return None
         return _End(value, 1.0, 0, Digits())
 
