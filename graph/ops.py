@@ -93,7 +93,8 @@ def _reduce(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     kept = tuple(1 if a in attrs.axes else d for a, d in enumerate(shape)) if attrs.keepdim else tuple(
         d for a, d in enumerate(shape) if a not in attrs.axes)
     dtype = boolean if attrs.kind in ("any", "all") else i64 if attrs.kind.startswith("arg") else types[0].dtype
-    return TensorType(dtype, kept)
+    q = types[0].qparams if attrs.kind in ("max", "min") else None  # one of the integers, which means what it did
+    return TensorType(dtype, kept, q if q is not None and q.axis is None else None)
 
 
 def _reshape(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:

@@ -90,6 +90,21 @@ def copy_run(
         _copy_last(fn, element.vec(lanes[-1]), convert, fn.gep(source, done, element), fn.gep(target, done, to_type), fn.sub(count, done))
 
 
+def copy_known(
+    fn: Function, element: Ty, convert: Convert, source: Val, target: Val, count: int, to_type: Ty, lanes: tuple[int, ...]
+) -> None:
+    """Copies `count` contiguous elements without a loop; lanes: of `widths`."""
+    done = 0
+    for width in lanes:
+        while count - done >= max(1, width):
+            value = fn.load(element.vec(width), fn.gep(source, i64(done), element))
+            fn.store(convert(fn, value), fn.gep(target, i64(done), to_type))
+            done += max(1, width)
+    if done < count:
+        start, to = fn.gep(source, i64(done), element), fn.gep(target, i64(done), to_type)
+        _copy_last(fn, element.vec(lanes[-1]), convert, start, to, i64(count - done))
+
+
 def _copy_last(fn: Function, ty: Ty, convert: Convert, source: Val, target: Val, left: Val) -> None:
     """Copies fewer elements than a vector has, under a mask."""
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..diagnostics.errors import InputError
-from .scheme import ActivationScheme, OpScheme, Scheme, SmoothQuant, WeightScheme
+from .scheme import ActivationScheme, Operation, OpScheme, Scheme, SmoothQuant, WeightScheme
 
 AUTO = "auto"
 """Where `quantize_and_compile` begins its search for the precision of every operation; by itself an int8 recipe like any other."""
 
+# A convolution is a product like a linear, and most of what a network of them does. One scale for each position of an image would be one
+# for each pixel, and windows hold several: all of an image has the scale that calibration found, in the presets by row too.
+_PRODUCTS: tuple[Operation, ...] = ("linear", "convolution")
+
 
 def _static(activation: ActivationScheme) -> Scheme:
-    return Scheme(OpScheme(activation))
+    return Scheme(OpScheme(activation), operations=_PRODUCTS)
 
 
 # The default is the most accurate recipe at the speed of integer products; docs/decisions/0004 has the study. A sentence encoder's mean and
@@ -20,10 +25,10 @@ def _static(activation: ActivationScheme) -> Scheme:
 # for one pass more over activations that a product makes: about a tenth of the time.
 _ROWS = OpScheme(ActivationScheme("mse", signed=False, granularity="row"))
 PRESETS: Mapping[str, Scheme] = {
-    "int8": Scheme(_ROWS, smooth=SmoothQuant()),
-    AUTO: Scheme(_ROWS, operations=("linear", "convolution"), smooth=SmoothQuant()),
+    "int8": Scheme(_ROWS, operations=_PRODUCTS, smooth=SmoothQuant()),
+    AUTO: Scheme(_ROWS, operations=_PRODUCTS, smooth=SmoothQuant()),
     "int8-dynamic": Scheme(OpScheme(ActivationScheme(granularity="row"))),
-    "int8-static": Scheme(OpScheme(ActivationScheme("minmax", signed=False)), smooth=SmoothQuant(), correct_bias=True),
+    "int8-static": replace(_static(ActivationScheme("minmax", signed=False)), smooth=SmoothQuant(), correct_bias=True),
     "int8-symmetric": _static(ActivationScheme("mse")),
     "int8-minmax": _static(ActivationScheme("minmax")),
     "int8-percentile": _static(ActivationScheme("percentile", 99.999)),

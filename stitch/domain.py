@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from ..graph.dims import Dim, coefficient, product, substitute, symbol, symbols
+from ..graph.dims import Dim, bounds, coefficient, product, substitute, symbol, symbols
 from .loops import COLUMN, Body, LoopKernel, hoist_numbers
 from .views import delinearize
 
 Axis = tuple[str, Dim]
+_FEW = 8  # columns: half of the lanes of the widest vectors of f32
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,22 @@ def _joinable(expr: Dim, outer: str, inner: str, extent: Dim) -> bool:
     return a[0] == b[0] * extent and not {s.name for s in symbols(a[0])} & {outer, inner}
 
 
+def _read_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
+    """Axes that are all alike, in the order of their loops: the last one becomes the columns, which are the lanes of vectors.
+
+    Where that one has few points, such as the colours of an image, another one that all reads go along in sequence takes its place:
+    whole vectors are loaded and computed, and the results stored one by one.
+    """
+    if not isinstance(axes[-1][1], int) or axes[-1][1] >= _FEW:
+        return axes
+    for axis in reversed(axes[:-1]):
+        steps = [coefficient(e, axis[0]) for e in reads]
+        least = bounds(axis[1])[0] or 0
+        if least >= 2 * _FEW and all(step is not None and step[0] in (0, 1) for step in steps):
+            return [*(a for a in axes if a is not axis), axis]
+    return axes
+
+
 def _assign(axes: Sequence[Axis], name: str) -> dict[str, Dim]:
     """Substitution that expresses `axes` through the single loop axis `name`."""
     if not axes:
@@ -94,6 +111,7 @@ def finish(body: Body, domain: Domain) -> LoopKernel:
     elif len(rows) <= 1:
         env, row_count, columns = _assign(rows, "c"), None, product(e for _, e in rows)
     else:
+        rows = _read_in_sequence(rows, [e for e, node in zip(exprs, body.nodes) if node.op == "load"])
         env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
         row_count, columns = product(e for _, e in rows[:-1]), rows[-1][1]
     hoisted, params = hoist_numbers(_with_indices(body, exprs, env))

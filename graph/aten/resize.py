@@ -1,13 +1,15 @@
-"""Images of other sizes: linear interpolation between neighbours, and means over regions of unequal sizes.
+"""Images of other sizes: the nearest elements, linear interpolation between neighbours, and means over regions of unequal sizes.
 
-Both read along one axis after the other, at positions that are known when the sizes are:
+All read along one axis after the other, at positions that are known when the sizes are:
 
+    nearest    out[i] = x[floor(i * n / m)], exact: x[floor((i + 1/2) * n / m)]
     linear     out[i] = (1 - f[i]) * x[low[i]] + f[i] * x[low[i] + 1]
     regions    out[i] = mean of x[floor(i * n / m)], .. x[ceil((i + 1) * n / m) - 1]
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +23,49 @@ from . import windows
 from .call import Call, Row, opmath
 
 aten = torch.ops.aten
+
+
+def _nearest_places(n: int, m: int, exact: bool, scale: float | None) -> torch.Tensor:
+    """Where each result is read, in the arithmetic of ATen/native/UpSample.h."""
+    step = torch.tensor(1.0 / scale if scale is not None and scale > 0 else n / m, dtype=torch.float32)
+    at = torch.arange(m, dtype=torch.float32)
+    return (step * (at + 0.5 if exact else at)).to(torch.int64).clamp(max=n - 1)
+
+
+def _times(n: Dim, m: Dim, exact: bool, scale: float | None) -> int:
+    """How many results in a row are one and the same of n elements, 0 where that differs or is not known."""
+    if isinstance(n, int) and isinstance(m, int):
+        times = m // n if n and m % n == 0 else 0
+        return times if times and torch.equal(_nearest_places(n, m, exact, scale), torch.arange(m) // times) else 0
+    times = int(scale) if scale is not None and scale >= 1 and math.frexp(scale)[0] == 0.5 else 0  # n / m is exact for powers of two
+    return times if times and m == n * times else 0
+
+
+def _nearest_of(c: Call, x: Value, scales: Sequence[float | None], rank: int, exact: bool) -> Value:
+    """A view where every element is repeated as often: nothing of it is stored."""
+    image = windows.channels_last(x)
+    for axis, (m, scale) in enumerate(zip(c.shape[-rank:], scales, strict=True), 1):
+        n = image.shape[axis]
+        times = _times(n, m, exact, scale)
+        if times > 1:
+            before, after = image.shape[: axis + 1], image.shape[axis + 1 :]
+            image = b.expand(b.reshape(image, (*before, 1, *after)), (*before, times, *after))
+            image = b.reshape(image, (*before[:-1], m, *after))
+        elif not times:
+            if not (isinstance(n, int) and isinstance(m, int) and n and m):
+                raise Unsupported(f"resizing of unknown sizes, from {n} to {m}")
+            image = b.take(image, b.constant(_nearest_places(n, m, exact, scale)), axis)
+    return windows.channels_first(image)
+
+
+def _nearest(rank: int, exact: bool) -> Row:
+    """upsample_nearest and _upsample_nearest_exact with a size and perhaps scales."""
+    return lambda c, x, size, *scales: _nearest_of(c, x, scales or (None,) * rank, rank, exact)
+
+
+def _nearest_vec(rank: int, exact: bool) -> Row:
+    """The same with a list of scales."""
+    return lambda c, x, size, scales: _nearest_of(c, x, scales or (None,) * rank, rank, exact)
 
 
 def _sizes_of(x: Value, c: Call, rank: int) -> list[tuple[int, int]]:
@@ -91,6 +136,18 @@ def _regions(rank: int) -> Row:
 
 
 ROWS: dict[Any, Row] = {
+    aten.upsample_nearest1d.default: _nearest(1, False),
+    aten.upsample_nearest2d.default: _nearest(2, False),
+    aten.upsample_nearest3d.default: _nearest(3, False),
+    aten.upsample_nearest1d.vec: _nearest_vec(1, False),
+    aten.upsample_nearest2d.vec: _nearest_vec(2, False),
+    aten.upsample_nearest3d.vec: _nearest_vec(3, False),
+    aten._upsample_nearest_exact1d.default: _nearest(1, True),
+    aten._upsample_nearest_exact2d.default: _nearest(2, True),
+    aten._upsample_nearest_exact3d.default: _nearest(3, True),
+    aten._upsample_nearest_exact1d.vec: _nearest_vec(1, True),
+    aten._upsample_nearest_exact2d.vec: _nearest_vec(2, True),
+    aten._upsample_nearest_exact3d.vec: _nearest_vec(3, True),
     aten.upsample_linear1d.default: _linear(1),
     aten.upsample_bilinear2d.default: _linear(2),
     aten.upsample_trilinear3d.default: _linear(3),

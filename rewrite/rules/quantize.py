@@ -5,6 +5,8 @@
     take (dq x) i = (take x i - z) * take s i        one scale for each row of a table
     pad 0 (dq x) = dq (pad z x)
     q (view y) = view (q y)                          per tensor; not for slices, where it would be more work
+    q (pad v y) = pad (q v) (q y)                    per tensor
+    q (max y) = max (q y)                            per tensor, likewise min: q never decreases
 
 Dequantization moves towards the outputs and quantization towards the inputs, over views, until they meet a contraction (`integer.py`)
 or one another. Whatever arithmetic is between them stays: `quantize(relu(x))` is one loop after stitching.
@@ -12,15 +14,19 @@ or one another. Whatever arithmetic is between them stays: `quantize(relu(x))` i
 
 from __future__ import annotations
 
+import math
 import random
 
 import torch
 
 from ...graph import attrs as A
 from ...graph import build as b
+from ...graph.interpret import quantize
 from ...graph.ir import Value
+from ...graph.ops import OPS
 from ...graph.types import QParams, f32, i8, i64, u8
 from ..match import Mismatch
+from ..pattern import GROUPS
 from ..rule import Match, RuleSet, rule
 
 _S8 = QParams((0.05,))
@@ -152,7 +158,46 @@ def quantize_before_view(m: Match) -> Value | Mismatch:
     return m.right()
 
 
+def _padded_example(rng: random.Random) -> Value:
+    padded = b.pad(b.input_(0, f32, (2, 3)), ((rng.randint(0, 2), 0), (1, 2)), rng.choice((0.0, 1.3, -math.inf, math.inf)))
+    return b.quantize(padded, i8, _S8) if rng.random() < 0.5 else b.quantize(padded, u8, _U8)
+
+
+@rule("quantize{q}(pad!{a}(x)) -> pad{c}(quantize{q}(x))", example=_padded_example)
+def quantize_before_pad(m: Match) -> Value | Mismatch:
+    """What surrounds the elements is a number, and has an integer like any other."""
+    attrs, pad = m.attrs("q", A.QuantizeAttrs), m.attrs("a", A.PadAttrs)
+    if not per_tensor(attrs.qparams):
+        return m.fail("quantized per channel")
+    value = int(quantize(torch.tensor(float(pad.value)), attrs.dtype.torch, attrs.qparams))
+    return m.make("pad", m.make("quantize", m["x"], attrs=attrs), attrs=A.PadAttrs(pad.amounts, value))
+
+
+def _extreme_example(rng: random.Random) -> Value:
+    x = b.relu(b.input_(0, f32, (2, 9, 3)))
+    padded = b.pad(x, ((0, 0), (1, 1), (0, 0)), -math.inf) if rng.random() < 0.5 else x
+    largest = b.reduce(b.window(padded, 1, 3, rng.choice((1, 2))), rng.choice(("max", "min")), 2)
+    return b.quantize(largest, i8, _S8) if rng.random() < 0.5 else b.quantize(largest, u8, _U8)
+
+
+@rule("quantize{q}(reduce!{a}(x)) -> reduce{a}(quantize{q}(x))", ulp=1, example=_extreme_example)
+def quantize_before_extreme(m: Match) -> Value | Mismatch:
+    """Pooling reads and writes a quarter of the bytes, and quantization meets what computes its operand.
+
+    Not where the operand is in memory as it is, of which every element would be read to be quantized. A NaN, for which quantization has
+    no more than an integer, no longer stands for all of its window.
+    """
+    if m.attrs("a", A.ReduceAttrs).kind not in ("max", "min"):
+        return m.fail("another reduction than the greatest or the least")
+    if not per_tensor(m.attrs("q", A.QuantizeAttrs).qparams):
+        return m.fail("quantized per channel")
+    source = m["x"]
+    while source.op in GROUPS["view"] or source.op == "pad":
+        source = source.inputs[0]
+    return m.right() if OPS[source.op].group == "elementwise" else m.fail(f"{source.op} is not computed together with others", source)
+
+
 RULES: RuleSet = (
     round_trip, dequantize_after_view, dequantize_after_take, dequantize_after_concat,
-    dequantize_after_pad, quantize_before_view,
+    dequantize_after_pad, quantize_before_view, quantize_before_pad, quantize_before_extreme,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import sashiko
 from sashiko.driver.model import CompiledModel
 from sashiko.platforms.catalogue import CATALOGUE
 from sashiko.platforms.host import host
-from sashiko.quant.presets import PRESETS
 from sashiko.runtime.plan import AtenStep
 
 EPS = torch.finfo(torch.float32).eps
@@ -70,6 +68,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "transposed 1d": (lambda: nn.ConvTranspose1d(6, 4, 7, bias=False, padding=3), (2, 6, 9)),
     "transposed volume": (lambda: nn.ConvTranspose3d(2, 3, 3, stride=(1, 2, 3), padding=(0, 1, 2)), (1, 2, 3, 4, 3)),
+    "nearest, twice": (lambda: nn.Upsample(scale_factor=2), (2, 5, 8, 10)),
+    "nearest, elsewhere": (lambda: nn.Upsample((7, 30), mode="nearest-exact"), (2, 5, 8, 10)),
     "unequal regions": (lambda: nn.AdaptiveAvgPool2d((3, 12)), (2, 5, 8, 10)),
     "regions": (lambda: nn.AdaptiveAvgPool2d((2, 5)), (2, 5, 8, 10)),
 }
@@ -179,12 +179,54 @@ def test_products_in_bf16(block: nn.Module) -> None:
 @torch.no_grad()
 def test_quantized_convolutions_are_integer_products(block: nn.Module) -> None:
     """What calibration simulates, bit for bit up to the order of sums in the last float layers."""
-    scheme = replace(PRESETS["int8-minmax"], operations=("linear", "convolution"))
-    small = sashiko.quantize(block, [(X,)], preset=scheme, progress=False)
+    small = sashiko.quantize(block, [(X,)], preset="int8-minmax", progress=False)
     compiled = sashiko.compile(small, (X,), strict=True)
     assert [label.split(" + ")[0] for label in labels(compiled)].count("int_linear") == 4
     assert (compiled(X) - small(X)).norm() <= 0.01 * small(X).norm() < (block(X)).norm()
     assert (compiled(X) - block(X)).norm() <= 0.1 * block(X).norm()
+
+
+class Pooled(nn.Module):
+    """Down and up again, with what was there before beside it: [B, 3, H, W] -> [B, 2, H, W]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.inner, self.up = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(16, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.down(x).relu()
+        small = self.inner(F.max_pool2d(before, 3, 2, 1)).relu()
+        out: Tensor = self.up(torch.cat([before, F.interpolate(small, scale_factor=2)], 1))
+        return out
+
+
+@torch.no_grad()
+def test_pooling_is_of_integers_and_nothing_between_products_is_left_to_pytorch() -> None:
+    torch.manual_seed(5)
+    model, x = Pooled().eval(), torch.randn(2, 3, 12, 16)
+    small = sashiko.quantize(model, [(x,)], preset="int8-static", progress=False)
+    compiled = sashiko.compile(small, (x,), strict=True)
+    found = labels(compiled)
+    pooling = next(label for label in found if "reduce" in label)
+    assert "quantize" not in pooling and sum(label.startswith("int_linear") for label in found) == 3
+    assert not any("permute" in label for label in found[:-1])
+    # The results are sums of 144 steps of the last operand: one that is rounded the other way counts 2^-8 of its range.
+    torch.testing.assert_close(compiled(x), small(x), rtol=0, atol=float(2.0**-8 * model.up.weight.abs().sum((1, 2, 3)).max()))
+    assert (compiled(x) - small(x)).norm() <= 0.01 * small(x).norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(3, 40, 37), (1, 5, 70), (7, 18, 16)])
+def test_images_of_few_colours_are_laid_out_along_their_lines(size: tuple[int, ...]) -> None:
+    """Nothing is rounded by a layout: the kernel for a few channels gives the same integers and floats."""
+    torch.manual_seed(6)
+    x = torch.randn(2, *size)
+    model = nn.Conv2d(size[0], 5, 3, padding=2).eval()
+    compiled = sashiko.compile(model, (x,), strict=True)
+    assert ((compiled(x).double() - _double(model)(x.double())).abs() <= roundings(model, x)).all()
+    shapes = ({0: torch.export.Dim("batch", max=4), 2: torch.export.Dim("height", min=3, max=90)},)
+    dynamic = sashiko.compile(model, (x,), dynamic_shapes=shapes, strict=True)
+    torch.testing.assert_close(dynamic(x[:1]), compiled(x)[:1], rtol=1e-6, atol=1e-6)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sashiko.diagnostics.errors import InputError
-from sashiko.quant import QuantizedModule, quantize
+from sashiko.quant import PRESETS, QuantizedModule, quantize
 from tests.quant.models import Attention, IntegerExecution, mlp
 
 
@@ -90,7 +90,7 @@ def test_left_out_with_a_reason(name: str) -> None:
     function, shape, data, reason = LEFT_OUT[name]
     model = Product(function, *shape).eval()  # type: ignore[arg-type]
     x = torch.randn(data)
-    small = quantize(model, [x])
+    small = quantize(model, [x], preset="int8-dynamic")
     assert small.record.sites == ()
     (item,) = small.record.left_out
     assert reason in item.reason and "test_placement.py:" in item.source
@@ -132,11 +132,15 @@ def test_tied_weights_are_stored_once() -> None:
     assert "mix.weight" not in kept
 
 
-def test_convolution_stays() -> None:
+def test_convolutions_have_one_scale_and_stay_where_there_is_none_but_by_row() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 5)).eval()
-    small = quantize(model, [torch.randn(2, 3, 8, 8)])
-    assert [item.name for item in small.record.left_out] == ["0"]
-    assert [item.site.name for item in small.record.sites] == ["2"]
+    for name, preset in PRESETS.items():
+        small = quantize(model, [torch.randn(2, 3, 8, 8)], preset=name)
+        labels = {item.site.name: item.site.scheme.label for item in small.record.sites}
+        if preset.default.activation is None or name == "int8-dynamic":
+            assert [item.name for item in small.record.left_out] == ["0"] and list(labels) == ["2"]
+        else:
+            assert not small.record.left_out and labels["0"] == "int8"
 
 
 @pytest.mark.parametrize("norm_first", [True, False])

@@ -102,9 +102,10 @@ def test_every_operation() -> None:
     # Six operations, each with two operands of relative error 2^-8 / sqrt(3) at most of the range: well below a twentieth of the result.
     assert 0 < error < 0.05
     assert small.conv.weight_int8.shape == (8, 8, 3)
-    default = quantize(model, data)
-    assert labels(default) == {"head": "int8 per row"}
-    assert [item.reason.split(",")[0] for item in default.record.left_out] == [
+    assert labels(quantize(model, data)) == {"conv": "int8", "head": "int8 per row"}
+    by_row = quantize(model, data, preset="int8-dynamic")
+    assert labels(by_row) == {"head": "int8 per row"}
+    assert [item.reason.split(",")[0] for item in by_row.record.left_out] == [
         "the scheme leaves convolutions in floating point", "both factors are activations", "both factors are activations",
         "attention multiplies activations with activations",
     ]
