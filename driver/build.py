@@ -78,7 +78,9 @@ def _build(captured: Captured, options: Options) -> Built:
     trace, reports = Trace(), list[PassReport]()
     declared = [i.dim for i in captured.inputs if isinstance(i, IntInput)]
     graph = replace(captured.graph, name=options.name)
-    graph = run(graph, passes(options.precision, options.target, options.rules, trace, options.wide), declared=declared, reports=reports)
+    writes = {m.output: m.input for m in captured.mutations}
+    planned = passes(options.precision, options.target, options.rules, trace, options.wide, writes)
+    graph = run(graph, planned, declared=declared, reports=reports)
     if options.strict:
         _refuse_leftovers(graph)
     graph = spread_rows(choose_layouts(graph))

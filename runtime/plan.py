@@ -96,10 +96,12 @@ def single(step: Step) -> Section:
 
 @dataclass(frozen=True)
 class SegmentOutput:
-    """A value that a native segment makes: a tensor allocated for the call, dense in the order of its type."""
+    """A value that a native segment makes: a tensor allocated for the call, dense in the order of its type; or the segment's input number
+    `updates`, which steps write into."""
 
     value: int
     type: TensorType
+    updates: int | None = None
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ import torch
 
 from ..diagnostics.errors import InvalidGraph
 from ..graph.dims import Dim, evaluate
-from ..graph.types import TensorType
 from .arena import Life, arrange
 from .memory import HUGE
-from .plan import NativeSegment, OutputDim, Plan, Section
+from .plan import NativeSegment, OutputDim, Plan, Section, SegmentOutput
 
 Numbers = Mapping[Dim, int]
 
@@ -29,12 +28,13 @@ _EMPTY = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu"
 
 @dataclass(frozen=True)
 class OutputShape:
-    """What `torch.empty_strided` needs for one output of a segment, and its bytes."""
+    """What `torch.empty_strided` needs for one output of a segment, and its bytes; none where it is the segment's input `updates`."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     nbytes: int
+    updates: int | None = None
 
     @cached_property
     def new(self) -> Callable[[], torch.Tensor]:
@@ -52,6 +52,11 @@ class SegmentRecord:
     arena_bytes: int
     outputs: tuple[OutputShape, ...]
     large_bytes: int
+
+    @cached_property
+    def updates(self) -> bool:
+        """Whether an output is an input that is written into."""
+        return any(output.updates is not None for output in self.outputs)
 
 
 @dataclass(eq=False)
@@ -89,15 +94,17 @@ def _segment(segment: NativeSegment, numbers: Numbers) -> SegmentRecord:
     used = lives(segment, numbers)
     layout = arrange(tuple(used.values()))
     places = dict(zip(used, layout.offsets, strict=True))
-    outputs = tuple(_output(output.type, numbers) for output in segment.outputs)
+    outputs = tuple(_output(output, numbers) for output in segment.outputs)
     large = sum(output.nbytes for output in outputs if output.nbytes >= LARGE)
     return SegmentRecord(tuple(places.get(n, 0) for n in range(len(segment.buffers))), layout.nbytes, outputs, large)
 
 
-def _output(kind: TensorType, numbers: Numbers) -> OutputShape:
+def _output(output: SegmentOutput, numbers: Numbers) -> OutputShape:
+    kind = output.type
     shape = tuple(number(numbers, d) for d in kind.shape)
     strides = tuple(number(numbers, d) for d in kind.strides)
-    return OutputShape(shape, strides, kind.dtype.torch, prod(shape) * kind.dtype.bytes)
+    nbytes = prod(shape) * kind.dtype.bytes if output.updates is None else 0
+    return OutputShape(shape, strides, kind.dtype.torch, nbytes, output.updates)
 
 
 def lives(segment: NativeSegment, numbers: Numbers) -> dict[int, Life]:
