@@ -22,7 +22,7 @@ from .dims import Dim, non_negative
 from .ir import Graph, Value, rebuild, with_inputs
 from .ops import OPS, make
 
-VIEWS = ("reshape", "permute", "expand", "slice", "window")
+_INLINED = ("view", "elementwise", "reduce", "index", "quant", "check")
 
 
 def memory_of(value: Value) -> Value:
@@ -41,7 +41,7 @@ def under(value: Value) -> Value:
 
 def counting(position: Value) -> A.IotaAttrs | None:
     """What positions that count along one axis are made of, for which no memory is read; None for all others."""
-    while position.op in VIEWS[:3] or (position.op == "cast" and position.dtype.bits == 64):
+    while position.op in ("reshape", "permute", "expand") or (position.op == "cast" and position.dtype.bits == 64):
         position = position.inputs[0]
     a = position.attrs
     return a if isinstance(a, A.IotaAttrs) and not isinstance(a.start, float) and isinstance(a.step, int) else None
@@ -136,17 +136,20 @@ def late_puts(graph: Graph) -> set[Value]:
 
 
 def _read_before(graph: Graph, value: Value, put: Value) -> bool:
-    """Whether all that reads a value are products that `put` needs. What is computed element by element does not do: it may be computed
-    again where it is wanted, and then it is too late."""
+    """Whether all that reads a value is there for products that `put` needs. What is computed element by element may be computed again where
+    it is wanted; where anything else wants it, that may be too late."""
     needed: set[Value] | None = None
+    followed: set[Value] = set()
     stack = [value]
     while stack:
         seen = stack.pop()
         for user in graph.users[seen]:
             if user is put and seen is put.inputs[0] and seen not in put.inputs[1:]:
                 continue
-            if user.op in VIEWS and not graph.is_output(user):
-                stack.append(user)
+            if OPS[user.op].group in _INLINED and not graph.is_output(user):
+                if user not in followed:
+                    followed.add(user)
+                    stack.append(user)
                 continue
             needed = needs(put) if needed is None else needed
             if OPS[user.op].group != "contraction" or user not in needed:

@@ -54,7 +54,7 @@ def _checked(position: int, spec: Input, argument: Any, dense: bool) -> Argument
 
 
 def apart(arguments: tuple[Any, ...], written: Set[int]) -> tuple[Any, ...]:
-    """The arguments; a copy of one that is written into and shares memory with another one, since it is not known which is read when.
+    """The arguments; where one of `written` shares memory with others, copies of them, since it is not known which is read when.
 
     Those that are not row-major are copied before anything is written.
     """
