@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import NamedTuple
 
 from . import attrs as A
 from . import build as b
-from .dims import Dim, non_negative
+from .dims import Dim, non_negative, product
 from .ir import Graph, Value, rebuild, with_inputs
 from .ops import OPS, make
+from .poly import terms_of
 
 _INLINED = ("view", "elementwise", "reduce", "index", "quant", "check")
 
@@ -39,32 +41,55 @@ def under(value: Value) -> Value:
     return value
 
 
-def counting(position: Value) -> A.IotaAttrs | None:
-    """What positions that count along one axis are made of, for which no memory is read; None for all others."""
+class Counting(NamedTuple):
+    """Positions start, start + step, ... for which no memory is read."""
+
+    start: Dim
+    step: int
+    length: Dim
+
+
+def counting(position: Value) -> Counting | None:
+    """The positions of a value that counts along one axis; None for all others."""
     while position.op in ("reshape", "permute", "expand") or (position.op == "cast" and position.dtype.bits == 64):
         position = position.inputs[0]
     a = position.attrs
-    return a if isinstance(a, A.IotaAttrs) and not isinstance(a.start, float) and isinstance(a.step, int) else None
+    if not isinstance(a, A.IotaAttrs) or isinstance(a.start, float) or not isinstance(a.step, int):
+        return None
+    return Counting(a.start, a.step, a.length)
 
 
 def inside(position: Value, size: Dim) -> bool:
     """Whether positions are known to lie in [0, size)."""
     a = counting(position)
-    if a is None or isinstance(a.start, float) or not isinstance(a.step, int):
+    if a is None:
         return False
-    last = a.start + (a.length - 1) * a.step
-    return all(non_negative(end) and non_negative(size - 1 - end) for end in (a.start, last))
+    least, most = a.start, a.start + (a.length - 1) * a.step
+    if a.step < 0:
+        least, most = most, least
+    # Whatever the symbols are: proofs elsewhere rely on sizes of at least 1, but a call may bring a size of 0.
+    return all(coefficient >= 0 for dim in (least, size - 1 - most) for _, coefficient in terms_of(dim))
+
+
+def slice_of(put: Value) -> tuple[int, Counting] | None:
+    """The axis of a put of one whole slice, and the positions along it; None for all others."""
+    assert isinstance(put.attrs, A.PutAttrs)
+    if len(put.attrs.axes) != 1:
+        return None
+    (axis,), position, part = put.attrs.axes, put.inputs[2], put.inputs[1]
+    a, behind = counting(position), part.tensor.rank - axis - 1
+    alone = position.tensor.rank > behind and product(position.shape) == part.shape[axis] == position.shape[-behind - 1]
+    return (axis, a) if a is not None and alone else None
 
 
 def put_into_slice(value: Value) -> Value | None:
     """A slice of x, updated and put back where it was, is x updated there."""
     assert isinstance(value.attrs, A.PutAttrs)
     x, part, *positions = value.inputs
-    a = counting(positions[0]) if len(positions) == 1 else None
-    inner = under(part)
-    if a is None or inner.op != "put":
+    outer, inner = slice_of(value), under(part)
+    if outer is None or inner.op != "put":
         return None
-    (axis,), old = value.attrs.axes, under(inner.inputs[0])
+    (axis, a), old = outer, under(inner.inputs[0])
     found = old.attrs
     if not isinstance(found, A.SliceAttrs) or old.inputs[0] is not x or old.shape != part.shape:
         return None
@@ -76,7 +101,7 @@ def put_into_slice(value: Value) -> Value | None:
         return b.put(x, inner.inputs[1], {axis: positions[0], **dict(zip(inner.attrs.axes, inner.inputs[2:]))})
     if whole[axis] != 1 or inner.shape != whole[:axis] + whole[axis + 1 :]:
         return None
-    moved = {a + (a >= axis): b.unsqueeze(_full_rank(p, len(whole) - 1), axis) for a, p in zip(inner.attrs.axes, inner.inputs[2:])}
+    moved = {n + (n >= axis): b.unsqueeze(_full_rank(p, len(whole) - 1), axis) for n, p in zip(inner.attrs.axes, inner.inputs[2:])}
     return b.put(x, b.unsqueeze(inner.inputs[1], axis), {axis: positions[0], **moved})
 
 
@@ -136,8 +161,8 @@ def late_puts(graph: Graph) -> set[Value]:
 
 
 def _read_before(graph: Graph, value: Value, put: Value) -> bool:
-    """Whether all that reads a value is there for products that `put` needs. What is computed element by element may be computed again where
-    it is wanted; where anything else wants it, that may be too late."""
+    """Whether all that reads a value is there for products that `put` needs. What is computed element by element may be computed again
+    where it is wanted; where anything else wants it, that may be too late."""
     needed: set[Value] | None = None
     followed: set[Value] = set()
     stack = [value]
@@ -182,14 +207,10 @@ def concatenated(graph: Graph, writes: Mapping[int, int]) -> Graph:
 
 def _pieces(put: Value) -> Value | None:
     """x before a slice, the slice's new content, x behind it."""
-    assert isinstance(put.attrs, A.PutAttrs)
-    x, part, *positions = put.inputs
-    a = counting(positions[0]) if len(positions) == 1 else None
-    if a is None or a.step != 1 or isinstance(a.start, float):
+    found = slice_of(put)
+    if found is None or found[1].step != 1:
         return None
-    (axis,), (position,) = put.attrs.axes, positions
-    if position.shape[axis - x.tensor.rank :] != (part.shape[axis], *[1] * (x.tensor.rank - axis - 1)):
-        return None
+    (axis, a), (x, part) = found, put.inputs[:2]
     first, after = a.start, x.shape[axis] - a.start - part.shape[axis]
     if not (non_negative(first) and non_negative(after)):
         return None  # whether it fits is seen when the sizes are
@@ -203,6 +224,7 @@ def separated(graph: Graph, writes: Mapping[int, int]) -> Graph:
     final = in_place(graph, writes)
     late = late_puts(graph)
     kept = {v: chain_of(last)[0] for last in final for v in chain_of(last)[1:]}
+    bases = set(kept.values())
 
     def visit(value: Value, inputs: tuple[Value, ...]) -> Value:
         if value.op != "put":
@@ -212,7 +234,7 @@ def separated(graph: Graph, writes: Mapping[int, int]) -> Graph:
         if base is None and not _left_alone(graph, value):
             target = _copy(target)
         elif base is not None and value in late:  # what is written is computed before anything is
-            given = [_copy(new) if base in needs(old) else new for old, new in zip(value.inputs[1:], given, strict=True)]
+            given = [new if bases.isdisjoint({old, *needs(old)}) else _copy(new) for old, new in zip(value.inputs[1:], given, strict=True)]
         return with_inputs(value, (target, *given))
 
     new = rebuild(graph, visit)

@@ -14,7 +14,7 @@ from ..graph import attrs as A
 from ..graph.dims import Shape, product, symbol
 from ..graph.ir import Value
 from ..graph.ops import OPS
-from ..graph.updates import memory_of, under
+from ..graph.updates import under
 from .alike import Lowered, lowered
 from .domain import Axis, Domain
 from .lower import EXPENSIVE, Lowering, NeedsBuffer
@@ -146,15 +146,9 @@ def related(a: Group, b: Group) -> bool:
     """Whether joining two kernels could pay: loops over one domain that share data or work."""
     if a.anchor is not None or b.anchor is not None or not _compatible(a.domain, b.domain):
         return False
-    if any(v.op == "put" for v in (*a.roots, *b.roots)) and not _puts_apart(a.roots, b.roots):
-        return False
+    if any(v.op == "put" for v in (*a.roots, *b.roots)):
+        return False  # when it writes matters to whoever reads what was there
     return bool(a.needs.keys() & b.needs.keys() or b.needs.keys() & set(a.roots) or a.inlined.keys() & b.inlined.keys())
-
-
-def _puts_apart(a: list[Value], b: list[Value]) -> bool:
-    """Whether all roots are puts, into memory of their own each."""
-    both = (*a, *b)
-    return all(v.op == "put" for v in both) and len({memory_of(v) for v in both}) == len(both)
 
 
 def joined(a: Group, b: Group, stored: set[Value]) -> Group | None:

@@ -51,7 +51,8 @@ class Decoder(nn.Module):
         x = self.embed(tokens)
         for layer, block in enumerate(self.blocks):
             x = block(x, keys[layer], values[layer], position)
-        return x[:, -1] @ self.embed.weight.t()
+        logits: torch.Tensor = x[:, -1] @ self.embed.weight.t()
+        return logits
 
 
 def caches(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +65,7 @@ def text(step: Any, prompt: torch.Tensor, given: torch.Tensor | None = None) -> 
     """(tokens, logits of each step, keys) of greedy decoding, or of `given` tokens."""
     keys, values = caches(len(prompt))
     logits = [step(prompt, torch.arange(prompt.shape[1]), keys, values)]
-    tokens = []
+    tokens: list[torch.Tensor] = []
     for at in range(prompt.shape[1], LENGTH):
         tokens.append(logits[-1].argmax(-1, keepdim=True) if given is None else given[:, len(tokens) : len(tokens) + 1])
         logits.append(step(tokens[-1], torch.tensor([at]), keys, values))

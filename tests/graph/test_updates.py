@@ -10,7 +10,7 @@ from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
 from sashiko.graph.simplify import canonical
 from sashiko.graph.types import f32, i64
-from sashiko.graph.updates import concatenated, in_place, inside, late_puts, memory_of, separated
+from sashiko.graph.updates import concatenated, in_place, inside, late_puts, memory_of, separated, slice_of
 
 N = symbol("n", 1, 16)
 X, PART, AT = b.input_(0, f32, (3, 8, 4)), b.input_(1, f32, (3, 2, 4)), b.input_(2, i64, (2,))
@@ -49,6 +49,14 @@ def test_rules_keep_the_numbers() -> None:
 def test_positions_known_to_be_inside() -> None:
     assert inside(b.iota(2, i64, 6), 8) and inside(b.iota(N, i64), N) and inside(b.iota(4, i64, 7, -2), 8)
     assert not inside(b.iota(2, i64, 7), 8) and not inside(b.iota(2, i64, N), 16) and not inside(AT, 8)
+
+
+def test_a_slice_is_of_one_axis() -> None:
+    assert slice_of(b.put(X, PART, {1: b.reshape(b.iota(2, i64, 3), (1, 2, 1))})) is not None
+    assert slice_of(PUT) is None
+    crosswise = b.put(X, b.slice_(PART, 1, 0, 1), {1: b.reshape(b.iota(3, i64), (3, 1, 1))})
+    assert slice_of(crosswise) is None, "row i has its element at i"
+    assert not inside(b.iota(1, i64), N), "a call may bring no elements"
 
 
 def test_in_place_where_nothing_reads_what_was_there() -> None:
