@@ -52,7 +52,8 @@ class Built:
     """An executable and the story of its making, for explain().
 
     products: for everything that `executable.times` times, in its order, the named product that it computes, or None. measurable: likewise
-    the specification of the product, named or not. tuning: what measuring has shown, in lines.
+    the specification of the product, named or not. tuning: what measuring has shown, in lines. overwritten: names of the arguments and
+    buffers that a call writes into.
     """
 
     executable: Executable
@@ -64,6 +65,7 @@ class Built:
     measurable: tuple[GemmSpec | None, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     tuning: tuple[str, ...] = ()
+    overwritten: tuple[str, ...] = ()
 
 
 def build(captured: Captured, options: Options) -> Built:
@@ -78,7 +80,9 @@ def _build(captured: Captured, options: Options) -> Built:
     trace, reports = Trace(), list[PassReport]()
     declared = [i.dim for i in captured.inputs if isinstance(i, IntInput)]
     graph = replace(captured.graph, name=options.name)
-    graph = run(graph, passes(options.precision, options.target, options.rules, trace, options.wide), declared=declared, reports=reports)
+    writes = {m.output: m.input for m in captured.mutations}
+    planned = passes(options.precision, options.target, options.rules, trace, options.wide, writes)
+    graph = run(graph, planned, declared=declared, reports=reports)
     if options.strict:
         _refuse_leftovers(graph)
     graph = spread_rows(choose_layouts(graph))
@@ -97,7 +101,7 @@ def _build(captured: Captured, options: Options) -> Built:
     }
     say(1, f"{options.name}: " + ", ".join(f"{what} {took * 1e3:.0f} ms" for what, took in seconds.items()))
     story = (tuple(planner.notes), trace, tuple(reports), tuple(planner.products), tuple(planner.measurable))
-    return Built(executable, graph, *story, seconds)
+    return Built(executable, graph, *story, seconds, overwritten=tuple(graph.inputs[number].name for number in writes.values()))
 
 
 def _refuse_leftovers(graph: Graph) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..runtime.plan import AtenStep
+from ..runtime.segments import written
 from .build import Built
 from .segments import Note
 
@@ -35,6 +36,7 @@ def explained(built: Built) -> str:
     ]
     for number, note in enumerate(built.notes):
         lines += _segment(number, note) if isinstance(note, tuple) else _extern(number, note)
+    lines += _overwritten(built)
     lines += [*built.tuning, ""] if built.tuning else []
     lines += _rules(built)
     return "\n".join(lines)
@@ -54,6 +56,13 @@ def _segment(number: int, notes: Sequence[Note]) -> list[str]:
 
 def _extern(number: int, step: AtenStep) -> list[str]:
     return [f"segment {number}: PyTorch's {step.target}", f"      {step.reason}", ""]
+
+
+def _overwritten(built: Built) -> list[str]:
+    plan = built.executable.plan
+    in_place = {plan.inputs[n].label for n in written(plan)}
+    found = [f"  {name}: {'in place' if name in in_place else 'with a copy of all of it'}" for name in built.overwritten]
+    return ["arguments and buffers that a call writes into:", *found, ""] if found else []
 
 
 def _rules(built: Built) -> list[str]:

@@ -56,13 +56,21 @@ class CompiledModel:
         passed = self.signature.taken(flat) if self._fixed else flat
         results = self.executable(*passed, *self._state)
         if self.signature.writes:
-            tensors = [v for v in passed if isinstance(v, torch.Tensor)] + list(self._state)
-            for made, written in self.signature.writes:
-                source = results[made]
-                assert isinstance(source, torch.Tensor)
-                with torch.no_grad():
-                    tensors[written].copy_(source)
+            self._write([v for v in passed if isinstance(v, torch.Tensor)] + list(self._state), results)
         return self.signature.assembled(flat, results)
+
+    def _write(self, tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+        """Gives arguments and buffers their new content; those that were written in place have it, and are told so."""
+        updated: list[torch.Tensor] = []
+        for made, written in self.signature.writes:
+            source, target = results[made], tensors[written]
+            assert isinstance(source, torch.Tensor)
+            if source.data_ptr() != target.data_ptr():
+                with torch.no_grad():
+                    target.copy_(source)
+            elif not target.is_inference():
+                updated.append(target)
+        torch.autograd.graph.increment_version(updated)
 
     def explain(self) -> str:
         """What was fused, which kernel each operation runs on and why, what was left to PyTorch and why, how precisions were chosen."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from ..cpu_codegen.math.normal import looked_up
 from ..graph.ir import Graph
 from ..graph.passes import Pass
 from ..graph.simplify import canonical, cse
 from ..graph.sites import site_of
 from ..graph.types import bf16
+from ..graph.updates import concatenated, separated
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
 from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
@@ -27,11 +31,13 @@ def fast_bf16(target: Target) -> bool:
 
 
 def passes(
-    precision: str, target: Target, rules: RuleSet = (), trace: Trace | None = None, wide: frozenset[str] = frozenset()
+    precision: str, target: Target, rules: RuleSet = (), trace: Trace | None = None, wide: frozenset[str] = frozenset(),
+    writes: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[Pass, ...]:
     """Everything that happens to a graph before it is cut into kernels.
 
-    rules: the user's own, tried before ours. wide: names of operations that stay in fp32 whatever the precision.
+    rules: the user's own, tried before ours. wide: names of operations that stay in fp32 whatever the precision. writes: numbers of
+    outputs, and of the inputs that are overwritten with them.
     """
 
     def rewrite(name: str, chosen: RuleSet) -> Pass:
@@ -43,6 +49,7 @@ def passes(
     narrow = precision == "bf16" or (precision == "auto" and fast_bf16(target))
     return (
         Pass("canonical", canonical),
+        Pass("updates", lambda graph: concatenated(graph, writes)),
         Pass("cse", cse),
         Pass("permutes", sink_permutes),
         rewrite("rewrite", (*rules, *CANONICAL)),  # the user's first: they are written over the operations that capture gives
@@ -55,4 +62,5 @@ def passes(
         Pass("short", lambda graph: shorten(graph, looked_up(target))),
         Pass("fold", canonical),
         Pass("share", cse),
+        Pass("memory", lambda graph: separated(graph, writes)),
     )

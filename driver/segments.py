@@ -118,7 +118,7 @@ def _streams(item: LoopItem, program: Program, read: Set[Value], target: Target)
     always: set[int] = set()
     if_large: set[int] = set()
     for number, value in enumerate(item.operands):
-        if target.l3 and value in item.writes and value in program.outputs and value not in read:
+        if target.l3 and value in item.writes and value in program.outputs and value not in read and value.op != "put":
             least, most = bounds(value.tensor.nbytes)
             if least is not None and least >= _beyond(item, value, target):
                 always.add(number)
@@ -142,10 +142,33 @@ class SegmentBuilder:
         self._constant_values = set(program.constants)
         self._packed: dict[int, int] = {}
         outputs = {v: n for n, v in enumerate(program.outputs)}
+        self._updates = self._shared(outputs)
         for n, value in enumerate(program.inputs):
-            self._add(value, "input", n)
+            if value not in self.numbers:
+                self._add(value, "input", n)
         for value in program.stored:
-            self._add(value, "output" if value in outputs else "arena", outputs.get(value, 0))
+            if value not in self.numbers:
+                self._add(value, "output" if value in outputs else "arena", outputs.get(value, 0))
+
+    def _shared(self, outputs: Mapping[Value, int]) -> dict[int, int]:
+        """Gives all values that are one piece of memory, written by one put after another, one buffer. Returns the inputs that outputs
+        are written over."""
+        stored, pieces = set(self.program.stored), dict[Value, list[Value]]()
+        for value in self.program.stored:
+            base = value
+            while base.op == "put" and base in stored:
+                base = base.inputs[0]
+            pieces.setdefault(base, []).append(value)
+        updates: dict[int, int] = {}
+        for base, values in pieces.items():
+            given = [outputs[v] for v in values if v in outputs]
+            if base in stored and len(values) == 1:
+                continue
+            number = self._buffer("output" if given else "arena", given[0] if given else 0, base.tensor.nbytes, base)
+            self.numbers.update(dict.fromkeys((base, *values), number))
+            if base not in stored:
+                updates[given[0]] = self.program.inputs.index(base)
+        return updates
 
     def build(self) -> NativeSegment:
         sections: list[Section] = []
@@ -154,7 +177,7 @@ class SegmentBuilder:
             sections += made
             self.products += [None if isinstance(item, LoopItem) else product_of(self.notes[-1])] * len(made)
             self.measurable += [unchosen(spec) if isinstance(spec, GemmSpec) else None] * len(made)
-        outputs = tuple(SegmentOutput(self.ids[v], v.tensor) for v in self.program.outputs)
+        outputs = tuple(SegmentOutput(self.ids[v], v.tensor, self._updates.get(n)) for n, v in enumerate(self.program.outputs))
         return NativeSegment(tuple(self.ids[v] for v in self.program.inputs), outputs, tuple(self.buffers), tuple(sections))
 
     def _sections(self, item: LoopItem | ContractionItem | CallItem, spec: ItemSpec) -> list[Section]:
@@ -194,7 +217,7 @@ class SegmentBuilder:
         operands = tuple(self._operand(v) for v in item.operands)
         writes = tuple(n for n, v in enumerate(item.operands) if v in item.writes)
         note = self._note(item.writes[-1], item.fused, code.symbol)
-        reuses = in_place(item.kernel.body)
+        reuses = in_place(item.kernel.body) if all(v.op != "put" for v in item.writes) else ()
         beyond = max(_beyond(item, value, self.kernels.target) for value in item.writes)
         step = Step(code, operands, writes, note.label, reuses=reuses, large=None if large == code else large, large_from=beyond)
         return [single(step)]

@@ -143,6 +143,15 @@ class AxisAttrs(Attrs):
 
 
 @dataclass(frozen=True)
+class PutAttrs(Attrs):
+    """put: the axes along which positions are given, in ascending order, one operand of positions for each; the shape in which the
+    first operand is seen, and that of the result."""
+
+    axes: tuple[int, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
 class QuantizeAttrs(NumberAttrs):
     """quantize: real to `dtype` by round-half-to-even(x * (1 / scale)) + zero_point, saturated to [qmin, qmax]; NaN becomes qmin."""
 

@@ -7,7 +7,7 @@ builtins own carry a trailing underscore. All raise InvalidGraph when operands d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Union
@@ -173,6 +173,16 @@ def take(table: Value, index: Value, axis: int = 0) -> Value:
 def gather(x: Value, index: Value, axis: int) -> Value:
     """torch.gather. Indices must lie in [0, size)."""
     return _make("gather", x, index, attrs=A.AxisAttrs(axis_of(axis, x.tensor.rank)))
+
+
+def put(x: Value, part: Value, positions: Mapping[int, Value]) -> Value:
+    """x with some elements replaced: part[i], at i, but along each axis of `positions` at the number that is given there for i.
+
+    part has as many axes as x, and its size along those without positions. Positions are i64, broadcast to part, and must lie in
+    [0, size); where two elements meet, one of them stays. `graph/updates.py` says when this writes into the memory of x.
+    """
+    axes = tuple(sorted(positions))
+    return _make("put", x, part, *(positions[a] for a in axes), attrs=A.PutAttrs(axes, x.shape))
 
 
 def linear(x: Value, w: Value, bias: Value | None = None) -> Value:

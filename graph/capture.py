@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,10 +35,14 @@ from .dims import Poly
 from .exporting import decompositions, export, functional
 from .ir import Graph, Value
 from .lower import Lowering, constant_value, tensor_type
+from .ops import make
 from .symbols import Symbols, integer_bounds
 
 __all__ = ["Captured", "decompositions", "export", "from_exported", "from_fx", "functional"]
 
+_SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+Handed = Mapping[int, int]
+NONE: Handed = MappingProxyType({})
 _Specs = tuple[pytree.TreeSpec | None, pytree.TreeSpec | None]
 
 
@@ -70,17 +75,21 @@ class _Signature:
             self.lowering.env[node] = meta
             self.inputs.append(FixedInput(node.name, meta))
 
-    def finish(self, results: Sequence[Any], writes: Mapping[int, int], specs: _Specs = (None, None)) -> Captured:
-        """The captured model. `writes`: which results are copied into which graph inputs; all others are returned."""
+    def finish(self, results: Sequence[Any], writes: Mapping[int, int], specs: _Specs = (None, None), handed: Handed = NONE) -> Captured:
+        """The captured model. `writes`: which results are copied into which graph inputs; all others are returned. `handed`: of these,
+        those that are not computed but tensors of the call or of the model, and the graph input that each is (None: of the model)."""
         positions = {i.index: p for p, i in enumerate(self.inputs) if isinstance(i, TensorInput)}
         outputs: list[Value] = []
         returned: list[OutputSpec] = []
         mutations: list[Mutation] = []
         for number, result in enumerate(results):
-            if number in writes:
-                mutations.append(Mutation(_output(outputs, result), writes[number]))
-            else:
-                returned.append(self._returned(result, outputs, positions))
+            if number not in writes:
+                index = handed.get(number)
+                given = InputOutput(positions[index]) if index in positions else None
+                returned.append(given or self._returned(result, outputs, number in handed))
+        for number, target in writes.items():  # outputs of their own: what is returned as well is another tensor
+            mutations.append(Mutation(len(outputs), target))
+            outputs.append(results[number])
         graph = Graph(tuple(self.tensors), tuple(outputs))
         self.lowering.check_random_order(graph)
         alive = set(graph.order)
@@ -88,18 +97,27 @@ class _Signature:
         return Captured(graph, tuple(self.inputs), tuple(self.state), tuple(returned), tuple(mutations), symbol_sources(self.inputs),
                         leftovers, *specs, tuple(dict.fromkeys(self.lowering.baked)))
 
-    def _returned(self, result: Any, outputs: list[Value], positions: Mapping[int, int]) -> OutputSpec:
+    def _returned(self, result: Any, outputs: list[Value], handed: bool) -> OutputSpec:
         if isinstance(result, Poly):
             return SymbolicOutput(result)
         if not isinstance(result, Value):
             if result is not None and not isinstance(result, (int, float, bool, str)):
                 raise Unsupported(f"the model returns a {type(result).__name__} computed from sizes")
             return FixedOutput(result)
-        if result in self.tensors and self.tensors.index(result) in positions:
-            return InputOutput(positions[self.tensors.index(result)])
-        if result.op == "constant":
+        if result.op == "constant" and handed:
             return FixedOutput(getattr(result.attrs, "tensor", None))
+        if result.op in ("input", "constant"):
+            result = make("copy", result)
         return GraphOutput(_output(outputs, result))
+
+    def given(self, node: Any) -> int | None:
+        """The graph input that an FX node is, -1 for a tensor of the model, None for what is computed."""
+        while isinstance(node, Node) and node.target in _SAME:
+            node = node.args[0]
+        if not isinstance(node, Node) or node.op not in ("placeholder", "get_attr"):
+            return None
+        value = self.lowering.env[node]
+        return self.tensors.index(value) if value in self.tensors else -1
 
 
 def _output(outputs: list[Value], value: Value) -> int:
@@ -174,7 +192,20 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
             if str(output.target) not in targets:
                 raise Unsupported(f"the model writes to {output.target or output.kind.name}, which is no buffer and no input")
             writes[number] = targets[str(output.target)]
-    return found.finish(list(results), writes, (program.call_spec.in_spec, program.call_spec.out_spec))
+    nodes = program.graph_module.graph.output_node().args[0]
+    handed = {n: index for n, node in enumerate(nodes) if (index := found.given(node)) is not None}
+    mutated = {nodes[number]: target for number, target in writes.items()}
+    handed |= {n: mutated[node] for n, node in enumerate(nodes) if n not in writes and node in mutated}
+    return found.finish(list(results), writes, (program.call_spec.in_spec, program.call_spec.out_spec), handed)
+
+
+def _guard_attention(module: GraphModule) -> None:
+    """Makes sure that keys and values are equally long, which torch checks for no attention: by a guard of Dynamo's where that is not
+    known of symbols."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default):
+        key, value = (argument.meta["val"].shape[2] for argument in node.args[1:3])
+        if isinstance(key, torch.SymInt) or isinstance(value, torch.SymInt):
+            bool(key == value)
 
 
 def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[int, torch.Tensor] | None = None) -> Captured:
@@ -185,6 +216,7 @@ def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[
     list. Raises Unsupported.
     """
     nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
+    _guard_attention(module)
     found = _Signature(Lowering(Symbols(_shape_env(nodes))))
     for position, node in enumerate(nodes):
         if frozen is not None and position in frozen:
@@ -196,4 +228,6 @@ def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[
     results = list(results) if isinstance(results, (list, tuple)) else [results]
     copies = found.lowering.copies
     writes = {len(results) + i: found.tensors.index(target) for i, (target, _) in enumerate(copies)}
-    return found.finish([*results, *(source for _, source in copies)], writes)
+    returned = module.graph.output_node().args[0]
+    handed = {n: at for n, node in enumerate(pytree.tree_leaves(returned)) if (at := found.given(node)) is not None}
+    return found.finish([*results, *(source for _, source in copies)], writes, handed=handed)

@@ -113,6 +113,14 @@ def _gather(v: Value, env: Env, x: Tensor, index: Tensor) -> Tensor:
     return torch.gather(x, v.attrs.axis, _in_range(index, x.shape[v.attrs.axis], "gather"))
 
 
+def _put(v: Value, env: Env, x: Tensor, part: Tensor, *positions: Tensor) -> Tensor:
+    assert isinstance(v.attrs, A.PutAttrs)
+    at = [torch.arange(size).reshape(-1, *[1] * (part.dim() - axis - 1)) for axis, size in enumerate(part.shape)]
+    for axis, given in zip(v.attrs.axes, positions, strict=True):
+        at[axis] = _in_range(given, evaluate(v.shape[axis], env), "put")
+    return x.reshape(_shape(v, env)).index_put(tuple(at), part)
+
+
 def _accumulator(x: Tensor) -> Tensor:
     """Operands as the accumulator sees them: narrow floats in f32, integers exactly in i64."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x if x.is_floating_point() else x.long()
@@ -285,11 +293,6 @@ def _aten(v: Value, env: Env, *operands: Any) -> Any:
     return tuple(result) if isinstance(result, list) else result
 
 
-def _attribute_tensor(v: Value, env: Env) -> Tensor:
-    assert isinstance(v.attrs, A.ConstantAttrs)
-    return v.attrs.tensor.detach()
-
-
 def _elementwise(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda v, env, *xs: fn(*xs)
 
@@ -306,12 +309,12 @@ ROWS: dict[str, Callable[..., Any]] = {
     "reshape": lambda v, env, x: x.reshape(_shape(v, env)),
     "expand": lambda v, env, x: x.expand(_shape(v, env)),
     "permute": lambda v, env, x: x.permute(v.attrs.order),
-    "slice": _slice, "window": _window, "pad": _pad,
+    "slice": _slice, "window": _window, "pad": _pad, "put": _put, "copy": lambda v, env, x: x.clone(),
     "concat": lambda v, env, *xs: torch.cat(xs, v.attrs.axis), "take": _take, "gather": _gather,
     "linear": _linear, "qlinear": _qlinear, "int_linear": _int_linear,
     "dequantize_groups": _dequantize_groups, "group_linear": _group_linear, "matmul": _matmul, "int_matmul": _int_matmul,
     "attention": _attention,
-    "constant": _attribute_tensor, "full": _full, "iota": _iota, "aten": _aten, "get": _get,
+    "constant": lambda v, env: v.attrs.tensor.detach(), "full": _full, "iota": _iota, "aten": _aten, "get": _get,
 }
 
 

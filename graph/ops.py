@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
-from .dims import Dim, Shape, ceildiv, floordiv, mod, product
+from .dims import Dim, Shape, floordiv, mod, product
 from .ir import Value
 from .types import DType, TensorType, TupleType, Type, boolean, f32, i8, i32, i64
 
@@ -46,7 +46,7 @@ class OpSpec:
     arity: tuple[int, int]
     attrs: type[A.Attrs]
     infer: Infer
-    group: str  # elementwise, reduce, view, index, contraction, quant, check, leaf, extern
+    group: str  # elementwise, reduce, view, index, update, contraction, quant, check, leaf, extern
 
 
 def broadcast(shapes: tuple[Shape, ...]) -> Shape:
@@ -164,6 +164,17 @@ def _gather(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     return types[0].with_shape(types[1].shape)
 
 
+def _put(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.PutAttrs)
+    x, part, *positions = types
+    result = _reshape((x,), A.ShapeAttrs(attrs.shape))
+    fits = part.rank == len(attrs.shape) and all(p == d for a, (p, d) in enumerate(zip(part.shape, attrs.shape)) if a not in attrs.axes)
+    if not fits or part.dtype != x.dtype or len(positions) != len(attrs.axes) or any(p.dtype != i64 for p in positions):
+        raise InvalidGraph(f"put: {', '.join(map(str, types))} do not fit along {attrs.axes} of {attrs.shape}")
+    broadcast((part.shape, *(p.shape for p in positions)))
+    return result
+
+
 def _linear(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     x, w = types[0], types[1]
     if w.rank != 2 or x.rank < 1 or x.shape[-1] != w.shape[1] or (len(types) == 3 and types[2].shape != (w.shape[0],)):
@@ -273,6 +284,8 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("concat", (1, 1 << 30), A.AxisAttrs, _concat, "index"),
     OpSpec("take", (2, 2), A.AxisAttrs, _take, "index"),  # table, index: torch.embedding for axis 0; indices must be in [0, size)
     OpSpec("gather", (2, 2), A.AxisAttrs, _gather, "index"),  # torch.gather; indices must be in [0, size)
+    OpSpec("copy", (1, 1), A.NoAttrs, _bounded, "update"),  # the same numbers in memory that nothing else reads
+    OpSpec("put", (2, 1 << 30), A.PutAttrs, _put, "update"),  # x, part, positions: x with part there; `graph/updates.py`
     OpSpec("linear", (2, 3), A.NoAttrs, _linear, "contraction"),  # x[..., K] @ w[N, K]^T + b[N]; w: like x, or i8
     OpSpec("qlinear", (2, 3), A.NoAttrs, _linear, "contraction"),  # the same on quantized x, w: real-valued result, f32 bias
     OpSpec("dequantize_groups", (2, 2), A.NoAttrs, _dequantize_groups, "quant"),  # integers in [-8, 7] w[N, K] times scales[N, G]
@@ -334,8 +347,4 @@ def spread(value: Value, gap: int) -> Value:
     return Value(value.op, value.inputs, value.attrs, replace(value.tensor, gap=gap), value.origin, value.name)
 
 
-def slice_length(start: Dim, stop: Dim, step: int) -> Dim:
-    return ceildiv(stop - start, step)
-
-
-__all__ = ["OPS", "OpSpec", "make", "infer", "broadcast", "reordered", "spread", "slice_length", "i32", "i64"]
+__all__ = ["OPS", "OpSpec", "make", "infer", "broadcast", "reordered", "spread", "i32", "i64"]

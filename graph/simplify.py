@@ -19,6 +19,7 @@ from .ir import Graph, Value, rebuild, with_inputs
 from .ops import COMPARE, OPS, make
 from .passes import Pass
 from .types import boolean
+from .updates import put_into_permuted, put_into_slice
 
 Rule = Callable[[Value], Value | None]
 
@@ -191,6 +192,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(COMPARE, (fold_uniform, fold_constants, compare_positions)),
     **dict.fromkeys(("reshape", "expand", "permute", "slice", "cast"), _VIEWS),
     **dict.fromkeys(("reduce", "concat", "take", "gather", "pad"), (fold_constants,)),
+    "put": (put_into_slice, put_into_permuted),
     "linear": (whole_linear,), "qlinear": (whole_linear,), "attention": (narrow_mask,),
 }
 

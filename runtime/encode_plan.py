@@ -107,11 +107,16 @@ def _segment_json(segment: Segment) -> Json:
         }
     return {
         "inputs": segment.inputs,
-        "outputs": [{"value": output.value, "type": type_json(output.type)} for output in segment.outputs],
+        "outputs": [{"value": output.value, "type": type_json(output.type), "updates": output.updates} for output in segment.outputs],
         "buffers": [_buffer_json(buffer) for buffer in segment.buffers],
         "sections": [_section_json(section) for section in segment.sections],
         "orders": segment.orders,
     }
+
+
+def _segment_output_from(data: Json) -> SegmentOutput:
+    updates = data.get("updates")  # files of version 1 have none
+    return SegmentOutput(int(data["value"]), type_from(data["type"]), None if updates is None else int(updates))
 
 
 def _segment_from(data: Json) -> Segment:
@@ -122,7 +127,7 @@ def _segment_from(data: Json) -> Segment:
         return AtenStep(target, args, kwargs, ints(data["operands"]), results, str(data["reason"]), bool(data["several"]))
     return NativeSegment(
         ints(data["inputs"]),
-        tuple(SegmentOutput(int(output["value"]), type_from(output["type"])) for output in data["outputs"]),
+        tuple(map(_segment_output_from, data["outputs"])),
         tuple(map(_buffer_from, data["buffers"])),
         tuple(map(_section_from, data["sections"])),
         tuple(map(order_from, data["orders"])),

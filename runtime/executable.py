@@ -24,12 +24,12 @@ from ..platforms.target import Target
 from . import runner, turns
 from .constants import Constants, ConstantSet
 from .frames import MAX_FRAMES, MIN_WORK, Context, Machine
-from .inputs import PLAIN, Argument, bind, checked
+from .inputs import PLAIN, Argument, apart, bind, checked
 from .plan import InputTensor, NativeSegment, OutputTensor, Plan
 from .records import ShapeRecord, make_record
 from .results import Results
 from .runner import CHANGED
-from .segments import Values, last_uses, run_aten, take_inputs, untrusted
+from .segments import Values, last_uses, run_aten, take_inputs, untrusted, written
 from .timing import SectionTime, Stopwatch, fastest
 from .verify import verify
 
@@ -85,9 +85,12 @@ class Executable:
         self._values = tuple((item.value, position) for position, item in enumerate(plan.inputs) if isinstance(item, InputTensor))
         self._dead = last_uses(plan)
         self._untrusted = untrusted(plan)
+        self._written = written(plan)
 
     def __call__(self, *inputs: Any) -> tuple[Result, ...]:
         segment = self._single
+        if self._written:
+            inputs = apart(inputs, self._written)
         if segment is None:
             return self._through_values(inputs, None)
         signature = self._signature(inputs, True)
@@ -101,7 +104,8 @@ class Executable:
             record = self._record(key, inputs)
         if self._order is not None:
             pointers = [pointers[position] for position in self._order]
-        results = self._native(segment, 0, record, pointers)
+            inputs = tuple([inputs[position] for position in self._order]) if self._written else inputs
+        results = self._native(segment, 0, record, pointers, inputs)
         if self._returns is None:
             return tuple(results)
         return tuple(record.ints.get(n) if made is None else results[made] for n, made in enumerate(self._returns))
@@ -143,10 +147,10 @@ class Executable:
         return record
 
     def _native(
-        self, segment: NativeSegment, at: int, record: ShapeRecord, pointers: list[int],
+        self, segment: NativeSegment, at: int, record: ShapeRecord, pointers: list[int], held: Sequence[torch.Tensor],
         constants: ConstantSet | None = None, stopwatch: Stopwatch | None = None,
     ) -> list[torch.Tensor]:
-        """Runs native segment `at`; `pointers` are those of its inputs, which the caller keeps alive, and get those of the results.
+        """Runs native segment `at` on the inputs `held`; `pointers` are theirs, and get those of the results.
         Without `constants` it watches the weights."""
         shape = record.segments[at]
         assert shape is not None, "the segment is native"
@@ -156,8 +160,8 @@ class Executable:
         order.take()
         context = None
         try:
-            if shape.large_bytes:
-                results = self._results.make(shape.outputs, record.large_bytes)
+            if shape.large_bytes or shape.updates:
+                results = self._results.make(shape.outputs, record.large_bytes, held)
                 pointers += [result.data_ptr() for result in results]
             else:
                 results = []
@@ -223,7 +227,7 @@ class Executable:
         for at, segment in enumerate(plan.segments):
             if isinstance(segment, NativeSegment):
                 held = take_inputs(segment, values, self._untrusted[at], record.numbers)
-                results = self._native(segment, at, record, [t.data_ptr() for t in held], constants, stopwatch)
+                results = self._native(segment, at, record, [t.data_ptr() for t in held], held, constants, stopwatch)
                 for output, result in zip(segment.outputs, results, strict=True):
                     values[output.value] = result
             else:
@@ -241,7 +245,8 @@ class Executable:
         return self._fresh_constants().tensors
 
     def times(self, *inputs: Any, repeat: int = 10) -> tuple[SectionTime, ...]:
-        """The time of every section and ATen step, in order: the shortest of `repeat` runs."""
+        """The time of every section and ATen step, in order: the shortest of `repeat` runs. Nothing is written into the inputs."""
+        inputs = tuple(value.clone() if n in self._written else value for n, value in enumerate(inputs))
         runs = []
         for _ in range(repeat):
             stopwatch = Stopwatch()

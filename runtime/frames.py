@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from ..cpu_codegen.contract import BufferSlot, DimSlot, KernelCode
 from ..diagnostics.errors import InvalidGraph
+from ..graph.dims import Dim
 from .constants import ConstantSet
 from .memory import Arena
 from .plan import NativeSegment, Operand, Section, Step
@@ -39,22 +42,25 @@ class Machine:
 class Frame:
     """The words of one segment. `bind(*pointers of inputs, *those of outputs)` prepares a call; `address` goes to `run_plan`.
 
-    `inside`: words that hold a word's number, to become its address.
+    `inside`: 1 for words that hold a word's number, to become its address, 0 for others.
     """
 
-    __slots__ = ("_memory", "address", "bind", "constants", "sections", "used")
+    __slots__ = ("_memory", "_words", "address", "bind", "constants", "sections", "used")
 
     def __init__(
-        self, words: Sequence[int], inside: Sequence[int], constants: ConstantSet, externals: tuple[int, int], sections: int
+        self, words: torch.Tensor, inside: torch.Tensor, constants: ConstantSet, externals: tuple[int, int], sections: int
     ) -> None:
-        self._memory = (ctypes.c_int64 * len(words))(*words)
-        self.address = ctypes.addressof(self._memory)
-        for word in inside:
-            self._memory[word] = self.address + 8 * words[word]
+        self._words = torch.empty_like(words)
+        self.address = self._words.data_ptr()
+        torch.add(words, inside, alpha=self.address, out=self._words)
+        self._memory = (ctypes.c_int64 * len(words)).from_address(self.address)
         self.constants = constants  # keeps the memory of the constants while native code may read it
         self.sections = sections
         self.used = 0
         self.bind: Callable[..., None] = partial(struct.Struct(f"={externals[1]}q").pack_into, self._memory, externals[0] * 8)
+
+    def put(self, word: int, value: int) -> None:
+        self._memory[word] = value
 
     def limit(self, first: int, end: int) -> None:
         """Lets the next runs execute sections [first, end) only; `sections` is their number."""
@@ -85,19 +91,63 @@ class _Cut:
     codes: tuple[tuple[KernelCode, int], ...]
 
 
-def write_frame(segment: NativeSegment, machine: Machine, site: Site) -> Frame:
-    """The frame of one native segment. InvalidGraph when threads or blocks would cut a kernel off its grain."""
-    return _Writer(segment, machine, site).frame()
+@dataclass(frozen=True)
+class _Place:
+    """A section whose cut depends on the shapes: the words of it and of its first step, and what ran it for the first shape."""
+
+    section: Section
+    word: int
+    steps: int
+    kernels: tuple[KernelCode, ...]
+
+
+class Pattern:
+    """The frames of one segment for all shapes that have the same kernels and the same places in the arena: of a frame for another shape
+    only the words that depend on the shape are written. Sequences that grow by one make a new shape in every call."""
+
+    def __init__(self, segment: NativeSegment, machine: Machine, site: Site) -> None:
+        """InvalidGraph when threads or blocks would cut a kernel off its grain."""
+        self._segment, self._machine, self._site = segment, machine, site
+        writer = _Writer(segment, machine, site)
+        words = writer.words()
+        inside = torch.zeros(len(words), dtype=torch.int64)
+        inside[torch.tensor(writer.inside)] = 1
+        self._words, self._inside = torch.tensor(words, dtype=torch.int64), inside
+        self._dims, self._places, self._externals = tuple(writer.dims), tuple(writer.places), writer.externals
+        self._threads = writer.threads
+
+    def frame(self, site: Site) -> Frame | None:
+        """The frame for a shape, None when the shape needs other kernels or other places."""
+        first = self._site
+        same = site.arena == first.arena and site.constants is first.constants and site.record.offsets == first.record.offsets
+        cuts = [_cut(place.section, self._segment, self._machine, site) for place in self._places] if same else []
+        if not same or any(tuple(c for c, _ in cut.codes) != place.kernels for cut, place in zip(cuts, self._places)):
+            return None
+        frame = Frame(self._words, self._inside, site.constants, self._externals, len(self._segment.sections))
+        for word, dim, base in self._dims:
+            frame.put(word, base + site.numbers[dim])
+        for place, cut in zip(self._places, cuts):
+            for n, value in enumerate((cut.units, cut.block, cut.grain, cut.threads), place.word + 2):
+                frame.put(n, value)
+            for row, (code, rows) in zip(range(place.steps, place.steps + STEP * len(cut.codes), STEP), cut.codes):
+                frame.put(row + 2, rows)
+                frame.put(row + 3, number(site.numbers, code.domain))
+        frame.put(8, max([self._threads, *(cut.threads for cut in cuts)]))
+        return frame
 
 
 class _Writer:
-    """Collects the words of a frame."""
+    """Collects the words of a frame, and which of them depend on the shape."""
 
     def __init__(self, segment: NativeSegment, machine: Machine, site: Site) -> None:
         self._segment, self._machine, self._site = segment, machine, site
         self._words: list[int] = []
-        self._inside: list[int] = []
-        self._patches: list[tuple[int, int, int]] = []
+        self.inside: list[int] = []
+        self.dims: list[tuple[int, Dim, int]] = []  # the number of an expression, and what is added to it
+        self.places: list[_Place] = []
+        self.threads = 1  # the most of a section that is cut the same for all shapes
+        self.externals = (0, 0)
+        self._patches: list[tuple[int, int, Dim]] = []
         self._params: dict[tuple[float, ...], int] = {}
 
     def _put(self, *values: int) -> int:
@@ -107,10 +157,15 @@ class _Writer:
 
     def _point(self, word: int, to: int) -> None:
         """Makes `word` the address of word `to`."""
-        self._words[word] = to
-        self._inside.append(word)
+        self._words[word] = 8 * to
+        self.inside.append(word)
 
-    def frame(self) -> Frame:
+    def _number(self, word: int, dim: Dim, base: int = 0) -> None:
+        self._words[word] = base + number(self._site.numbers, dim)
+        if not isinstance(dim, int):
+            self.dims.append((word, dim, base))
+
+    def words(self) -> list[int]:
         segment, words = self._segment, self._words
         self._put(*[0] * HEADER)
         count = len(segment.inputs) + len(segment.outputs)
@@ -120,9 +175,10 @@ class _Writer:
             self._section(section, sections + at * SECTION)
         table = self._put()
         for word, external, offset in self._patches:
-            self._point(self._put(word, external, offset), word)
+            row = self._put(0, external, 0)
+            self._point(row, word)
+            self._number(row + 2, offset)
         words[2], words[6] = len(self._patches), len(segment.sections)
-        words[8] = max((words[sections + at * SECTION + 5] for at in range(len(segment.sections))), default=1)
         for word, target in ((1, table), (3, externals), (4, sections)):
             self._point(word, target)
         words[9] = ctypes.addressof(CALLERS)
@@ -130,10 +186,11 @@ class _Writer:
             words[7] = self._site.constants.watch
         else:
             self._point(7, self._put(0, 0))
-        return Frame(words, self._inside, self._site.constants, (externals, count), len(segment.sections))
+        self.externals = externals, count
+        return words
 
     def _section(self, section: Section, at: int) -> None:
-        cut = self._cut(section)
+        cut = _cut(section, self._segment, self._machine, self._site)
         steps = self._put(*[0] * (STEP * len(cut.codes)))
         self._words[at : at + SECTION] = [0, len(cut.codes), cut.units, cut.block, cut.grain, cut.threads, 0, 0]
         self._point(at, steps)
@@ -142,30 +199,10 @@ class _Writer:
             row = steps + n * STEP
             self._words[row : row + STEP] = [self._machine.kernels[code.symbol], 0, rows, number(self._site.numbers, code.domain)]
             self._point(row + 1, slots)
-
-    def _cut(self, section: Section) -> _Cut:
-        numbers = self._site.numbers
-        units, block, grain = number(numbers, section.units), number(numbers, section.block_units), section.grain
-        codes = tuple((self._kernel(step), number(numbers, step.unit_rows)) for step in section.steps)
-        threads = team(sum(number(numbers, step.kernel.work) for step in section.steps), self._site.threads, self._machine.min_work)
-        other = section.steps[0].alternative
-        if len(section.steps) == 1 and other is not None and pieces(units, grain) < threads:
-            domain = number(numbers, other.domain)
-            if pieces(domain, other.grain) > pieces(units, grain):
-                units, block, grain, codes = domain, 0, other.grain, ((other, 1),)
-        threads = max(1, min(threads, pieces(units, grain)))
-        block = block or max(units, 1)
-        for code, rows in codes:
-            if (threads > 1 and grain * rows % code.grain) or (block < units and block * rows % code.grain):
-                raise InvalidGraph(f"ranges of {code.symbol} start off its grain {code.grain}", f"section {section.label}")
-        return _Cut(units, block, grain, threads, codes)
-
-    def _kernel(self, step: Step) -> KernelCode:
-        """The kernel of a step for the sizes of what it writes."""
-        if step.large is None:
-            return step.kernel
-        written = (self._segment.buffers[step.operands[operand].buffer] for operand in step.writes)
-        return step.large if all(number(self._site.numbers, b.nbytes) >= step.large_from for b in written) else step.kernel
+        if _depends_on_shape(section):
+            self.places.append(_Place(section, at, steps, tuple(code for code, _ in cut.codes)))
+        else:
+            self.threads = max(self.threads, cut.threads)
 
     def _slots(self, step: Step, code: KernelCode) -> int:
         """Writes the slots of a kernel; returns the number of their first word, the address of the status word."""
@@ -173,7 +210,7 @@ class _Writer:
         self._point(start, 0)  # the status word opens the frame
         for word, slot in enumerate(code.slots, start + 1):
             if isinstance(slot, DimSlot):
-                self._words[word] = number(self._site.numbers, slot.dim)
+                self._number(word, slot.dim)
             elif isinstance(slot, BufferSlot):
                 self._buffer(word, step.operands[slot.index])
             else:
@@ -182,14 +219,13 @@ class _Writer:
 
     def _buffer(self, word: int, operand: Operand) -> None:
         buffer = self._segment.buffers[operand.buffer]
-        offset = number(self._site.numbers, operand.offset)
         if buffer.kind == "arena":
-            self._words[word] = self._site.arena + self._site.record.offsets[operand.buffer] + offset
+            self._number(word, operand.offset, self._site.arena + self._site.record.offsets[operand.buffer])
         elif buffer.kind == "constant":
-            self._words[word] = self._site.constants.pointers[buffer.index] + offset
+            self._number(word, operand.offset, self._site.constants.pointers[buffer.index])
         else:
             base = 0 if buffer.kind == "input" else len(self._segment.inputs)
-            self._patches.append((word, base + buffer.index, offset))
+            self._patches.append((word, base + buffer.index, operand.offset))
 
     def _floats(self, values: tuple[float, ...]) -> int:
         """Number of the word where float32 numbers start; equal tuples are stored once."""
@@ -198,6 +234,41 @@ class _Writer:
             data += bytes(-len(data) % 8)
             self._params[values] = self._put(*struct.unpack(f"={len(data) // 8}q", data))
         return self._params[values]
+
+
+def _depends_on_shape(section: Section) -> bool:
+    """Whether the cut of a section may differ from shape to shape."""
+    dims = [section.units, section.block_units]
+    for step in section.steps:
+        dims += [step.unit_rows, *(dim for code in step.variants for dim in (code.domain, code.work))]
+    return any(not isinstance(dim, int) for dim in dims) or any(step.large is not None for step in section.steps)
+
+
+def _cut(section: Section, segment: NativeSegment, machine: Machine, site: Site) -> _Cut:
+    """How threads and blocks divide a section for a shape, and which kernels run it."""
+    numbers = site.numbers
+    units, block, grain = number(numbers, section.units), number(numbers, section.block_units), section.grain
+    codes = tuple((_kernel(step, segment, numbers), number(numbers, step.unit_rows)) for step in section.steps)
+    threads = team(sum(number(numbers, step.kernel.work) for step in section.steps), site.threads, machine.min_work)
+    other = section.steps[0].alternative
+    if len(section.steps) == 1 and other is not None and pieces(units, grain) < threads:
+        domain = number(numbers, other.domain)
+        if pieces(domain, other.grain) > pieces(units, grain):
+            units, block, grain, codes = domain, 0, other.grain, ((other, 1),)
+    threads = max(1, min(threads, pieces(units, grain)))
+    block = block or max(units, 1)
+    for code, rows in codes:
+        if (threads > 1 and grain * rows % code.grain) or (block < units and block * rows % code.grain):
+            raise InvalidGraph(f"ranges of {code.symbol} start off its grain {code.grain}", f"section {section.label}")
+    return _Cut(units, block, grain, threads, codes)
+
+
+def _kernel(step: Step, segment: NativeSegment, numbers: Numbers) -> KernelCode:
+    """The kernel of a step for the sizes of what it writes."""
+    if step.large is None:
+        return step.kernel
+    written = (segment.buffers[step.operands[operand].buffer] for operand in step.writes)
+    return step.large if all(number(numbers, b.nbytes) >= step.large_from for b in written) else step.kernel
 
 
 def pieces(units: int, grain: int) -> int:
@@ -217,6 +288,7 @@ class Context:
 
     def __init__(self) -> None:
         self._arena = Arena(0)
+        self._patterns: dict[tuple[int, int, bool], Pattern] = {}
         self.frames: dict[tuple[ShapeRecord, int, int, bool], Frame] = {}
         self.latest: Frame | None = None
         self._tick = 0
@@ -234,7 +306,7 @@ class Context:
             shape = record.segments[at]
             assert shape is not None, "a frame is for a native segment"
             self._reserve(record.arena_bytes)
-            frame = write_frame(segment, machine, Site(shape, record.numbers, self._arena.address, constants, threads, watch))
+            frame = self._written(key[1:], segment, machine, Site(shape, record.numbers, self._arena.address, constants, threads, watch))
             self.frames[key] = frame
             if len(self.frames) > MAX_FRAMES:
                 del self.frames[min(self.frames, key=lambda k: self.frames[k].used or self._tick + 1)]
@@ -243,10 +315,20 @@ class Context:
         frame.used = self._tick
         return frame
 
+    def _written(self, key: tuple[int, int, bool], segment: NativeSegment, machine: Machine, site: Site) -> Frame:
+        pattern = self._patterns.get(key)
+        frame = None if pattern is None else pattern.frame(site)
+        if frame is None:
+            pattern = self._patterns[key] = Pattern(segment, machine, site)
+            frame = pattern.frame(site)
+            assert frame is not None, "a pattern fits the shape that it was made for"
+        return frame
+
     def _reserve(self, nbytes: int) -> None:
         if nbytes > self._arena.nbytes:
             # Every frame holds addresses in the old arena, which goes first so that two never exist at once.
             self.frames.clear()
+            self._patterns.clear()
             self.latest = None
             self._arena = Arena(0)
             self._arena = Arena(nbytes)

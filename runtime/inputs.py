@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -51,6 +51,23 @@ def _checked(position: int, spec: Input, argument: Any, dense: bool) -> Argument
         tensor = argument.as_subclass(torch.Tensor)
     tensor = tensor.resolve_neg()
     return tensor.detach().contiguous() if dense else tensor
+
+
+def apart(arguments: tuple[Any, ...], written: Set[int]) -> tuple[Any, ...]:
+    """The arguments; where one of `written` shares memory with others, copies of them, since it is not known which is read when.
+
+    Those that are not row-major are copied before anything is written.
+    """
+    tensors = [(n, t) for n, t in enumerate(arguments) if isinstance(t, torch.Tensor) and t.is_contiguous()]
+    spans = sorted([(start := _pointer(t), start + t.nbytes, n) for n, t in tensors])
+    shared: set[int] = set()
+    end, last = 0, -1
+    for start, stop, n in spans:
+        if start < end:
+            shared |= {n, last}
+        if stop > end:
+            end, last = stop, n
+    return tuple([t.clone() if n in shared else t for n, t in enumerate(arguments)]) if shared & written else arguments
 
 
 def _pointer(tensor: torch.Tensor) -> int:

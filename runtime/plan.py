@@ -96,10 +96,12 @@ def single(step: Step) -> Section:
 
 @dataclass(frozen=True)
 class SegmentOutput:
-    """A value that a native segment makes: a tensor allocated for the call, dense in the order of its type."""
+    """A value that a native segment makes: a tensor allocated for the call, dense in the order of its type; or the segment's input number
+    `updates`, which steps write into."""
 
     value: int
     type: TensorType
+    updates: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,35 @@ class NativeSegment:
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         return tuple(step for section in self.sections for step in section.steps)
+
+    @cached_property
+    def spans(self) -> dict[int, tuple[int, int, int | None]]:
+        """For each arena buffer that is used the first and the last section that touch it, and which buffer's memory it may take over, by
+        the position of that one in this dict."""
+        spans: dict[int, tuple[int, int]] = {}
+        takes: dict[int, int] = {}
+        for at, section in enumerate(self.sections):
+            for operand in (operand for step in section.steps for operand in step.operands):
+                if self.buffers[operand.buffer].kind == "arena":
+                    spans[operand.buffer] = spans.get(operand.buffer, (at, at))[0], at
+            takes.update(self._reuses(section))
+        order = {buffer: position for position, buffer in enumerate(spans)}
+        return {buffer: (*span, order.get(takes.get(buffer, -1))) for buffer, span in spans.items()}
+
+    def _reuses(self, section: Section) -> dict[int, int]:
+        """Buffers written in place of one read, for a section of one step; in others a later block may still read what goes."""
+        if len(section.steps) != 1:
+            return {}
+        (step,) = section.steps
+        found: dict[int, int] = {}
+        for written, read in step.reuses:
+            target, source = step.operands[written], step.operands[read]
+            # Only whole buffers, and a source that this step reads once: other operands may be read at other places.
+            readers = [o for o in step.operands if o.buffer == source.buffer]
+            whole = target.offset == 0 and source.offset == 0 and len(readers) == 1
+            if whole and self.buffers[source.buffer].kind == "arena" == self.buffers[target.buffer].kind:
+                found.setdefault(target.buffer, source.buffer)
+        return found
 
 
 @dataclass(frozen=True, eq=False)

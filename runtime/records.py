@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 
 import torch
 
 from ..diagnostics.errors import InvalidGraph
 from ..graph.dims import Dim, evaluate
-from ..graph.types import TensorType
 from .arena import Life, arrange
 from .memory import HUGE
-from .plan import NativeSegment, OutputDim, Plan, Section
+from .plan import NativeSegment, OutputDim, Plan, SegmentOutput
 
 Numbers = Mapping[Dim, int]
 
@@ -29,12 +28,13 @@ _EMPTY = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu"
 
 @dataclass(frozen=True)
 class OutputShape:
-    """What `torch.empty_strided` needs for one output of a segment, and its bytes."""
+    """What `torch.empty_strided` needs for one output of a segment, and its bytes; none where it is the segment's input `updates`."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     nbytes: int
+    updates: int | None = None
 
     @cached_property
     def new(self) -> Callable[[], torch.Tensor]:
@@ -52,6 +52,11 @@ class SegmentRecord:
     arena_bytes: int
     outputs: tuple[OutputShape, ...]
     large_bytes: int
+
+    @cached_property
+    def updates(self) -> bool:
+        """Whether an output is an input that is written into."""
+        return any(output.updates is not None for output in self.outputs)
 
 
 @dataclass(eq=False)
@@ -87,51 +92,38 @@ def make_record(plan: Plan, env: Mapping[str, int]) -> ShapeRecord:
 
 def _segment(segment: NativeSegment, numbers: Numbers) -> SegmentRecord:
     used = lives(segment, numbers)
-    layout = arrange(tuple(used.values()))
+    layout = arranged(tuple(used.values()))
     places = dict(zip(used, layout.offsets, strict=True))
-    outputs = tuple(_output(output.type, numbers) for output in segment.outputs)
+    outputs = tuple(_output(output, numbers) for output in segment.outputs)
     large = sum(output.nbytes for output in outputs if output.nbytes >= LARGE)
     return SegmentRecord(tuple(places.get(n, 0) for n in range(len(segment.buffers))), layout.nbytes, outputs, large)
 
 
-def _output(kind: TensorType, numbers: Numbers) -> OutputShape:
+def _output(output: SegmentOutput, numbers: Numbers) -> OutputShape:
+    kind = output.type
     shape = tuple(number(numbers, d) for d in kind.shape)
     strides = tuple(number(numbers, d) for d in kind.strides)
-    return OutputShape(shape, strides, kind.dtype.torch, prod(shape) * kind.dtype.bytes)
+    nbytes = prod(shape) * kind.dtype.bytes if output.updates is None else 0
+    return OutputShape(shape, strides, kind.dtype.torch, nbytes, output.updates)
+
+
+arranged = lru_cache(maxsize=64)(arrange)
 
 
 def lives(segment: NativeSegment, numbers: Numbers) -> dict[int, Life]:
     """Size and life of each arena buffer that is used, by buffer number; `inherits` counts in the order of this dict.
 
-    Lives are counted in sections: steps of one section interleave over blocks and threads.
+    Lives are counted in sections: steps of one section interleave over blocks and threads. Sizes that depend on the shapes are rounded up,
+    so that similar shapes have the same places.
     """
-    spans: dict[int, tuple[int, int]] = {}
-    takes: dict[int, int] = {}
-    for at, section in enumerate(segment.sections):
-        for step in section.steps:
-            for operand in step.operands:
-                if segment.buffers[operand.buffer].kind == "arena":
-                    first, _ = spans.get(operand.buffer, (at, at))
-                    spans[operand.buffer] = first, at
-        takes.update(_reuses(section, segment))
-    order = {buffer: position for position, buffer in enumerate(spans)}
-    return {
-        buffer: Life(number(numbers, segment.buffers[buffer].nbytes), first, last, order.get(takes.get(buffer, -1)))
-        for buffer, (first, last) in spans.items()
-    }
+
+    def size(dim: Dim) -> int:
+        return dim if isinstance(dim, int) else roomy(numbers[dim])
+
+    return {buffer: Life(size(segment.buffers[buffer].nbytes), *span) for buffer, span in segment.spans.items()}
 
 
-def _reuses(section: Section, segment: NativeSegment) -> dict[int, int]:
-    """Buffers written in place of one read, for a section of one step; in others a later block may still read what goes."""
-    if len(section.steps) != 1:
-        return {}
-    (step,) = section.steps
-    found: dict[int, int] = {}
-    for written, read in step.reuses:
-        target, source = step.operands[written], step.operands[read]
-        # Only whole buffers, and a source that this step reads once: other operands may be read at other places.
-        readers = [o for o in step.operands if o.buffer == source.buffer]
-        whole = target.offset == 0 and source.offset == 0 and len(readers) == 1
-        if whole and segment.buffers[source.buffer].kind == "arena" == segment.buffers[target.buffer].kind:
-            found.setdefault(target.buffer, source.buffer)
-    return found
+def roomy(nbytes: int) -> int:
+    """So many bytes or up to an eighth more, or 1024."""
+    step = 1 << max(10, nbytes.bit_length() - 4)
+    return -(-nbytes // step) * step

@@ -33,10 +33,13 @@ class Results:
         self._most = 0
         self._self = weakref.ref(self)
 
-    def make(self, outputs: Sequence[OutputShape], most: int) -> list[torch.Tensor]:
-        """New tensors, those of LARGE bytes and more in memory kept. `most`: bytes of all large results of the call."""
+    def make(self, outputs: Sequence[OutputShape], most: int, held: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+        """New tensors, those of LARGE bytes and more in memory kept, or those of `held` that are written into. `most`: bytes of all large
+        results of the call."""
         self._most = max(self._most, most)
-        return [self._large(output) if output.nbytes >= LARGE else output.new() for output in outputs]
+        return [
+            held[o.updates] if o.updates is not None else self._large(o) if o.nbytes >= LARGE else o.new() for o in outputs
+        ]
 
     def _large(self, output: OutputShape) -> torch.Tensor:
         arena = self._taken(output.nbytes)

@@ -28,7 +28,7 @@ from .encode_plan import plan_from, plan_json
 from .executable import Code, Executable
 
 FORMAT = "sashiko"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,18 @@ def untrusted(plan: Plan) -> tuple[tuple[Buffer, ...], ...]:
     return tuple(doubtful(segment) if isinstance(segment, NativeSegment) else () for segment in plan.segments)
 
 
+def written(plan: Plan) -> frozenset[int]:
+    """Positions of the arguments that segments write into."""
+    positions = {item.value: position for position, item in enumerate(plan.inputs) if isinstance(item, InputTensor)}
+    memory: dict[int, int] = {}  # of values that are others, written over
+    for segment in (s for s in plan.segments if isinstance(s, NativeSegment)):
+        for output in segment.outputs:
+            if output.updates is not None:
+                source = segment.inputs[output.updates]
+                memory[output.value] = memory.get(source, source)
+    return frozenset(positions[value] for value in memory.values() if value in positions)
+
+
 def last_uses(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """For each segment, the values that nothing needs after it."""
     needed = {output.value for output in plan.outputs if isinstance(output, OutputTensor)}

@@ -42,7 +42,13 @@ def _verify_native(segment: NativeSegment, constants: int, where: str) -> None:
             f"buffer {number} is {buffer.kind} {buffer.index} of {limits.get(buffer.kind)}", where,
         )
     _require(len(segment.orders) in (0, len(segment.inputs)), "orders are given for some inputs only", where)
-    ready = {number for number, buffer in enumerate(segment.buffers) if buffer.kind in ("input", "constant")}
+    updated = {number for number, output in enumerate(segment.outputs) if output.updates is not None}
+    taken = [output.updates for output in segment.outputs if output.updates is not None]
+    _require(len(set(taken)) == len(taken) and all(0 <= n < len(segment.inputs) for n in taken), f"outputs update inputs {taken}", where)
+    ready = {
+        number for number, buffer in enumerate(segment.buffers)
+        if buffer.kind in ("input", "constant") or (buffer.kind == "output" and buffer.index in updated)
+    }
     for section in segment.sections:
         _require(bool(section.steps) and section.grain > 0, f"section {section.label!r} has no steps or no grain", where)
         alone = len(section.steps) == 1 or all(step.alternative is None for step in section.steps)

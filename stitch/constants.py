@@ -25,7 +25,7 @@ def constant_values(outputs: Iterable[Value]) -> tuple[Value, ...]:
         if value.op == "constant":
             fixed.add(value)
             rooted.add(value)
-        elif fixed.issuperset(value.inputs) and OPS[value.op].group != "extern" and value.op != "input" and _static(value):
+        elif fixed.issuperset(value.inputs) and OPS[value.op].group not in ("extern", "update") and value.op != "input" and _static(value):
             fixed.add(value)
             if any(v in rooted for v in value.inputs):
                 rooted.add(value)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..graph import attrs as A
-from ..graph.dims import product, symbol
+from ..graph.dims import Shape, product, symbol
 from ..graph.ir import Value
 from ..graph.ops import OPS
+from ..graph.updates import under
 from .alike import Lowered, lowered
 from .domain import Axis, Domain
 from .lower import EXPENSIVE, Lowering, NeedsBuffer
@@ -34,17 +35,23 @@ class Group:
     inlined: dict[Value, None] = field(default_factory=dict)
 
 
+def computed(root: Value) -> Shape:
+    """The shape of what a kernel computes for a root: of a `put`, of its new elements."""
+    return root.inputs[1].shape if root.op == "put" else root.shape
+
+
 def root_index(domain: Domain, root: Value) -> Index:
     """Where in the domain's axes a root is computed. Raises NeedsBuffer when its shape does not fit the domain."""
+    shape = computed(root)
     rows = tuple(e for _, e in domain.rows)
     row_at = axes_of(domain.rows)
     if domain.kind == "c":
         columns = tuple(e for _, e in domain.reduced)
-        if product(root.shape) == product(rows) * product(columns) and product(columns) != 1:
-            return reshape_index(row_at + axes_of(domain.reduced), rows + columns, root.shape)
-    if product(root.shape) != product(rows):
+        if product(shape) == product(rows) * product(columns) and product(columns) != 1:
+            return reshape_index(row_at + axes_of(domain.reduced), rows + columns, shape)
+    if product(shape) != product(rows):
         raise NeedsBuffer(root, "its shape does not fit this kernel")
-    return reshape_index(row_at, rows, root.shape)
+    return reshape_index(row_at, rows, shape)
 
 
 def axes_of(named: tuple[Axis, ...]) -> Index:
@@ -68,7 +75,8 @@ def first_reduction(root: Value, stored: set[Value]) -> Value | None:
 
 def domains(root: Value, stored: set[Value]) -> list[Domain]:
     """Loop nests worth trying for a kernel that computes `root`, best first."""
-    names = tuple((f"a{n}", extent) for n, extent in enumerate(root.shape))
+    shape = computed(root)
+    names = tuple((f"a{n}", extent) for n, extent in enumerate(shape))
     reduction = first_reduction(root, stored)
     if reduction is None:
         return [Domain(names)]
@@ -80,7 +88,7 @@ def domains(root: Value, stored: set[Value]) -> list[Domain]:
     if wanted != tuple(range(source.tensor.rank - len(wanted), source.tensor.rank)):
         return [Domain(names, reduced, "k")]
     result = []
-    if root is not reduction and root.shape[root.tensor.rank - len(extents) :] == extents:
+    if root is not reduction and shape[len(shape) - len(extents) :] == extents:
         result.append(Domain(names[: len(names) - len(extents)], reduced, "c"))
     return [*result, Domain(names, reduced, "c")]
 
@@ -114,7 +122,8 @@ def form(root: Value, stored: set[Value]) -> Group:
 def group_of(roots: list[Value], domain: Domain, stored: set[Value]) -> Group:
     """The kernel that computes `roots` over a domain. Raises NeedsBuffer."""
     made = lower_group(roots, domain, stored)
-    return Group(roots, domain, None, dict.fromkeys(v for v in made.operands if v not in roots), made.inlined)
+    read = [v for v in made.operands if v not in roots]
+    return Group(roots, domain, None, dict.fromkeys([*read, *(under(v.inputs[0]) for v in roots if v.op == "put")]), made.inlined)
 
 
 def is_expensive(value: Value, stored: set[Value]) -> bool:
@@ -137,6 +146,8 @@ def related(a: Group, b: Group) -> bool:
     """Whether joining two kernels could pay: loops over one domain that share data or work."""
     if a.anchor is not None or b.anchor is not None or not _compatible(a.domain, b.domain):
         return False
+    if any(v.op == "put" for v in (*a.roots, *b.roots)):
+        return False  # when it writes matters to whoever reads what was there
     return bool(a.needs.keys() & b.needs.keys() or b.needs.keys() & set(a.roots) or a.inlined.keys() & b.inlined.keys())
 
 

@@ -11,6 +11,7 @@ from ..graph.dims import Dim, product, symbols
 from ..graph.ir import Value
 from ..graph.ops import OPS, TRANSCENDENTAL
 from ..graph.types import DType, boolean, f32, i32, i64
+from ..graph.updates import inside
 from .loops import BodyBuilder, Node
 from .views import VIEWS, Index, axes, broadcast_index, offset, through
 
@@ -63,15 +64,42 @@ class Lowering:
         return self.operands[value]
 
     def store(self, value: Value, index: Index) -> None:
+        if value.op == "put":
+            self._put(value, index)
+            return
         node = self.value(value, index)
         self.builder.store(self.buffer(value), offset(value.tensor, index), node)
+
+    def _put(self, value: Value, index: Index) -> None:
+        """Stores the element of the part at `index` where its positions say; nothing where they are out of range."""
+        assert isinstance(value.attrs, A.PutAttrs)
+        at, guard, b = list(index), -1, self.builder
+        for axis, position in zip(value.attrs.axes, value.inputs[2:], strict=True):
+            size = value.shape[axis]
+            own = broadcast_index(index, position.shape)
+            if inside(position, size):
+                at[axis] = self._counted(position, own)
+                continue
+            node = b.cast(self.value(position, own), i64)
+            at[axis], ok = b.node_index(node), _within(b, node, size)
+            b.add(Node("check", boolean, (ok,)))
+            guard = ok if guard < 0 else b.op("and", boolean, guard, ok)
+        part = self.value(value.inputs[1], index)
+        b.store(self.buffer(value), offset(value.tensor, tuple(at)), part, guard)
+
+    def _counted(self, position: Value, index: Index) -> Dim:
+        while position.op != "iota":
+            position, index = through(position, index) if position.op in VIEWS else (position.inputs[0], index)
+        assert isinstance(position.attrs, A.IotaAttrs) and not isinstance(position.attrs.start, float)
+        assert isinstance(position.attrs.step, int)
+        return position.attrs.start + index[0] * position.attrs.step
 
     def _evaluate(self, value: Value, index: Index, guard: int) -> int:
         if value in self.accumulators:
             if index != self.accumulators[value]:
                 raise NeedsBuffer(value, "its accumulator is wanted at another index")
             return self.builder.op("acc", self.acc_dtype)
-        if value in self.stored and not (value in self.home and self.home[value] == index):
+        if value in self.stored and (value.op == "put" or self.home.get(value) != index):
             if value in self.home:
                 raise NeedsBuffer(value, "computed by this kernel at another index")
             return self._load(value, index, guard)
@@ -213,8 +241,7 @@ def _iota(low: Lowering, value: Value, index: Index, guard: int) -> int:
 def _inside(low: Lowering, position: Dim, extent: Dim, guard: int) -> int:
     """bool node: 0 <= position < extent, and the guard so far."""
     b = low.builder
-    at = b.add(Node("index", i64, index=position))
-    ok = b.op("and", boolean, b.op("ge", boolean, at, b.const(0, i64)), b.op("lt", boolean, at, b.add(Node("index", i64, index=extent))))
+    ok = _within(b, b.add(Node("index", i64, index=position)), extent)
     return ok if guard < 0 else b.op("and", boolean, guard, ok)
 
 
@@ -243,12 +270,17 @@ def _concat(low: Lowering, value: Value, index: Index, guard: int) -> int:
     return result
 
 
+def _within(b: BodyBuilder, position: int, extent: Dim) -> int:
+    """bool node: 0 <= position < extent."""
+    end = b.add(Node("index", i64, index=extent))
+    return b.op("and", boolean, b.op("ge", boolean, position, b.const(0, i64)), b.op("lt", boolean, position, end))
+
+
 def _checked(low: Lowering, position: int, extent: Dim, guard: int) -> Dim:
     """An index read from memory: reported when out of range, clamped so that the read stays inside."""
     b = low.builder
-    wide = b.cast(position, i64)
-    zero, end = b.const(0, i64), b.add(Node("index", i64, index=extent))
-    ok = b.op("and", boolean, b.op("ge", boolean, wide, zero), b.op("lt", boolean, wide, end))
+    wide, zero = b.cast(position, i64), b.const(0, i64)
+    ok = _within(b, wide, extent)
     if guard >= 0:
         ok = b.op("or", boolean, ok, b.op("logical_not", boolean, guard))
     b.add(Node("check", boolean, (ok,)))
@@ -273,6 +305,7 @@ def _gather(low: Lowering, value: Value, index: Index, guard: int) -> int:
 
 
 _ROWS: dict[str, Callable[[Lowering, Value, Index, int], int]] = {
+    "copy": lambda low, value, index, guard: low.value(value.inputs[0], index, guard),
     "full": _full,
     "iota": _iota,
     "pad": _pad,

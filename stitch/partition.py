@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..graph.ir import Graph, Value
 from ..graph.ops import OPS
+from ..graph.updates import late_puts, memory_of
 from .constants import constant_values
 
 
@@ -34,18 +35,23 @@ def partition(graph: Graph) -> tuple[tuple[Part, ...], tuple[Value, ...]]:
     constants = constant_values(graph.outputs)
     ready: set[Value] = {*graph.inputs, *constants}
     below = _needed(graph, ready)
-    rest = [v for v in below if v not in ready]
-    parts: list[Part] = []
+    late = late_puts(graph)  # what they write into may be read until the end
+    last = [v for v in below if v in late]
+    rest = [v for v in below if v not in ready and v not in late]
+    steps: list[list[Value] | Extern] = []
     while rest:
-        batch = _take(rest, ready, native=True)
-        if batch:
-            parts.append(_native(batch, graph, set(constants)))
+        steps.append(_take(rest, ready, native=True))
         rest = [v for v in rest if v not in ready]
         for value in _take(rest, ready, native=False):
             if value.op == "aten":
                 elements = tuple(u for u in graph.users[value] if u.op == "get")
-                parts.append(Extern(value, tuple(dict.fromkeys(elements))))
+                steps.append(Extern(value, tuple(dict.fromkeys(elements))))
         rest = [v for v in rest if v not in ready]
+    if steps and isinstance(steps[-1], list):
+        steps[-1] += last
+    else:
+        steps.append(last)
+    parts = tuple([step if isinstance(step, Extern) else _native(step, graph, set(constants)) for step in steps])
     return tuple(p for p in parts if isinstance(p, Extern) or p.outputs), constants
 
 
@@ -73,7 +79,8 @@ def _take(rest: list[Value], ready: set[Value], native: bool) -> list[Value]:
 
 
 def _native(batch: list[Value], graph: Graph, constants: set[Value]) -> Native:
-    """The segment of `batch`. Scalars and ranges are made again where they are needed, so they leave no segment."""
+    """The segment of `batch`. Scalars and ranges are made again where they are needed, so they leave no segment. What is written into
+    memory from outside is known outside."""
     inside, returned = set(batch), set(graph.outputs)
     outputs = [
         v
@@ -81,6 +88,7 @@ def _native(batch: list[Value], graph: Graph, constants: set[Value]) -> Native:
         if v in returned
         or (OPS[v.op].group != "leaf" and not inside.issuperset(graph.users[v]))
         or any(u.op == "aten" for u in graph.users[v])
+        or (v.op == "put" and memory_of(v) not in inside and not any(u.op == "put" for u in graph.users[v]))
     ]
     read = dict.fromkeys(operand for v in batch for operand in v.inputs if operand not in inside)
     inputs = tuple(v for v in read if (v not in constants and OPS[v.op].group != "leaf") or v.op == "input")

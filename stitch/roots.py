@@ -103,6 +103,9 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
                 roots.epilogue[value] = value
             else:
                 roots.stored[value] = None
+        elif OPS[value.op].group == "update":
+            flush(value.inputs)
+            roots.stored[value] = None
         elif value.op == "reshape":
             anchor = source(value.inputs[0])
             if anchor is not None:

@@ -109,7 +109,19 @@ def _in_order(groups: Sequence[Group]) -> list[Group]:
         elif group not in result:
             stack.append((group, True))
             stack.extend((made[v], False) for v in group.needs if v in made and made[v] not in result and made[v] is not group)
-    return list(result)
+    return _late_last(list(result))
+
+
+def _late_last(groups: list[Group]) -> list[Group]:
+    """What nothing reads is put last: others may still read what was there before."""
+    late: list[Group] = []
+    needed: set[Value] = set()
+    for group in reversed(groups):
+        if all(root.op == "put" and root not in needed for root in group.roots):
+            late.insert(0, group)
+        else:
+            needed.update(group.needs)
+    return [group for group in groups if group not in late] + late
 
 
 def _join_all(groups: list[Group], stored: set[Value]) -> list[Group]:

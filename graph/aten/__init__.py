@@ -17,13 +17,14 @@ from . import (
     shape,
     transformer,
     transposed,
+    updates,
     windows,
 )
 from .call import Call, Row, SymScalar
 
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
-    **windows.ROWS, **transposed.ROWS, **resize.ROWS, **transformer.ROWS,
+    **windows.ROWS, **transposed.ROWS, **resize.ROWS, **transformer.ROWS, **updates.ROWS,
 }
 # Of operations that are decomposed with the rest where a program is.
 COMPOSITES: dict[Any, Row] = composite.ROWS

@@ -107,12 +107,12 @@ def attention(c: Call, q: Value, k: Value, v: Value, mask: Value | None = None, 
 
 def flash_attention(c: Call, q: Value, k: Value, v: Value, dropout: float = 0.0, causal: bool = False, mask: Value | None = None,
                     scale: float | None = None) -> tuple[Value | None, ...]:
-    """What scaled_dot_product_attention becomes on CPU; the log-sum-exp is for training only."""
+    """What scaled_dot_product_attention becomes on CPU; the log-sum-exp is for training only. Several heads may share keys and values."""
     c.need_only(0)
     if dropout:
         raise Unsupported("attention with dropout")
     inner = Call(c.element(0), frozenset())
-    return attention_of(inner, q, k, v, mask, causal, scale, False), None
+    return attention_of(inner, q, k, v, mask, causal, scale, q.shape[1] != k.shape[1]), None
 
 
 ROWS: dict[Any, Row] = {

@@ -209,6 +209,7 @@ ROWS: dict[Any, Row] = {
     aten.mul.Scalar: binary("mul"),
     aten.div.Tensor: division,
     aten.div.Scalar: division,
+    aten.true_divide.Tensor: division,
     aten.div.Tensor_mode: division,
     aten.div.Scalar_mode: division,
     aten.floor_divide.default: lambda c, x, y: division(c, x, y, "floor"),

@@ -9,7 +9,7 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import Dim, bounds, maximum, minimum, product
+from ..dims import Dim, bounds, maximum, minimum, mod, product
 from ..ir import Value
 from .call import Call, Result, Row
 
@@ -104,9 +104,10 @@ def roll(c: Call, x: Value, shifts: Sequence[Dim], axes: Sequence[int] = ()) -> 
     flat = x if axes else b.reshape(x, (product(x.shape),))
     for shift, axis in zip(shifts, axes or (0,), strict=True):
         size = flat.shape[b.axis_of(axis, flat.tensor.rank)]
-        if not isinstance(size, int) or not isinstance(shift, int) or not size:
-            raise Unsupported("roll over an axis of unknown size")
-        first, second = parts(flat, b.axis_of(axis, flat.tensor.rank), (size - shift % size, shift % size))
+        if size == 0:
+            return x
+        moved = mod(shift, size)
+        first, second = parts(flat, b.axis_of(axis, flat.tensor.rank), (size - moved, moved))
         flat = b.concat((second, first), axis)
     return b.reshape(flat, x.shape)
 
@@ -123,24 +124,6 @@ def pad(c: Call, x: Value, amounts: Sequence[Dim], value: float = 0) -> Value:
     pairs: list[tuple[Dim, Dim]] = [(amounts[i], amounts[i + 1]) for i in range(0, len(amounts), 2)]
     full: list[tuple[Dim, Dim]] = [(0, 0)] * (x.tensor.rank - len(pairs))
     return b.pad(x, (*full, *reversed(pairs)), value)
-
-
-def slice_scatter(c: Call, x: Value, part: Value, axis: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Value:
-    """x with one slice replaced, as a concatenation of three parts."""
-    if step != 1:
-        raise Unsupported("slice_scatter with a step")
-    axis = b.axis_of(axis, x.tensor.rank)
-    size, length = x.shape[axis], part.shape[axis]
-    first = movable(0 if start is None else start, size)
-    after = size - first - length
-    pieces = [b.slice_(x, axis, 0, first) if first != 0 else None, b.cast(part, x.dtype),
-              b.slice_(x, axis, first + length, after) if after != 0 else None]
-    return b.concat([p for p in pieces if p is not None], axis)
-
-
-def select_scatter(c: Call, x: Value, part: Value, axis: int, index: Dim) -> Value:
-    axis = b.axis_of(axis, x.tensor.rank)
-    return slice_scatter(c, x, b.unsqueeze(part, axis), axis, movable(index, x.shape[axis]))
 
 
 def stretch(c: Call, x: Value, shape: Any, *_: Any) -> Value:
@@ -180,6 +163,4 @@ ROWS: dict[Any, Row] = {
     aten.roll.default: roll,
     aten.repeat.default: repeat,
     aten.constant_pad_nd.default: pad,
-    aten.slice_scatter.default: slice_scatter,
-    aten.select_scatter.default: select_scatter,
 }

@@ -253,9 +253,19 @@ FUSED: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, False, True, 1e-5, *NORMS, *FEED, LATER, 0)),
     (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, True, True, 1e-5, *NORMS, *FEED, LATER.expand(2, 2, 5, 5), 2)),
 )
+ROWS_OF_Q = torch.tensor([3, -5])
+PUTS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (aten._unsafe_index_put.default, (Q * 1, [None, None, ROWS_OF_Q], Q[:, :, :2])),
+    (aten.index_put.default, (Q * 1, [torch.tensor([[0], [1]]), None, ROWS_OF_Q], Q[:1, :1, 0, 0].expand(2, 2, *Q[:1, :, 0].shape[1:]))),
+    (aten.scatter.value, (X * 1, 1, torch.zeros(2, 1, 4, dtype=torch.int64), 0.5)),
+    (aten.slice_scatter.default, (Q * 1, Q[:, :, ::2] + 1, 2, 0, 9, 2)),
+    (aten.roll.default, (X, [-1], [0])),
+)
 OWN: tuple[Recorded, ...] = (
     *(Recorded(op, args, {}) for op, args in FUSED),
     *(Recorded(op, args, {}) for op, args in POSITIONAL),
+    *(Recorded(op, args, {}) for op, args in PUTS),
+    Recorded(aten.true_divide.Tensor, (X, Y), {}),
     Recorded(aten.div.Scalar_mode, (X, 0.3), {"rounding_mode": "floor"}),
     Recorded(aten.div.Tensor_mode, (X, Y), {"rounding_mode": "trunc"}),
     Recorded(aten.scaled_dot_product_attention.default, (Q, Q[:, :2], Q[:, :2], KEEP), {"scale": 0.2, "enable_gqa": True}),

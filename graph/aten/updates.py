@@ -1,0 +1,102 @@
+"""Tensors with some elements replaced. All become `put`; `graph/updates.py` says which of them write in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...diagnostics.errors import Unsupported
+from .. import build as b
+from ..dims import Dim, product
+from ..ir import Value
+from ..ops import broadcast
+from ..types import boolean, i64, u8
+from .call import Call, Operand, Row, as_value
+from .indexing import wrapped
+from .shape import movable
+
+aten = torch.ops.aten
+
+
+def along(position: Value, axis: int, rank: int) -> Value:
+    """A list of positions as a tensor of `rank` axes that lies along one of them."""
+    return b.reshape(position, (*[1] * axis, product(position.shape), *[1] * (rank - axis - 1)))
+
+
+def index_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
+    """x[i, :, j] = values: the shape that the indices have together is one axis of what is put."""
+    if accumulate:
+        raise Unsupported("index_put that adds to what is there")
+    found = [(axis, i) for axis, i in enumerate(indices) if i is not None]
+    if any(i.dtype in (boolean, u8) for _, i in found):
+        return _masked(x, found, values)
+    axes, rank = [axis for axis, _ in found], x.tensor.rank
+    rest = [a for a in range(rank) if a not in axes]
+    place = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
+    order = [*rest[:place], *axes, *rest[place:]]
+    moved, common = b.permute(x, order), broadcast(tuple(i.shape for _, i in found))
+    before, after = moved.shape[:place], moved.shape[place + len(axes) :]
+    part = b.reshape(b.expand(values, (*before, *common, *after)), (*before, product(common), *[1] * (len(axes) - 1), *after))
+    positions = {place + n: along(b.expand(wrapped(i, x.shape[axis]), common), place, rank) for n, (axis, i) in enumerate(found)}
+    return b.permute(b.put(moved, part, positions), [order.index(a) for a in range(rank)])
+
+
+def _masked(x: Value, found: Sequence[tuple[int, Value]], values: Value) -> Value:
+    """x[mask] = number"""
+    (first, mask), *more = found
+    if more or product(values.shape) != 1:
+        raise Unsupported("as many values as a mask holds true, which depends on the data")
+    shape = (*[1] * first, *mask.shape, *[1] * (x.tensor.rank - first - mask.tensor.rank))
+    return b.where(b.reshape(b.cast(mask, boolean), shape), b.reshape(values, ()), x)
+
+
+def index_copy(c: Call, x: Value, axis: int, index: Value, source: Value) -> Value:
+    if not x.tensor.rank:
+        raise Unsupported("index_copy into a scalar")
+    axis = b.axis_of(axis, x.tensor.rank)
+    part = b.reshape(source, (*x.shape[:axis], product(index.shape), *x.shape[axis + 1 :]))
+    return b.put(x, part, {axis: along(b.cast(index, i64), axis, x.tensor.rank)})
+
+
+def scatter(c: Call, x: Value, axis: int, index: Value, source: Operand) -> Value:
+    """x[index[i, j], j] = source[i, j]: the other axes may be longer than those of the index."""
+    rank = x.tensor.rank
+    if not rank or index.tensor.rank != rank:
+        raise Unsupported("scatter into a scalar")
+    axis = b.axis_of(axis, rank)
+    if isinstance(source, Value) and source.tensor.rank == rank:
+        part = source
+        for a, length in enumerate(index.shape):
+            part = b.slice_(part, a, 0, length)
+    else:
+        part = b.expand(as_value(source, x.dtype), index.shape)
+    positions = {a: along(b.iota(d, i64), a, rank) for a, d in enumerate(index.shape) if d != x.shape[a]}
+    return b.put(x, part, positions | {axis: b.cast(index, i64)})
+
+
+def slice_scatter(c: Call, x: Value, part: Value, axis: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Value:
+    axis = b.axis_of(axis, x.tensor.rank)
+    first = movable(0 if start is None else start, x.shape[axis])
+    return _at(x, b.cast(part, x.dtype), axis, first, step)
+
+
+def select_scatter(c: Call, x: Value, part: Value, axis: int, index: Dim) -> Value:
+    axis = b.axis_of(axis, x.tensor.rank)
+    return _at(x, b.unsqueeze(b.cast(part, x.dtype), axis), axis, movable(index, x.shape[axis]), 1)
+
+
+def _at(x: Value, part: Value, axis: int, first: Dim, step: int) -> Value:
+    return b.put(x, part, {axis: along(b.iota(part.shape[axis], i64, first, step), axis, x.tensor.rank)})
+
+
+ROWS: dict[Any, Row] = {
+    aten.index_put.default: index_put,
+    aten._unsafe_index_put.default: index_put,
+    aten.index_copy.default: index_copy,
+    aten.scatter.src: scatter,
+    aten.scatter.value: scatter,
+    aten.slice_scatter.default: slice_scatter,
+    aten.select_scatter.default: select_scatter,
+}
