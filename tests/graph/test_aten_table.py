@@ -155,6 +155,10 @@ K, V = torch.arange(-12, 12).reshape(2, 3, 4), torch.randn(4)
 Q, KEEP = torch.randn(2, 4, 5, 8), torch.rand(5, 5) < 0.8
 IMAGE = torch.randn(2, 3, 8, 6)
 PATCHES = (torch.randn(2, 3, 8, 6), torch.randn(5, 3, 4, 2), torch.randn(5), [4, 2], [0, 0], [1, 1], False, [0, 0], 1)
+RESIZED = (((IMAGE[0], [13], 2.3), (IMAGE[0], None, [1.7])), ((IMAGE, [16, 3], None, 0.5), (IMAGE.bfloat16(), None, [2.0, 3.0])),
+           ((IMAGE[:, None], [3, 5, 6]), (IMAGE[:, None], None, [1.0, 2.0, 2.5])))
+NEAREST = tuple((getattr(getattr(aten, f"{name}{rank}d"), form), args) for name in ("upsample_nearest", "_upsample_nearest_exact")
+                for rank, both in enumerate(RESIZED, 1) for form, args in zip(("default", "vec"), both))
 POSITIONAL: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten.gt.Scalar, (X, 0.1)),
     (aten.ge.Scalar, (K, 2)),
@@ -203,8 +207,7 @@ POSITIONAL: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten.index.Tensor, (X, [torch.tensor([[1], [0]]), None, K[0, :, 0] % 4])),
     (aten.fill.Tensor, (X, torch.tensor(3.0))),
     (aten.copy.default, (X, V)),
-    (aten.arange.start, (2, 9)),
-    (aten.arange.start_step, (0.5, 3.0, 0.25)),
+    (aten.arange.start, (2, 9)), (aten.arange.start_step, (0.5, 3.0, 0.25)),
     (aten.rsub.Scalar, (X, 2.0, 3.0)),
     (aten.convolution.default, PATCHES),
     (aten.convolution.default, (IMAGE, torch.randn(5, 3, 3, 2), None, [2, 1], [1, 2], [1, 3], False, [0, 0], 1)),
@@ -220,18 +223,7 @@ POSITIONAL: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten._native_batch_norm_legit.no_stats, (IMAGE, torch.randn(3), torch.randn(3), True, 0.1, 1e-5)),
     (aten._adaptive_avg_pool2d.default, (IMAGE, [4, 2])),
     (aten._adaptive_avg_pool2d.default, (IMAGE, [5, 11])),
-    (aten.upsample_nearest1d.default, (IMAGE[0], [13], 2.3)),
-    (aten.upsample_nearest2d.default, (IMAGE, [16, 3], None, 0.5)),
-    (aten.upsample_nearest3d.default, (IMAGE[:, None], [3, 5, 6])),
-    (aten.upsample_nearest1d.vec, (IMAGE[0], None, [1.7])),
-    (aten.upsample_nearest2d.vec, (IMAGE, None, [2.0, 3.0])),
-    (aten.upsample_nearest3d.vec, (IMAGE[:, None], None, [1.0, 2.0, 2.5])),
-    (aten._upsample_nearest_exact1d.default, (IMAGE[0], [13], 2.3)),
-    (aten._upsample_nearest_exact2d.default, (IMAGE, [16, 3], None, 0.5)),
-    (aten._upsample_nearest_exact3d.default, (IMAGE[:, None], [3, 5, 6])),
-    (aten._upsample_nearest_exact1d.vec, (IMAGE[0], None, [1.7])),
-    (aten._upsample_nearest_exact2d.vec, (IMAGE.bfloat16(), [9, 1], None)),
-    (aten._upsample_nearest_exact3d.vec, (IMAGE[:, None], None, [1.0, 2.0, 2.5])),
+    *NEAREST,
     (aten.upsample_linear1d.default, (IMAGE[0], [13], False, 2.3)),
     (aten.upsample_bilinear2d.default, (IMAGE, [16, 3], False, None, 0.5)),
     (aten.upsample_trilinear3d.default, (IMAGE[:, None], [3, 5, 6], True)),
@@ -253,10 +245,9 @@ FUSED: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, False, True, 1e-5, *NORMS, *FEED, LATER, 0)),
     (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, True, True, 1e-5, *NORMS, *FEED, LATER.expand(2, 2, 5, 5), 2)),
 )
-ROWS_OF_Q = torch.tensor([3, -5])
 PUTS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
-    (aten._unsafe_index_put.default, (Q * 1, [None, None, ROWS_OF_Q], Q[:, :, :2])),
-    (aten.index_put.default, (Q * 1, [torch.tensor([[0], [1]]), None, ROWS_OF_Q], Q[:1, :1, 0, 0].expand(2, 2, *Q[:1, :, 0].shape[1:]))),
+    (aten._unsafe_index_put.default, (Q * 1, [None, None, torch.tensor([3, -5])], Q[:, :, :2])),
+    (aten.index_put.default, (Q * 1, [torch.tensor([[0], [1]]), None, torch.tensor([3, -5])], Q[0, 0, 0, 0])),
     (aten.scatter.value, (X * 1, 1, torch.zeros(2, 1, 4, dtype=torch.int64), 0.5)),
     (aten.slice_scatter.default, (Q * 1, Q[:, :, ::2] + 1, 2, 0, 9, 2)),
     (aten.roll.default, (X, [-1], [0])),
