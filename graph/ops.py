@@ -164,7 +164,7 @@ def _gather(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
 
 
 def column_groups(x: Shape, w: Shape) -> int:
-    """How many groups of neighbouring columns a linear of x[..., G * K] and w[N, K] has, each of which multiplies a part of x of its own."""
+    """How many groups of neighbouring columns linear(x[..., G * K], w[N, K]) has, each of which multiplies a part of x of its own."""
     k, n = w[1], w[0]
     parts = x[-1] // k if isinstance(x[-1], int) and isinstance(k, int) and k and x[-1] % k == 0 else 1
     return parts if parts and isinstance(n, int) and n % parts == 0 else 1
