@@ -17,8 +17,8 @@ from ..platforms.target import Target
 from ..stitch.loops import Body, BodyBuilder, LoopKernel, Node
 from .ranges import decided
 
-# How many rows, the best first. Measured on Zen 4: 4 to 7 are alike, 2 take up to 1.5 times as long where everything is in L2. Where sums of
-# few terms wait for memory instead, 2 take 0.85 of the time of 4, which read pixels that lie farther apart before those in between.
+# How many rows, the best first. Measured on Zen 4: 4 to 8 are alike, 2 take up to 1.5 times as long where everything is in L2. Where sums
+# of few terms wait for memory instead, 2 take 0.85 of the time of 4, which read pixels far apart before those in between.
 _ROWS, _FAR_ROWS, _FEW_TERMS = (4, 7, 6, 5, 8, 3, 2), (2, 3, 4, 5, 7), 16
 _MOST_TERMS = 64  # of a sum; and of all rows:
 _MOST_PRODUCTS = 400
@@ -48,12 +48,13 @@ def written_out(target: Target, kernel: LoopKernel) -> Written | None:
         return None
     if any(node.op == "check" or "%" in str(node.index) for node in body.nodes):
         return None
-    divisors = {d for node in (*body.nodes, *body.stores) for d in _divisors(node.index)}
+    indices = (*(node.index for node in body.nodes), *(store.index for store in body.stores))
+    divided = (rows, *(divisor for index in indices for divisor in _divisors(index)))
     most = bounds(4 * rows * kernel.cols)[1]
     far = depth <= _FEW_TERMS and (most is None or most > target.l2 // 2)
-    fitting = (n for n in (_FAR_ROWS if far else _ROWS) if n * depth <= _MOST_PRODUCTS and all(isinstance(d, int) and d % n == 0 for d in (rows, *divisors)))
+    fitting = (n for n in (_FAR_ROWS if far else _ROWS) if all(isinstance(d, int) and d % n == 0 for d in divided))
     count = next(fitting, 0)
-    if not count:
+    if not count or count * depth > _MOST_PRODUCTS:
         return None
     copies = _Copies(body, rows, depth, count)
     made = copies.body()
@@ -102,7 +103,8 @@ class _Copies:
         for row in range(self._count):
             for store in self._body.stores:
                 guard = self._node(store.guard, row, -1) if store.guard >= 0 else -1
-                self._builder.store(store.buffer, self._index(store.index, row, -1), self._node(store.node, row, -1), guard)
+                node, index = self._node(store.node, row, -1), self._index(store.index, row, -1)
+                self._builder.stores.append(replace(store, index=index, node=node, guard=guard))
         return self._builder.finish()
 
     def _node(self, n: int, row: int, k: int) -> int:

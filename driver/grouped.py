@@ -60,7 +60,8 @@ def lhs_axes(item: ContractionItem) -> tuple[list[Axis], list[Axis]]:
     x, w = item.anchor.inputs[:2]
     strides, lead = item.pointers[0].strides, x.tensor.rank - 1
     shape = (x if len(strides) == x.tensor.rank else unmerged(x)).shape
-    axes, inner = list(zip(shape[lead:], strides[lead:], strict=True)), []
+    axes = list(zip(shape[lead:], strides[lead:], strict=True))
+    inner: list[Axis] = []
     left = w.shape[1]
     if column_groups(x.shape, w.shape) == 1:
         return [(1, 0)], joint(axes) or [(1, 1)]

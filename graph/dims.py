@@ -126,10 +126,12 @@ def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     return quotient, rest
 
 
-def _common(a: Dim, b: Dim) -> tuple[int, Dim]:
-    """(f, x) with a == f * x + s for a number 0 <= s < f that divides b: a // b == x // (b / f) and a % b == f * (x % (b / f)) + s."""
+def _common(a: Dim, b: Dim) -> tuple[int, Dim, Dim]:
+    """(f, x, d) with b == f * d and a == f * x + s for a number 0 <= s < f: a // b == x // d and a % b == f * (x % d) + s."""
     factor = gcd(b, *(coefficient for mono, coefficient in terms_of(a) if mono)) if isinstance(b, int) else 1
-    return factor, from_terms({mono: coefficient // factor for mono, coefficient in terms_of(a)}) if factor > 1 else a
+    if factor == 1 or not isinstance(b, int):
+        return 1, a, b
+    return factor, from_terms({mono: coefficient // factor for mono, coefficient in terms_of(a)}), b // factor
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
@@ -147,8 +149,8 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     inner = _single(rest, "floordiv")
     if inner is not None:  # (x // p) // q == x // (p * q) for positive p, q
         return quotient + floordiv(inner[0], inner[1] * b)
-    factor, smaller = _common(rest, b)
-    return quotient + (_func("floordiv", rest, b) if factor == 1 else floordiv(smaller, b // factor))
+    factor, smaller, divisor = _common(rest, b)
+    return quotient + (_func("floordiv", rest, b) if factor == 1 else floordiv(smaller, divisor))
 
 
 def _single(value: Dim, kind: str) -> tuple[Dim, ...] | None:
@@ -189,8 +191,8 @@ def mod(a: Dim, b: Dim) -> Dim:
     rest = _split(a, b)[1]
     if rest == 0 or (non_negative(rest) and less(rest, b)):
         return rest
-    factor, smaller = _common(rest, b)
-    return _func("mod", rest, b) if factor == 1 else factor * mod(smaller, b // factor) + (rest - factor * smaller)
+    factor, smaller, divisor = _common(rest, b)
+    return _func("mod", rest, b) if factor == 1 else factor * mod(smaller, divisor) + (rest - factor * smaller)
 
 
 def minimum(a: Dim, b: Dim) -> Dim:

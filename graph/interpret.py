@@ -134,7 +134,8 @@ def _product(x: Tensor, w: Tensor) -> Tensor:
     """x[..., G * K] times w[N, K], group by group of the columns."""
     if (groups := x.shape[-1] // max(1, w.shape[1])) < 2:
         return torch.matmul(x, w.t())
-    return (x.unflatten(-1, (groups, 1, -1)) @ w.unflatten(0, (groups, -1)).transpose(1, 2)).flatten(-3)
+    parts = x.reshape(*x.shape[:-1], groups, 1, w.shape[1])
+    return torch.matmul(parts, w.reshape(groups, -1, w.shape[1]).transpose(1, 2)).flatten(-3)
 
 
 def _linear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
