@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import partial, reduce
 
-from ..graph.dims import Dim, bounds
+from ..graph.dims import Dim, bounds, coefficient
 from ..graph.types import DType, f64
 from ..platforms.target import Target
 from ..stitch.loops import Body, LoopKernel, Store
@@ -104,7 +104,8 @@ def streaming(target: Target, kernel: LoopKernel, buffers: Set[int]) -> LoopKern
 
     def whole(store: Store) -> bool:
         full = target.lanes(convert.memory_type(body.buffers[store.buffer]).bits)
-        return full % lanes == 0 and store.guard < 0 and aligned(store.index, full)
+        slope = coefficient(store.index, "c")
+        return full % lanes == 0 and store.guard < 0 and slope is not None and slope[0] == 1 and aligned(store.index, full)
 
     stores = tuple(replace(store, streams=store.buffer in buffers and whole(store)) for store in body.stores)
     return replace(kernel, body=replace(body, stores=stores))

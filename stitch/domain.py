@@ -11,6 +11,7 @@ from .loops import COLUMN, Body, LoopKernel, hoist_numbers
 from .views import delinearize
 
 Axis = tuple[str, Dim]
+_SHORT, _LONG = 4, 16  # columns: a quarter of the vector of f32 that the widest registers hold, and one
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,22 @@ def _merge(axes: Sequence[Axis], exprs: list[Dim]) -> tuple[list[Axis], list[Dim
         at -= 1
         at = min(at, len(result) - 2)
     return result, exprs
+
+
+def _long_columns(axes: list[Axis], loads: Sequence[Dim]) -> list[Axis]:
+    """Axes of elementwise work, another one last where the last is much shorter than a vector and no load runs along it: that along which
+    most loads find neighbours. So an image of three channels, channel by channel, is read in whole vectors and stored element by element."""
+    extent = axes[-1][1]
+    if not isinstance(extent, int) or extent > _SHORT or any(_runs(load, axes[-1][0]) for load in loads):
+        return axes
+    best = max(axes, key=lambda axis: sum(_runs(load, axis[0]) for load in loads))
+    long = isinstance(best[1], int) and best[1] >= _LONG and any(_runs(load, best[0]) for load in loads)
+    return [*(axis for axis in axes if axis != best), best] if long else axes
+
+
+def _runs(load: Dim, axis: str) -> bool:
+    slope = coefficient(load, axis)
+    return slope is not None and slope[0] == 1
 
 
 def _joinable(expr: Dim, outer: str, inner: str, extent: Dim) -> bool:
@@ -94,6 +111,8 @@ def finish(body: Body, domain: Domain) -> LoopKernel:
     elif len(rows) <= 1:
         env, row_count, columns = _assign(rows, "c"), None, product(e for _, e in rows)
     else:
+        loads = [e for n, e in zip(body.nodes, exprs) if n.op == "load"]
+        rows = _long_columns(rows, loads)
         env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
         row_count, columns = product(e for _, e in rows[:-1]), rows[-1][1]
     hoisted, params = hoist_numbers(_with_indices(body, exprs, env))
