@@ -56,7 +56,7 @@ def _merge(axes: Sequence[Axis], exprs: list[Dim]) -> tuple[list[Axis], list[Dim
 
 def _long_columns(axes: list[Axis], loads: Sequence[Dim]) -> list[Axis]:
     """Axes of elementwise work, another one last where the last is much shorter than a vector and no load runs along it: that along which
-    most loads find neighbours. So an image of three channels, channel by channel, is read in whole vectors and stored element by element."""
+    most loads find neighbours. An image in three channels is read in whole vectors so, and stored element by element."""
     extent = axes[-1][1]
     if not isinstance(extent, int) or extent > _SHORT or any(_runs(load, axes[-1][0]) for load in loads):
         return axes
