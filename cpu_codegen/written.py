@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..graph.dims import Dim, Func, Poly, bounds, product, substitute, symbol
+from ..graph.dims import Dim, Func, Poly, bounds, product, substitute, symbol, symbols
 from ..graph.types import boolean, f32, i32
 from ..platforms.target import Target
 from ..stitch.loops import Body, BodyBuilder, LoopKernel, Node
@@ -46,7 +46,7 @@ def written_out(target: Target, kernel: LoopKernel) -> Written | None:
     plain = all(node.axis == "k" and node.kind == "sum" and node.dtype in (f32, i32) for node in sums)
     if not isinstance(depth, int) or not isinstance(rows, int) or not sums or not plain or not 1 < depth <= _MOST_TERMS:
         return None
-    if any(node.op == "check" or "%" in str(node.index) for node in body.nodes):
+    if any(node.op == "check" or any(s.name.startswith("%") for s in symbols(node.index)) for node in body.nodes):
         return None
     indices = (*(node.index for node in body.nodes), *(store.index for store in body.stores))
     divided = (rows, *(divisor for index in indices for divisor in _divisors(index)))
@@ -72,7 +72,7 @@ def _divisors(index: Dim) -> set[Dim]:
         for atom in mono:
             if isinstance(atom, Func):
                 inner = {d for arg in atom.args for d in _divisors(arg)}
-                found |= inner | ({atom.args[1]} if atom.kind in ("floordiv", "mod") and "r" in str(atom.args[0]) else set())
+                found |= inner | ({atom.args[1]} if "r" in _axes(atom.args[0]) else set())
     return found
 
 
@@ -135,9 +135,13 @@ def _by_axis(index: Dim) -> dict[str, Dim]:
     found: dict[str, Dim] = {}
     for mono, factor in index.terms:
         term = product([factor, *(Poly((((atom,), 1),)) for atom in mono)])
-        axes = "".join(axis for axis in "rk" if substitute(term, {axis: 0}) != term)
-        found[axes] = found.get(axes, 0) + term
+        found[_axes(term)] = found.get(_axes(term), 0) + term
     return found
+
+
+def _axes(index: Dim) -> str:
+    names = {s.name for s in symbols(index)}
+    return "".join(axis for axis in "rk" if axis in names)
 
 
 def _everywhere(nodes: Sequence[Node], node: Node) -> bool | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..graph.dims import Dim, evaluate, floordiv, mod, substitute, symbol
+from ..graph.dims import Dim, divides, evaluate, floordiv, mod, substitute, symbol
 from ..graph.ops import column_groups
 from ..stitch.loops import Body
 from ..stitch.program import ContractionItem
@@ -71,6 +71,7 @@ def lhs_axes(item: ContractionItem) -> tuple[list[Axis], list[Axis]]:
         if part != extent:
             axes.append((floordiv(extent, part), stride * part))
         inner.insert(0, (part, stride))
+        assert divides(part, left) and divides(part, extent), f"groups of {w.shape[1]} end within an axis of {shape}"
         left = floordiv(left, part)
     return joint(axes) or [(1, 0)], joint(inner) or [(1, 1)]
 
