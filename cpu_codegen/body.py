@@ -54,7 +54,8 @@ class BodyEmitter:
         self.all_checks = tuple(n for n, node in enumerate(body.nodes) if node.op == "check")
         self.depth_checks = tuple(n for n in self.all_checks if "k" in self.deps[n])
         self._outside = sum(1 << n for n, node in enumerate(body.nodes) if node.op in ("acc", "reduce"))
-        self._has_load = [any(body.nodes[m].op in ("load", "acc", "reduce") for m in _bits(bits)) for bits in self.sources]
+        loads = sum(1 << n for n, node in enumerate(body.nodes) if node.op == "load") | self._outside
+        self._has_load = [bits & loads != 0 for bits in self.sources]
 
     # -- what the owner of the loops says --------------------------------------------------------------------------
     def scope(self) -> AbstractContextManager[None]:
@@ -95,7 +96,14 @@ class BodyEmitter:
         known = self._known(node, point)
         if known is not None:
             return known
-        missing, pending = {node}, [node]
+        self.compute([node], point)
+        result = self._known(node, point)
+        assert result is not None
+        return result
+
+    def compute(self, nodes: Sequence[int], point: Point) -> None:
+        """Computes nodes that are not known, with all that they need, in the order of the body."""
+        missing, pending = set(nodes), list(nodes)
         while pending:
             for operand in self._inner_operands(pending.pop()):
                 if operand not in missing and self._known(operand, point) is None:
@@ -103,9 +111,6 @@ class BodyEmitter:
                     pending.append(operand)
         for each in sorted(missing):
             self._compute(each, point)
-        result = self._known(node, point)
-        assert result is not None
-        return result
 
     def operand(self, node: int, lanes: int, point: Point) -> Val:
         """The value in every lane."""
@@ -321,16 +326,6 @@ class BodyEmitter:
             seen.add(n)
             pending += self.body.operands(n)
         return True
-
-
-def _bits(bits: int) -> Iterable[int]:
-    """Positions of the set bits."""
-    position = 0
-    while bits:
-        if bits & 1:
-            yield position
-        bits >>= 1
-        position += 1
 
 
 def _sources(body: Body) -> tuple[int, ...]:

@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
+from functools import partial, reduce
 
-from ..graph.dims import Dim, bounds
+from ..graph.dims import Dim, bounds, coefficient
 from ..graph.types import DType, f64
 from ..platforms.target import Target
 from ..stitch.loops import Body, LoopKernel, Store
@@ -25,6 +26,7 @@ from .ranges import column_ranges
 from .reduce import Reduction, State, reductions_of, results
 from .slots import Slots
 from .sweep import Copies, Sweep, merge_copies
+from .written import written_out
 
 _CHAINS = 4  # independent partial results of a row in registers
 _FLAT_GRAIN = 64  # elements: no two threads write the same cache line of an output
@@ -38,7 +40,10 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
     fn = Function(module, kernel.name, VOID, [PTR, I64, I64])
     slots = Slots(fn, kernel.params)
     whole = vector_lanes(target, kernel.body)
-    writers = [_Writer(fn, slots, target, part) for part in column_ranges(kernel, whole)]
+    written = written_out(target, kernel)
+    kernel = kernel if written is None else written.kernel
+    sums = () if written is None else written.sums
+    writers = [_Writer(fn, slots, target, part, sums) for part in column_ranges(kernel, whole)]
     begin, end = fn.args[1], fn.args[2]
 
     def inside() -> list[Val]:
@@ -46,8 +51,11 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
             with writer.emitter.scope():
                 if kernel.rows is None:
                     writer.flat(begin, end)
-                else:
+                elif written is None or not written.conditions:
                     writer.rows(begin, end)
+                else:
+                    inner = _Writer(fn, slots, target, written.inner, sums)
+                    fn.loop(begin, end, 1, [], partial(_either, writer, inner, written.conditions))
         return []
 
     # Nothing is read when there is nothing to do: what does not change during the call is loaded inside.
@@ -58,6 +66,22 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
     fn.finish()
     grain = max(whole, _FLAT_GRAIN) if kernel.rows is None else 1
     return KernelCode(kernel.name, slots.order, kernel.cols if kernel.rows is None else kernel.rows, grain, schedule.work(kernel))
+
+
+def _either(general: _Writer, inner: _Writer, conditions: Sequence[int], row: Val, _: list[Val]) -> list[Val]:
+    """One row, by the code for rows where all the conditions hold, if they do."""
+    fn, emitter = general.emitter.fn, general.emitter
+    following = fn.add(row, i64(1))
+
+    def by(writer: _Writer) -> list[Val]:
+        with writer.emitter.scope():
+            writer.rows(row, following)
+        return []
+
+    with emitter.scope():
+        asked = [emitter.value(n, Point(0, {"r": row})) for n in conditions]
+        fn.branch(reduce(fn.and_, asked), lambda: by(inner), lambda: by(general))
+    return []
 
 
 def vector_lanes(target: Target, body: Body) -> int:
@@ -80,7 +104,8 @@ def streaming(target: Target, kernel: LoopKernel, buffers: Set[int]) -> LoopKern
 
     def whole(store: Store) -> bool:
         full = target.lanes(convert.memory_type(body.buffers[store.buffer]).bits)
-        return full % lanes == 0 and store.guard < 0 and aligned(store.index, full)
+        slope = coefficient(store.index, "c")
+        return full % lanes == 0 and store.guard < 0 and slope is not None and slope[0] == 1 and aligned(store.index, full)
 
     stores = tuple(replace(store, streams=store.buffer in buffers and whole(store)) for store in body.stores)
     return replace(kernel, body=replace(body, stores=stores))
@@ -93,7 +118,8 @@ def _width(dtype: DType) -> int:
 class _Writer:
     """Emits the loops of one kernel."""
 
-    def __init__(self, fn: Function, slots: Slots, target: Target, kernel: LoopKernel) -> None:
+    def __init__(self, fn: Function, slots: Slots, target: Target, kernel: LoopKernel, sums: Sequence[int] = ()) -> None:
+        self._sums = sums
         self._fn, self._slots, self._target, self._kernel, self._body = fn, slots, target, kernel, kernel.body
         self.emitter = BodyEmitter(fn, target, kernel.body, slots, kernel.params)
         self.lanes = vector_lanes(target, kernel.body)
@@ -250,6 +276,8 @@ class _Writer:
     def _resolve(self, roots: list[int], points: list[Point]) -> None:
         if self._depth is not None and points:
             self._depth.resolve(roots, points)
+        for point in points if self._sums and "c" in points[0].axes else ():
+            self.emitter.compute(self._sums, point)
 
     def _roots_within(self, each: schedule.Pass, axes: frozenset[str]) -> list[int]:
         """Values that a pass needs and that depend on no other axes."""

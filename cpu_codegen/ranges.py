@@ -6,7 +6,7 @@ what lies side by side in the result, without masks; as one body it would comput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -53,14 +53,25 @@ def _cut(nodes: Sequence[Node], n: int) -> int | None:
 
 def _within(body: Body, low: int, width: int) -> Body:
     """The body for columns low, .. low + width - 1, counted from 0."""
-    column = symbol("c", 0, None, width) + low
+    column = {"c": symbol("c", 0, None, width) + low}
+    moved = tuple(replace(node, index=substitute(node.index, column)) for node in body.nodes)
+    stores = tuple(replace(store, index=substitute(store.index, column)) for store in body.stores)
+    return decided(replace(body, nodes=moved, stores=stores), lambda nodes, node: _side(nodes, node, width))
+
+
+Decide = Callable[[Sequence[Node], Node], bool | None]
+
+
+def decided(body: Body, decide: Decide, given: Collection[int] = ()) -> Body:
+    """The body without conditions that are the same at every point. decide(nodes so far, node): what a comparison is at every point, or
+    None. given: conditions that hold."""
     nodes: list[Node] = []
     known: dict[int, bool] = {}  # conditions
     same: dict[int, int] = {}  # nodes that are another one here
     for n, old in enumerate(body.nodes):
         args = tuple(same.get(a, a) for a in old.args)
-        node = replace(old, args=args, index=substitute(old.index, {"c": column}))
-        truth = _truth(nodes, node, known, width)
+        node = replace(old, args=args)
+        truth = True if n in given else _truth(nodes, node, known, decide)
         if truth is not None:
             known[n] = truth
             node = Node("const", boolean, value=truth)
@@ -76,15 +87,12 @@ def _within(body: Body, low: int, width: int) -> Body:
         elif node.op in ("and", "or") and (found := [a for a in args if a in known]):
             same[n] = args[0] if args[1] == found[0] else args[1]
         nodes.append(node)
-    stores = tuple(
-        replace(s, index=substitute(s.index, {"c": column}), node=same.get(s.node, s.node), guard=same.get(s.guard, s.guard))
-        for s in body.stores
-    )
+    stores = tuple(replace(s, node=same.get(s.node, s.node), guard=same.get(s.guard, s.guard)) for s in body.stores)
     return Body(tuple(nodes), stores, body.buffers)
 
 
-def _truth(nodes: Sequence[Node], node: Node, known: dict[int, bool], width: int) -> bool | None:
-    """What a condition is at every one of the columns, None where that differs or is not known."""
+def _truth(nodes: Sequence[Node], node: Node, known: dict[int, bool], decide: Decide) -> bool | None:
+    """What a condition is at every point, None where that differs or is not known."""
     if node.dtype != boolean:
         return None
     given = [known.get(a) for a in node.args]
@@ -96,9 +104,14 @@ def _truth(nodes: Sequence[Node], node: Node, known: dict[int, bool], width: int
         case "logical_not":
             return None if given[0] is None else not given[0]
         case "lt" | "ge":
-            left, right = (_line(nodes[a]) for a in node.args)
-            if left is None or right is None:
-                return None
-            below = [left[1] - right[1] + (left[0] - right[0]) * c < 0 for c in (0, width - 1)]
-            return None if below[0] != below[1] else below[0] == (node.op == "lt")
+            return decide(nodes, node)
     return None
+
+
+def _side(nodes: Sequence[Node], node: Node, width: int) -> bool | None:
+    """What a comparison is at all of so many columns."""
+    left, right = (_line(nodes[a]) for a in node.args)
+    if left is None or right is None:
+        return None
+    below = [left[1] - right[1] + (left[0] - right[0]) * c < 0 for c in (0, width - 1)]
+    return None if below[0] != below[1] else below[0] == (node.op == "lt")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, Shape, evaluate, floordiv, product
+from ..graph.dims import Dim, evaluate, floordiv, mod, product
 from ..graph.ir import Value
 from ..graph.types import DType, bf16, f32, i4, i8, u8
 from ..kernels.attention_spec import AttentionSpec, HeadStrides
@@ -14,7 +13,8 @@ from ..kernels.packing import packed_group
 from ..kernels.spec import BATCH, GemmSpec, Pieces, Strides
 from ..rewrite.query import is_weight
 from ..stitch.program import ContractionItem, Strided
-from ..stitch.views import delinearize, unmerged
+from ..stitch.views import delinearize
+from .grouped import Axis, blocks_of, joint, lhs_axes, matrices, side_by_side
 
 GEMM_TYPES: tuple[tuple[DType, DType], ...] = ((f32, f32), (bf16, bf16), (i8, i8), (u8, i8))
 WEIGHT_TYPES: tuple[tuple[DType, DType], ...] = ((f32, i8), (bf16, i8))  # for constant weights
@@ -51,33 +51,37 @@ def _linear_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
     group = packed_group(evaluate(floordiv(k, scales[0].shape[1]), {})) if scales else 0
     static = isinstance(n, int) and isinstance(k, int)
     constant = static and right.value in constants and right.offset == 0 and right.strides == y.tensor.strides
-    rhs = None if constant else Strides(0, right.strides[0], right.strides[1])
-    rows, row = _merged(x.shape[:-1], left.strides[: x.tensor.rank - 1])
-    if row is not None and len(left.strides) == x.tensor.rank:
-        lhs = Strides(0, row, left.strides[-1])
-        return GemmSpec(x.dtype, kind, rows, n, k, lhs, item.epilogue, 1, constant, rhs, item.params, group)
-    if left.strides[-1] == 1:
-        lhs, pieces = Strides(0, 0), _pieces(x, left)
-        return GemmSpec(x.dtype, kind, rows, n, k, lhs, item.epilogue, 1, constant, rhs, item.params, group, pieces)
-    *batch, m = x.shape[:-1]  # unequally spaced rows: as many matrices as the leading axes have elements
-    lhs = Strides(_batched(left.strides[:-2], batch, batch), left.strides[-2], left.strides[-1])
-    return GemmSpec(x.dtype, kind, m, n, k, lhs, item.epilogue, product(batch), constant, rhs, item.params, group)
+    blocks = blocks_of(item, constant)
+    outer, inner = lhs_axes(item)
+    count = 1
+    if blocks is not None:
+        count, n, k = blocks.count, floordiv(n, blocks.count), k * blocks.joined
+        outer, inner = matrices(outer, inner, blocks)
+    rhs = None if constant else Strides(mod(BATCH, count) * (n * right.strides[0]), right.strides[0], right.strides[1])
+    lead = list(zip(x.shape[:-1], left.strides[: x.tensor.rank - 1], strict=True))
+    samples, pieces, rows = joint(lead[:-1]), None, joint(lead)
+    if len(rows) <= 1 and len(inner) == 1:
+        m, row = rows[0] if rows else (1, 0)
+        samples, lhs = [], Strides(_at(outer, BATCH), row, inner[0][1])
+    elif inner[-1][1] == 1:
+        *starts, (run, _) = inner
+        samples, m, lhs = [], product(x.shape[:-1]), Strides(_at(outer, BATCH), 0)
+        pieces = Pieces(_at(rows, BATCH), _at(starts, BATCH), evaluate(run, {}))
+    else:  # unequally spaced rows: as many matrices as the leading axes have elements
+        m, row = lead[-1]
+        lhs = Strides(_at(samples, floordiv(BATCH, count)) + _at(outer, mod(BATCH, count)), row, inner[-1][1])
+    batch = product(extent for extent, _ in samples)
+    epilogue = item.epilogue if count == 1 else side_by_side(item.epilogue, m, n, count, batch)
+    weights = count if constant else 1
+    return GemmSpec(
+        x.dtype, kind, m, n, k, lhs, epilogue, batch * count, constant, rhs, item.params, group, pieces, weights=weights
+    )
 
 
-def _pieces(x: Value, left: Strided) -> Pieces:
-    """Where the rows of x lie, and what they consist of."""
-    lead = x.tensor.rank - 1
-    depth = list(zip(unmerged(x).shape[lead:] if len(left.strides) > x.tensor.rank else x.shape[lead:], left.strides[lead:], strict=True))
-    run: Dim = 1
-    while depth and depth[-1][1] == run:
-        run = depth.pop()[0] * run
-    return Pieces(_at(x.shape[:lead], left.strides[:lead]), _at(tuple(d for d, _ in depth), [s for _, s in depth]), evaluate(run, {}))
-
-
-def _at(shape: Shape, steps: Sequence[Dim]) -> Dim:
-    """Offset of the element with row-major number `BATCH`."""
+def _at(axes: Sequence[Axis], number: Dim) -> Dim:
+    """Offset of the element with this row-major number."""
     total: Dim = 0
-    for i, step in zip(delinearize(BATCH, shape), steps, strict=True):
+    for i, (_, step) in zip(delinearize(number, tuple(extent for extent, _ in axes)), axes, strict=True):
         total = total + i * step
     return total
 
@@ -90,17 +94,6 @@ def _batched(steps: Sequence[Dim], shape: Sequence[Dim], batch: Sequence[Dim]) -
     for i, step, extent in zip(own, steps, shape, strict=True):
         offset = offset + (0 if extent == 1 else i * step)
     return offset
-
-
-def _merged(shape: Sequence[Dim], steps: Sequence[Dim]) -> tuple[Dim, Dim | None]:
-    """(number of rows, their common stride) of leading axes; None when they are not equally spaced."""
-    kept = [(extent, step) for extent, step in zip(shape, steps, strict=True) if extent != 1]
-    if not kept:
-        return 1, 0
-    for (_, outer), (extent, inner) in itertools.pairwise(kept):
-        if outer != inner * extent:
-            return product(shape), None
-    return product(shape), kept[-1][1]
 
 
 def attention_spec(item: ContractionItem) -> AttentionSpec:

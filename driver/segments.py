@@ -22,6 +22,7 @@ from ..stitch.constants import compute, watched_tensors
 from ..stitch.loops import LoopKernel, in_place
 from ..stitch.program import CallItem, ContractionItem, LoopItem, Program
 from .contractions import attention_spec, gemm_spec
+from .grouped import Blocks, blocks_of
 from .kernels import Kernels
 
 Refusals = tuple[tuple[str, str], ...]
@@ -63,9 +64,12 @@ class Constants:
         """Position in the plan's constants of a constant expression."""
         return self._number((value,), torch.Tensor.contiguous, "")
 
-    def packed(self, values: tuple[Value, ...], kernel: table.Kernel) -> int:
-        """The same of a weight, or of one and its group scales, packed for the kernel of a contraction."""
-        return self._number(values, kernel.pack, kernel.name)
+    def packed(self, values: tuple[Value, ...], kernel: table.Kernel, blocks: Blocks | None = None) -> int:
+        """The same of a weight, or of one and its group scales, packed for the kernel of a contraction. blocks: how it is cut before."""
+        if blocks is None:
+            return self._number(values, kernel.pack, kernel.name)
+        cut = blocks
+        return self._number(values, lambda weight: torch.cat([kernel.pack(each) for each in cut.of(weight)]), f"{kernel.name} {blocks}")
 
     def _number(self, values: tuple[Value, ...], derive: Callable[..., torch.Tensor], form: str) -> int:
         if (values, form) not in self._known:
@@ -229,7 +233,7 @@ class SegmentBuilder:
         sections: list[Section] = []
         left = self._operand(lhs.value, lhs.offset * lhs.value.dtype.bytes)
         if spec.constant_rhs:
-            constant = self.constants.packed((rhs.value, *item.anchor.inputs[2:]), selection.kernel)
+            constant = self.constants.packed((rhs.value, *item.anchor.inputs[2:]), selection.kernel, blocks_of(item, True))
             if constant not in self._packed:
                 self._packed[constant] = self._buffer("constant", constant, code.packed_bytes, rhs.value)
             right = Operand(self._packed[constant])

@@ -186,7 +186,10 @@ def put(x: Value, part: Value, positions: Mapping[int, Value]) -> Value:
 
 
 def linear(x: Value, w: Value, bias: Value | None = None) -> Value:
-    """x[..., K] @ w[N, K]^T + bias[N]; f32 for operands narrower than that. A float x takes integers for w, as numbers."""
+    """x[..., K] @ w[N, K]^T + bias[N]; f32 for operands narrower than that. A float x takes integers for w, as numbers.
+
+    x[..., G * K]: the columns are in G groups of N / G neighbours, and group g is the product of x[..., g * K : (g + 1) * K] alone.
+    """
     return _make("linear", x, w) if bias is None else _make("linear", x, w, bias)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from math import gcd
 
 from .poly import Atom, Dim, Func, Monomial, Poly, Shape, Symbol, from_terms, product, symbol, symbols, terms_of
 
@@ -125,6 +126,14 @@ def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     return quotient, rest
 
 
+def _common(a: Dim, b: Dim) -> tuple[int, Dim, Dim]:
+    """(f, x, d) with b == f * d and a == f * x + s for a number 0 <= s < f: a // b == x // d and a % b == f * (x % d) + s."""
+    factor = gcd(b, *(coefficient for mono, coefficient in terms_of(a) if mono)) if isinstance(b, int) else 1
+    if factor == 1 or not isinstance(b, int):
+        return 1, a, b
+    return factor, from_terms({mono: coefficient // factor for mono, coefficient in terms_of(a)}), b // factor
+
+
 def floordiv(a: Dim, b: Dim) -> Dim:
     """a // b, simplified when terms divide exactly or the remainder is provably in [0, b). What nothing can be divided by gives 0:
     only positions in a tensor without elements are divided by its size."""
@@ -140,7 +149,8 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     inner = _single(rest, "floordiv")
     if inner is not None:  # (x // p) // q == x // (p * q) for positive p, q
         return quotient + floordiv(inner[0], inner[1] * b)
-    return quotient + _func("floordiv", rest, b)
+    factor, smaller, divisor = _common(rest, b)
+    return quotient + (_func("floordiv", rest, b) if factor == 1 else floordiv(smaller, divisor))
 
 
 def _single(value: Dim, kind: str) -> tuple[Dim, ...] | None:
@@ -181,7 +191,8 @@ def mod(a: Dim, b: Dim) -> Dim:
     rest = _split(a, b)[1]
     if rest == 0 or (non_negative(rest) and less(rest, b)):
         return rest
-    return _func("mod", rest, b)
+    factor, smaller, divisor = _common(rest, b)
+    return _func("mod", rest, b) if factor == 1 else factor * mod(smaller, divisor) + (rest - factor * smaller)
 
 
 def minimum(a: Dim, b: Dim) -> Dim:

@@ -13,6 +13,7 @@ from ..diagnostics.errors import InputError, InvalidGraph
 from . import attrs as A
 from .dims import Dim, Poly, evaluate
 from .ir import Graph, Value
+from .polynomials import piecewise
 from .symbols import bind_symbols
 from .types import DType, QParams, boolean
 
@@ -138,26 +139,34 @@ def _group_linear(v: Value, env: Env, x: Tensor, w: Tensor, scales: Tensor) -> T
     return _linear(v, env, x, _dequantize_groups(v, env, w, scales))
 
 
+def _product(x: Tensor, w: Tensor) -> Tensor:
+    """x[..., G * K] times w[N, K], group by group of the columns."""
+    if (groups := x.shape[-1] // max(1, w.shape[1])) < 2:
+        return torch.matmul(x, w.t())
+    parts = x.reshape(*x.shape[:-1], groups, 1, w.shape[1])
+    return torch.matmul(parts, w.reshape(groups, -1, w.shape[1]).transpose(1, 2)).flatten(-3)
+
+
 def _linear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     if x.is_floating_point() and x.dtype != w.dtype:  # integer weights, or bf16 and f32
         x, w = (t if t.dtype == torch.float64 else t.float() for t in (x, w))
-    out = torch.matmul(_accumulator(x), _accumulator(w).t()) if not x.is_floating_point() else F.linear(
-        _accumulator(x), _accumulator(w), None if b is None else _accumulator(b))
-    out = out.to(v.dtype.torch)
-    return out + b.to(out.dtype) if b is not None and not x.is_floating_point() else out
+    if x.is_floating_point() and x.shape[-1] == w.shape[1]:
+        return F.linear(_accumulator(x), _accumulator(w), None if b is None else _accumulator(b)).to(v.dtype.torch)
+    out = _product(_accumulator(x), _accumulator(w)).to(v.dtype.torch)
+    return out if b is None else out + b.to(out.dtype)
 
 
 def _qlinear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     xq, wq = v.inputs[0].tensor.qparams, v.inputs[1].tensor.qparams
     if xq is None or wq is None or wq.axis not in (None, 0) or xq.axis is not None:
         raise InvalidGraph("qlinear needs x quantized per tensor and w per tensor or per output channel")
-    total = torch.matmul(x.long() - xq.zero_point, (w.long() - wq.zero_point).t())
+    total = _product(x.long() - xq.zero_point, w.long() - wq.zero_point)
     out = total.float() * (torch.tensor(xq.scale) * torch.tensor(wq.scale))
     return out if b is None else out + b.float()
 
 
 def _int_linear(v: Value, env: Env, x: Tensor, w: Tensor) -> Tensor:
-    return torch.matmul(x.long(), w.long().t()).to(torch.int32)
+    return _product(x.long(), w.long()).to(torch.int32)
 
 
 def _int_matmul(v: Value, env: Env, x: Tensor, y: Tensor) -> Tensor:
@@ -210,33 +219,9 @@ def _dequantize(v: Value, env: Env, x: Tensor) -> Tensor:
     return dequantize(x, q)
 
 
-def polynomials(x: Tensor, a: A.PiecewiseAttrs) -> Tensor:
-    """What `piecewise` rounds: f32, NaN where x has no number. Products and the sums they go into are rounded once."""
-    u = x.double().clamp(a.low, a.high)
-    k = torch.round(u * a.density).nan_to_num().clamp(a.first, a.last).long() % len(a.coefficients[0])
-    numbers = torch.tensor(a.coefficients, dtype=torch.float64)
-    total = numbers[-1][k]
-    for power, each in reversed(list(enumerate(numbers[:-1]))):
-        total = (total * (x.double() if a.line and power == 0 else u) + each[k]).float().double()
-    return total.float()
-
-
 def _piecewise(v: Value, env: Env, x: Tensor, factor: Tensor | None = None) -> Tensor:
     assert isinstance(v.attrs, A.PiecewiseAttrs)
     return piecewise(x, v.attrs, factor)
-
-
-def piecewise(x: Tensor, a: A.PiecewiseAttrs, factor: Tensor | None = None) -> Tensor:
-    """See PiecewiseAttrs."""
-    real = polynomials(x, a)
-    if a.dtype.is_float:
-        return real
-    if factor is not None:
-        real = (real.double() * factor + a.zero).float()
-    whole = torch.round(real)
-    if a.least is not None or a.greatest is not None:
-        whole = whole.clamp(a.least, a.greatest)
-    return torch.where(whole.isnan(), torch.full_like(whole, a.least or 0), whole).to(a.dtype.torch)
 
 
 def _bounded(v: Value, env: Env, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import count
 
@@ -119,3 +119,12 @@ def with_inputs(value: Value, inputs: Iterable[Value]) -> Value:
     copy.__dict__.update(value.__dict__, inputs=inputs)
     return copy
 
+
+def reordered(value: Value, order: tuple[int, ...]) -> Value:
+    """The same operation with its result laid out in physical `order`."""
+    return Value(value.op, value.inputs, value.attrs, replace(value.tensor, order=order), value.origin, value.name)
+
+
+def spread(value: Value, gap: int) -> Value:
+    """The same operation with `gap` elements after each row of its result."""
+    return Value(value.op, value.inputs, value.attrs, replace(value.tensor, gap=gap), value.origin, value.name)

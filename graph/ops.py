@@ -175,10 +175,18 @@ def _put(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     return result
 
 
+def column_groups(x: Shape, w: Shape) -> int:
+    """How many groups of neighbouring columns linear(x[..., G * K], w[N, K]) has, each of which multiplies a part of x of its own."""
+    k, n = w[1], w[0]
+    parts = x[-1] // k if isinstance(x[-1], int) and isinstance(k, int) and k and x[-1] % k == 0 else 1
+    return parts if parts and isinstance(n, int) and n % parts == 0 else 1
+
+
 def _linear(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     x, w = types[0], types[1]
-    if w.rank != 2 or x.rank < 1 or x.shape[-1] != w.shape[1] or (len(types) == 3 and types[2].shape != (w.shape[0],)):
-        raise InvalidGraph(f"linear: {', '.join(map(str, types))} do not fit x[..., K], w[N, K], b[N]")
+    fits = w.rank == 2 and x.rank > 0 and x.shape[-1] == column_groups(x.shape, w.shape) * w.shape[1]
+    if not fits or (len(types) == 3 and types[2].shape != (w.shape[0],)):
+        raise InvalidGraph(f"linear: {', '.join(map(str, types))} do not fit x[..., G * K], w[N, K], b[N], N a multiple of G")
     wide = x.dtype.bits < 32
     return TensorType(f32 if wide else x.dtype, x.shape[:-1] + (w.shape[0],))
 
@@ -193,6 +201,8 @@ def _dequantize_groups(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
 def _group_linear(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     weight = _dequantize_groups(types[1:], attrs)
     assert isinstance(weight, TensorType)
+    if types[0].rank and types[0].shape[-1] != weight.shape[1]:
+        raise InvalidGraph(f"group_linear: {types[0]} does not fit {weight}")
     return _linear((types[0], weight), attrs)
 
 
@@ -286,7 +296,7 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("gather", (2, 2), A.AxisAttrs, _gather, "index"),  # torch.gather; indices must be in [0, size)
     OpSpec("copy", (1, 1), A.NoAttrs, _bounded, "update"),  # the same numbers in memory that nothing else reads
     OpSpec("put", (2, 1 << 30), A.PutAttrs, _put, "update"),  # x, part, positions: x with part there; `graph/updates.py`
-    OpSpec("linear", (2, 3), A.NoAttrs, _linear, "contraction"),  # x[..., K] @ w[N, K]^T + b[N]; w: like x, or i8
+    OpSpec("linear", (2, 3), A.NoAttrs, _linear, "contraction"),  # x[..., G K], w[N, K], b[N]: `build.linear`; w: like x, or i8
     OpSpec("qlinear", (2, 3), A.NoAttrs, _linear, "contraction"),  # the same on quantized x, w: real-valued result, f32 bias
     OpSpec("dequantize_groups", (2, 2), A.NoAttrs, _dequantize_groups, "quant"),  # integers in [-8, 7] w[N, K] times scales[N, G]
     OpSpec("group_linear", (3, 3), A.NoAttrs, _group_linear, "contraction"),  # linear(x, dequantize_groups(w, scales)), f32
@@ -337,14 +347,4 @@ def make(op: str, *inputs: Value, attrs: A.Attrs = _NONE, type: Type | None = No
     return Value(op, inputs, attrs, type, origin, name)
 
 
-def reordered(value: Value, order: tuple[int, ...]) -> Value:
-    """The same operation with its result laid out in physical `order`."""
-    return Value(value.op, value.inputs, value.attrs, replace(value.tensor, order=order), value.origin, value.name)
-
-
-def spread(value: Value, gap: int) -> Value:
-    """The same operation with `gap` elements after each row of its result."""
-    return Value(value.op, value.inputs, value.attrs, replace(value.tensor, gap=gap), value.origin, value.name)
-
-
-__all__ = ["OPS", "OpSpec", "make", "infer", "broadcast", "reordered", "spread", "i32", "i64"]
+__all__ = ["OPS", "OpSpec", "make", "infer", "broadcast", "i32", "i64"]

@@ -64,7 +64,7 @@ class _Gemm:
         rows = KernelCode(self.name, self.order, spec.batch * padded_rows, mr, work)
         columns = KernelCode(f"{self.name}.columns", self.order, spec.batch * padded_panels, group, work)
         pack = None if spec.constant_rhs else emit_pack_rhs(self.module, spec, self.packing, f"{self.name}.pack")
-        copies = 1 if spec.constant_rhs else spec.batch
+        copies = spec.weights if spec.constant_rhs else spec.batch
         return GemmCode(rows, columns, self.packing, pack, packed * copies)
 
     def _dims(self) -> tuple[Dim, ...]:
@@ -117,7 +117,8 @@ class _Gemm:
 
         def run(b: Val, first: Val, last: Val) -> None:
             a = fn.gep(lhs, fn.mul(batch_offset(fn, slots, spec.lhs_strides.batch, b), i64(spec.lhs.bytes)))
-            w = rhs if spec.constant_rhs else fn.gep(rhs, fn.mul(b, slots.dim(self.packing.bytes(spec.n, spec.k, spec.rhs))))
+            number = b if not spec.constant_rhs else fn.urem(b, i64(spec.weights)) if spec.weights > 1 else None
+            w = rhs if number is None else fn.gep(rhs, fn.mul(number, slots.dim(self.packing.bytes(spec.n, spec.k, spec.rhs))))
             ranges = (first, last, *whole) if by_rows else (*whole, first, last)
             fn.call(f"{self.name}.body", VOID, [fn.args[0], a, w, fn.mul(b, m), *ranges])
 

@@ -72,8 +72,8 @@ class GemmSpec:
     f32 or bf16 x constant i8 or i4; Unsupported for others. i4 weights have a scale for each `group` neighbours along k, a multiple of 8
     that divides k: rhs[b, j, t] = integer[j, t] * scale[j, t / group]. The accumulator is i32 for integers, exact for k < 65536, and f32
     for floats. constant_rhs: one [n, k] weight for every b, packed once by the kernel's `pack`; n and k are ints then. Otherwise
-    `rhs_strides` says where it lies, and a native kernel packs it in each call.
-    lhs_pieces: where the lhs lies instead, for a batch of one. choice: what measuring decided.
+    `rhs_strides` says where it lies, and a native kernel packs it in each call. weights: so many constant ones in turn, b % weights for b.
+    lhs_pieces: where a matrix of the lhs lies instead; its place is still that of `lhs_strides.batch`. choice: what measuring decided.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 
@@ -91,6 +91,7 @@ class GemmSpec:
     group: int = 0
     lhs_pieces: Pieces | None = None
     choice: Choice = Choice()
+    weights: int = 1
 
     def __post_init__(self) -> None:
         if self.dtypes not in _OPERANDS:
@@ -101,7 +102,7 @@ class GemmSpec:
             raise InvalidGraph("a dynamic rhs needs strides", "contraction")
         if self.lhs.is_float and not self.rhs.is_float and not self.constant_rhs:
             raise InvalidGraph("integers times floats must be a constant weight", "contraction")
-        if self.lhs_pieces is not None and (self.batch != 1 or not isinstance(self.k, int) or self.k % self.lhs_pieces.run):
+        if self.lhs_pieces is not None and (not isinstance(self.k, int) or self.k % self.lhs_pieces.run):
             raise InvalidGraph(f"rows of {self.k} k in pieces of {self.lhs_pieces.run}", "contraction")
         if (self.rhs == i4) != bool(self.group) or (self.group and (self.group % 8 or not isinstance(self.k, int) or self.k % self.group)):
             raise InvalidGraph(f"{self.rhs} weights of {self.k} k in groups of {self.group}", "contraction")

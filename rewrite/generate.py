@@ -155,7 +155,8 @@ def _contraction(rng: random.Random, op: str, want: TensorType) -> Operands:
     if want.dtype != f32 or want.rank < (2 if op == "matmul" else 1):
         raise Impossible
     k, n = dimension(rng), want.shape[-1]
-    x = TensorType(f32, (*want.shape[:-1], k))
+    groups = rng.choice([g for g in (1, 2, 3) if op != "matmul" and isinstance(n, int) and n % g == 0] or [1])
+    x = TensorType(f32, (*want.shape[:-1], groups * k))
     if op == "matmul":
         return (x, TensorType(f32, (*want.shape[:-2], k, n))), A.NoAttrs()
     if op == "qlinear":

@@ -12,7 +12,7 @@ from ..graph import build as g
 from ..graph.attrs import AttentionAttrs
 from ..graph.dims import floordiv
 from ..graph.ir import Graph, Value, rebuild, with_inputs
-from ..graph.ops import OPS
+from ..graph.ops import OPS, column_groups
 from ..graph.types import boolean, f32, f64, i32, i64
 
 
@@ -63,8 +63,11 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
             return value
         exact = f32 if value.dtype.is_float and value.dtype.bits < 32 else value.dtype  # short floats are summed in f32
         x, y = (g.cast(v, exact) for v in value.inputs[:2])
-        if value.op == "linear":  # [..., 1, K] * [N, K], summed over K
-            total = g.reduce(g.mul(g.unsqueeze(x, x.tensor.rank - 1), y), "sum", -1)
+        if value.op == "linear":  # [..., G, 1, K] * [G, N / G, K], summed over K
+            groups = column_groups(x.shape, y.shape)
+            parts = g.reshape(x, (*x.shape[:-1], groups, 1, y.shape[1]))
+            columns = g.reshape(y, (groups, floordiv(y.shape[0], groups), y.shape[1]))
+            total = g.reshape(g.reduce(g.mul(parts, columns), "sum", -1), value.shape)
         else:  # [..., M, K, 1] * [..., 1, K, N]
             total = g.reduce(g.mul(g.unsqueeze(x, x.tensor.rank), g.unsqueeze(y, y.tensor.rank - 2)), "sum", -2)
         for bias in value.inputs[2:]:

@@ -4,8 +4,8 @@ would lie in the same few sets of a cache are moved apart."""
 from __future__ import annotations
 
 from ..graph import attrs as A
-from ..graph.ir import Graph, Value, rebuild, with_inputs
-from ..graph.ops import OPS, reordered, spread
+from ..graph.ir import Graph, Value, rebuild, reordered, spread, with_inputs
+from ..graph.ops import OPS
 from .partition import Native, partition
 from .roots import PIECEWISE
 

@@ -66,13 +66,8 @@ def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequenc
     size = window_of(x, w)
     rank = len(size)
     steps, edges, spread = (numbers(given, rank) for given in (stride, padding, dilation))
-    image = surrounded(channels_last(x), edges, edges)
-    if groups == 1:
-        out = _dense(windows(image, size, steps, spread), w, bias)
-    elif w.shape[1] == 1 and w.shape[0] == groups:
-        out = _depthwise(windows(image, size, steps, spread), w, bias)
-    else:
-        raise Unsupported("a convolution in groups")
+    patches = windows(surrounded(channels_last(x), edges, edges), size, steps, spread)
+    out = _depthwise(patches, w, bias) if w.shape[1] == 1 < groups else dense(patches, w, bias, groups)
     return channels_first(b.cast(out, c.dtype))
 
 
@@ -86,17 +81,27 @@ def window_of(x: Value, w: Value) -> tuple[int, ...]:
     return size
 
 
-def _dense(patches: Value, w: Value, bias: Value | None) -> Value:
-    depth = product(patches.shape[w.tensor.rank - 1 :])
-    rows = b.reshape(patches, (*patches.shape[: w.tensor.rank - 1], depth))
-    return b.linear(rows, b.reshape(channels_last(w), (w.shape[0], depth)), bias)
+def dense(patches: Value, w: Value, bias: Value | None, groups: int) -> Value:
+    """patches[n, places..., window..., C], w[M, C / groups, window...] as [n, places..., M]: a linear whose columns are in groups."""
+    rank = w.tensor.rank - 1
+    places, size, width = patches.shape[:rank], patches.shape[rank:-1], w.shape[1]
+    if groups > 1:
+        split = b.reshape(patches, (*places, *size, groups, width))
+        patches = b.permute(split, (*range(rank), rank + len(size), *range(rank, rank + len(size)), rank + len(size) + 1))
+    rows = b.reshape(patches, (*places, product((*size, groups, width))))
+    return b.linear(rows, b.reshape(channels_last(w), (w.shape[0], product((*size, width)))), bias)
 
 
 def _depthwise(patches: Value, w: Value, bias: Value | None) -> Value:
-    work = opmath(w.dtype)
-    taps = b.permute(b.reshape(w, (w.shape[0], *w.shape[2:])), (*range(1, w.tensor.rank - 1), 0))
-    spatial = range(w.tensor.rank - 1, 2 * w.tensor.rank - 3)
-    out = b.reduce(b.mul(b.cast(patches, work), b.cast(taps, work)), "sum", tuple(spatial))
+    """patches[n, places..., window..., C], w[C * T, 1, window...] as [n, places..., C * T]: each channel gives T of the result."""
+    work, rank = opmath(w.dtype), w.tensor.rank - 1
+    places, size, width = patches.shape[:rank], patches.shape[rank:-1], patches.shape[-1]
+    times = floordiv(w.shape[0], width)
+    taps = b.permute(b.reshape(w, (w.shape[0], *size)), (*range(1, rank), 0))
+    if times != 1:
+        repeated = b.expand(b.unsqueeze(patches, patches.tensor.rank), (*patches.shape, times))
+        patches = b.reshape(repeated, (*places, *size, w.shape[0]))
+    out = b.reduce(b.mul(b.cast(patches, work), b.cast(taps, work)), "sum", tuple(range(rank, rank + len(size))))
     return out if bias is None else b.add(out, b.cast(bias, work))
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...graph import attrs as A
-from ...graph.interpret import piecewise, polynomials
+from ...graph.polynomials import piecewise, polynomials
 from ...graph.types import DType, QParams, f32
 
 Function = Callable[[torch.Tensor], torch.Tensor]

@@ -105,6 +105,8 @@ A, B, C = SYMBOLS["a"], SYMBOLS["b"], SYMBOLS["c"]
     (dims.floordiv(A * 8 + 3, 8), A),
     (dims.mod(A * 8 + 3, 8), 3),
     (dims.mod(A * C, C), 0),
+    (dims.floordiv(A * 4 + B * 12 + 7, 8), dims.floordiv(A + B * 3 + 1, 2)),  # a common factor of all terms and the divisor
+    (dims.mod(A * 4 + 3, 8), dims.mod(A, 2) * 4 + 3),
     (dims.minimum(A, A + 1), A),
     (dims.maximum(B, 1), B),
     (symbol("one", 1, 1), 1),

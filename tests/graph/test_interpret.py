@@ -98,6 +98,17 @@ def test_qlinear_is_exact_integer_arithmetic() -> None:
     np.testing.assert_allclose(got.numpy(), want, rtol=4 * np.finfo(np.float32).eps, atol=1e-4)
 
 
+def test_a_linear_in_groups_of_columns() -> None:
+    torch.manual_seed(2)
+    x, w, bias = torch.randn(2, 5, 12), torch.randn(6, 4), torch.randn(6)
+    want = torch.cat([torch.nn.functional.linear(x[..., 4 * g : 4 * g + 4], w[2 * g : 2 * g + 2]) for g in range(3)], -1) + bias
+    got = evaluate(b.linear(b.input_(0, f32, (2, 5, 12)), b.constant(w), b.constant(bias)), x)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    for columns, depth in ((6, 5), (7, 4)):  # no whole number of groups of x, and of columns
+        with pytest.raises(InvalidGraph, match="do not fit"):
+            b.linear(b.input_(0, f32, (2, 5, 12)), b.constant(torch.randn(columns, depth)))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["none", "bool", "float"])
 def test_attention_is_its_equation(causal: bool, kind: str) -> None:

@@ -14,8 +14,8 @@ from sashiko.graph import attrs as A
 from sashiko.graph import build as b
 from sashiko.graph import interpret
 from sashiko.graph.dims import mod, symbol
-from sashiko.graph.ir import Graph, Value
-from sashiko.graph.ops import make, reordered, spread
+from sashiko.graph.ir import Graph, Value, reordered, spread
+from sashiko.graph.ops import make
 from sashiko.graph.parse import parse
 from sashiko.graph.text import dump, to_text
 from sashiko.graph.types import QParams, TensorType, TupleType, boolean, f32, i8, i64

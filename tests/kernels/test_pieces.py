@@ -77,7 +77,30 @@ def test_pieces_of_rows_and_pieces_of_k_need_not_agree(micros: Micros, runner: R
     check(shrunk(runner, 1 << 10, 1 << 12), micros, Windows(8, 29, 3), 70)
 
 
+@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+def test_parts_of_rows_times_weights_in_turn(micros: Micros, runner: Runner) -> None:
+    """Windows of 3 x 3 over each third of the channels, with a weight of its own, as of a convolution in groups."""
+    groups, width, n, case = 3, 7, 21, Windows(8, 21, 3)
+    lhs, rhs, m, k = micros[0].lhs, micros[0].rhs, case.count**2, 9 * width
+    row = case.pieces.row
+    pieces = Pieces(row, floordiv(BATCH, 3) * (case.side * case.channels) + mod(BATCH, 3) * case.channels, width)
+    body = plain_store(n, acc_of(lhs))
+    spec = GemmSpec(lhs, rhs, M, n, k, Strides(BATCH * width, 0), body, groups, lhs_pieces=pieces, weights=groups)
+    module = Module()
+    code = gemm.emit(module, runner.target, spec, micros, "product")
+    assert code.columns is not None
+    image, w = random((case.side, case.side, case.channels), lhs, 1), random((groups, n, k), rhs, 2)
+    packed = np.concatenate([pack_rhs(each, micros[0].packing).numpy() for each in w])
+    assert packed.size == evaluate(code.packed_bytes, {"M": m})
+    out = np.full((groups, m, n), 77, np.float32 if lhs.is_float else np.int32)
+    calls = [call for number, kernel in enumerate((code.rows, code.columns)) for call in halves(kernel, 2 + number, {"M": m})]
+    arrays = runner.run_calls(module.text(), [array(image), packed, out, out], calls)
+    for result in arrays[2:]:
+        for g in range(groups):
+            part = image[..., g * width : (g + 1) * width].unfold(0, 3, 1).unfold(1, 3, 1).permute(0, 1, 3, 4, 2)
+            compare(result[g], part.reshape(m, k), w[g], Case(m, n, k))
+
+
 def test_what_no_product_can_be() -> None:
-    for batch, run in ((2, 4), (1, 5)):
-        with pytest.raises(InvalidGraph, match="pieces"):
-            GemmSpec(f32, f32, M, 3, 12, Strides(0, 0), plain_store(3, f32), batch, lhs_pieces=Pieces(BATCH, BATCH, run))
+    with pytest.raises(InvalidGraph, match="pieces"):
+        GemmSpec(f32, f32, M, 3, 12, Strides(0, 0), plain_store(3, f32), lhs_pieces=Pieces(BATCH, BATCH, 5))

@@ -12,8 +12,7 @@ from sashiko.graph import build as b
 from sashiko.graph.attrs import CallAttrs
 from sashiko.graph.dims import symbol
 from sashiko.graph.interpret import run
-from sashiko.graph.ir import Graph, Value
-from sashiko.graph.ops import reordered
+from sashiko.graph.ir import Graph, Value, reordered
 from sashiko.graph.types import f32, i32
 from sashiko.rewrite import Match, Mismatch, Rule, Trace, apply, equation, explain, rule
 from sashiko.rewrite.rules import ALL, SIMPLIFY

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from sashiko.graph.interpret import piecewise, polynomials
+from sashiko.graph.polynomials import piecewise, polynomials
 from sashiko.graph.types import i8, u8
 from sashiko.rewrite.rules.pieces import ERROR, SPREAD, Digits, Function, Rounding, fit
 

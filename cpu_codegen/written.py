@@ -1,0 +1,167 @@
+"""Sums over windows, written out for several neighbouring rows at once: what these rows read alike is read once.
+
+In a loop over k, a depthwise convolution reads a pixel once for every window that it is in, and the weight once for every pixel; where
+each comes from, and whether it is within the image, is found out every time. Written out for the pixels r R .. r R + R - 1 and all k,
+equal loads are one, and conditions that hold for all of these at once are none. What is left of the conditions, at the edges of the
+image, is asked once a row: all of them hold in most rows, which need none (`cpu_codegen/loops.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..graph.dims import Dim, Func, Poly, bounds, product, substitute, symbol, symbols
+from ..graph.types import boolean, f32, i32
+from ..platforms.target import Target
+from ..stitch.loops import Body, BodyBuilder, LoopKernel, Node
+from .ranges import decided
+
+# How many rows, the best first. Measured on Zen 4: 4 to 8 are alike, 2 take up to 1.5 times as long where everything is in L2. Where sums
+# of few terms wait for memory instead, 2 take 0.85 of the time of 4, which read pixels far apart before those in between.
+_ROWS, _FAR_ROWS, _FEW_TERMS = (4, 7, 6, 5, 8, 3, 2), (2, 3, 4, 5, 7), 16
+_MOST_TERMS = 64  # of a sum; and of all rows:
+_MOST_PRODUCTS = 400
+_SHARED = 2 / 3  # of the loads of rows one by one: with more, the rows have too little in common
+
+
+@dataclass(frozen=True)
+class Written:
+    """sums: the nodes that were reductions over k, to be computed together, in order. conditions: nodes that hold in most rows."""
+
+    kernel: LoopKernel
+    sums: tuple[int, ...]
+    conditions: tuple[int, ...]
+
+    @property
+    def inner(self) -> LoopKernel:
+        """The kernel where all conditions hold."""
+        return replace(self.kernel, body=decided(self.kernel.body, lambda nodes, node: None, self.conditions))
+
+
+def written_out(target: Target, kernel: LoopKernel) -> Written | None:
+    """The kernel with fewer rows, each of them several of its own, and no loop over k; None where that does not pay."""
+    body, depth, rows = kernel.body, kernel.depth, kernel.rows
+    sums = [node for node in body.nodes if node.op == "reduce"]
+    plain = all(node.axis == "k" and node.kind == "sum" and node.dtype in (f32, i32) for node in sums)
+    if not isinstance(depth, int) or not isinstance(rows, int) or not sums or not plain or not 1 < depth <= _MOST_TERMS:
+        return None
+    if any(node.op == "check" or any(s.name.startswith("%") for s in symbols(node.index)) for node in body.nodes):
+        return None
+    indices = (*(node.index for node in body.nodes), *(store.index for store in body.stores))
+    divided = (rows, *(divisor for index in indices for divisor in _divisors(index)))
+    most = bounds(4 * rows * kernel.cols)[1]
+    far = depth <= _FEW_TERMS and (most is None or most > target.l2 // 2)
+    fitting = (n for n in (_FAR_ROWS if far else _ROWS) if all(isinstance(d, int) and d % n == 0 for d in divided))
+    count = next(fitting, 0)
+    if not count or count * depth > _MOST_PRODUCTS:
+        return None
+    copies = _Copies(body, rows, depth, count)
+    made = copies.body()
+    before = sum(depth if "k" in body.deps[n] else 1 for n, node in enumerate(body.nodes) if node.op == "load") * count
+    if sum(node.op == "load" for node in made.nodes) > _SHARED * before:
+        return None
+    result = decided(made, _everywhere)
+    return Written(replace(kernel, body=result, rows=rows // count, depth=None), tuple(copies.sums), _conditions(result))
+
+
+def _divisors(index: Dim) -> set[Dim]:
+    """What an expression divides by where the row is in it."""
+    found: set[Dim] = set()
+    for mono, _ in index.terms if isinstance(index, Poly) else ():
+        for atom in mono:
+            if isinstance(atom, Func):
+                inner = {d for arg in atom.args for d in _divisors(arg)}
+                found |= inner | ({atom.args[1]} if "r" in _axes(atom.args[0]) else set())
+    return found
+
+
+class _Copies:
+    """The nodes of a body for each of `count` neighbouring rows and each k, equal ones once."""
+
+    def __init__(self, body: Body, rows: int, depth: int, count: int) -> None:
+        self._body, self._depth, self._count = body, depth, count
+        self._builder = BodyBuilder(buffers=list(body.buffers))
+        row = symbol("r", 0, None, rows // count) * count
+        self._rows = [row + n for n in range(count)]
+        self._known: dict[tuple[int, int, int], int] = {}
+        self._split: dict[Dim, dict[str, Dim]] = {}
+        self._parts: dict[tuple[Dim, int, int], Dim] = {}
+        self.sums: list[int] = []
+
+    def body(self) -> Body:
+        """All of it. The sums grow side by side, so that what rows share is read and used up."""
+        reductions = [n for n, node in enumerate(self._body.nodes) if node.op == "reduce"]
+        for n in reductions:
+            totals = [self._node(self._body.nodes[n].args[0], row, 0) for row in range(self._count)]
+            for k in range(1, self._depth):
+                for row, total in enumerate(totals):
+                    term = self._node(self._body.nodes[n].args[0], row, k)
+                    totals[row] = self._builder.op("add", self._body.nodes[n].dtype, total, term)
+            self._known.update({(n, row, -1): total for row, total in enumerate(totals)})
+            self.sums += totals
+        for row in range(self._count):
+            for store in self._body.stores:
+                guard = self._node(store.guard, row, -1) if store.guard >= 0 else -1
+                node, index = self._node(store.node, row, -1), self._index(store.index, row, -1)
+                self._builder.stores.append(replace(store, index=index, node=node, guard=guard))
+        return self._builder.finish()
+
+    def _node(self, n: int, row: int, k: int) -> int:
+        key = (n, row if "r" in self._body.deps[n] else -1, k if "k" in self._body.deps[n] else -1)
+        if key not in self._known:
+            node = self._body.nodes[n]
+            args = tuple(self._node(a, row, k) for a in node.args)
+            self._known[key] = self._builder.add(replace(node, args=args, index=self._index(node.index, row, k)))
+        return self._known[key]
+
+    def _index(self, index: Dim, row: int, k: int) -> Dim:
+        """Most expressions are sums of parts that depend on one of the two."""
+        if index not in self._split:
+            self._split[index] = _by_axis(index)
+        total: Dim = 0
+        for part, which in self._split[index].items():
+            key = (which, row if "r" in part else -1, k if "k" in part else -1)
+            if key not in self._parts:
+                self._parts[key] = substitute(which, {"r": self._rows[row], "k": k})
+            total = total + self._parts[key]
+        return total
+
+
+def _by_axis(index: Dim) -> dict[str, Dim]:
+    """The terms of an expression by those of the axes r and k that they depend on."""
+    if not isinstance(index, Poly):
+        return {"": index}
+    found: dict[str, Dim] = {}
+    for mono, factor in index.terms:
+        term = product([factor, *(Poly((((atom,), 1),)) for atom in mono)])
+        found[_axes(term)] = found.get(_axes(term), 0) + term
+    return found
+
+
+def _axes(index: Dim) -> str:
+    names = {s.name for s in symbols(index)}
+    return "".join(axis for axis in "rk" if axis in names)
+
+
+def _everywhere(nodes: Sequence[Node], node: Node) -> bool | None:
+    """What a comparison of positions is wherever the axes lead."""
+    left, right = (_position(nodes[a]) for a in node.args)
+    if left is None or right is None:
+        return None
+    low, high = bounds(left - right)
+    if low is not None and low >= 0:
+        return node.op == "ge"
+    return node.op == "lt" if high is not None and high < 0 else None
+
+
+def _position(node: Node) -> Dim | None:
+    if node.op == "index":
+        return node.index
+    return int(node.value) if node.op == "const" and not node.dtype.is_float else None
+
+
+def _conditions(body: Body) -> tuple[int, ...]:
+    """The conditions of loads and choices that depend on the row alone."""
+    asked = {node.args[0] for node in body.nodes if node.op in ("load", "where") and node.args}
+    return tuple(sorted(n for n in asked if body.deps[n] == {"r"} and body.nodes[n].op != "const" and body.nodes[n].dtype == boolean))

@@ -1,0 +1,103 @@
+"""Sums over windows written out for several rows: depthwise convolutions against torch, what is read how often, and what stays a loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sashiko.cpu_codegen.schedule import needed
+from sashiko.cpu_codegen.written import Written, written_out
+from sashiko.graph import build as b
+from sashiko.graph.aten.windows import surrounded, windows
+from sashiko.graph.ir import Value
+from sashiko.graph.types import f32
+from sashiko.platforms.catalogue import CATALOGUE
+from sashiko.stitch.loops import LoopKernel
+from sashiko.stitch.program import LoopItem
+from sashiko.stitch.stitcher import stitch
+from tests.cpu_codegen.kernels import empty, few, normal, run
+from tests.emulation import Runner
+
+TARGET = CATALOGUE[0]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A depthwise convolution of x[n, side, side, channels] with a bias and a relu before it."""
+
+    n: int
+    side: int
+    channels: int
+    size: int
+    step: int = 1
+    edge: int = 0
+    kind: str = "sum"
+
+    @property
+    def count(self) -> int:
+        return (self.side + 2 * self.edge - self.size) // self.step + 1
+
+    def kernel(self) -> LoopKernel:
+        x = b.input_(0, f32, (self.n, self.side, self.side, self.channels))
+        w = b.input_(1, f32, (self.size, self.size, self.channels))
+        (item,) = stitch((self.value(x, w),), (x, w), ()).items
+        assert isinstance(item, LoopItem)
+        return item.kernel
+
+    def value(self, x: Value, w: Value) -> Value:
+        image = surrounded(b.relu(x), (self.edge,) * 2, (self.edge,) * 2)
+        return b.add(b.reduce(b.mul(windows(image, (self.size,) * 2, (self.step,) * 2, (1, 1)), w), self.kind, (3, 4)), 1.0)
+
+    def expected(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        image, taps = x.relu().permute(0, 3, 1, 2).double(), w.permute(2, 0, 1).unsqueeze(1).double()
+        return F.conv2d(image, taps, stride=self.step, padding=self.edge, groups=self.channels).permute(0, 2, 3, 1) + 1
+
+
+def written(case: Windows) -> Written:
+    found = written_out(TARGET, case.kernel())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("runner", few())
+def test_depthwise_windows(runner: Runner) -> None:
+    """Rows that all conditions hold in, rows at the edges, whole vectors and a tail; in two calls as two threads would."""
+    for case in (Windows(2, 8, 37, 3, 1, 1), Windows(1, 14, 16, 5, 2, 2), Windows(1, 7, 33, 7, 1, 3), Windows(1, 10, 8, 3)):
+        x, w = normal(case.n, case.side, case.side, case.channels), normal(case.size, case.size, case.channels, seed=1)
+        rows = case.n * case.count**2 // (case.kernel().rows // written(case).kernel.rows)  # type: ignore[operator]
+        out = empty(case.n, case.count, case.count, case.channels)
+        for part in ((0, rows // 2), (rows // 2, rows)):
+            out = run(runner, case.kernel(), [x, w, out], part=part)[-1]
+        magnitudes = case.expected(x.abs(), w.abs())
+        assert ((out.double() - case.expected(x, w)).abs() <= (case.size**2 + 2) * 2.0**-24 * magnitudes).all()
+
+
+def test_rows_read_what_they_share_once() -> None:
+    found = written(Windows(1, 16, 32, 3, 1, 1))
+    assert found.kernel.rows == 64 and found.kernel.depth is None and len(found.sums) == 4
+
+    def loads(kernel: LoopKernel) -> list[tuple[int, bool]]:
+        return [(n.buffer, bool(n.args)) for n in (kernel.body.nodes[m] for m in needed(kernel.body)) if n.op == "load"]
+
+    assert sum(buffer == 0 for buffer, _ in loads(found.kernel)) == 3 * 6
+    assert sum(buffer == 1 for buffer, _ in loads(found.kernel)) == 9
+    # Above, below, left and right of the image; nothing is asked about the columns between.
+    assert 0 < len(found.conditions) <= 8 and any(asks for _, asks in loads(found.kernel))
+    assert not any(asks for _, asks in loads(found.inner))
+
+
+def test_without_an_edge_nothing_is_asked() -> None:
+    assert written(Windows(1, 18, 32, 3)).conditions == ()
+
+
+def test_what_stays_a_loop() -> None:
+    x = b.input_(0, f32, (4, 16, 8, 32))
+    (nothing_shared,) = stitch((b.reduce(x, "sum", 2),), (x,), ()).items
+    assert isinstance(nothing_shared, LoopItem)
+    # Rows that share nothing; no number of rows that divides a line of the image; many terms; no sum.
+    assert written_out(TARGET, nothing_shared.kernel) is None
+    for case in (Windows(1, 13, 8, 3), Windows(1, 24, 8, 9), Windows(1, 16, 8, 3, kind="max")):
+        assert written_out(TARGET, case.kernel()) is None
