@@ -27,7 +27,7 @@ from rich.table import Table
 
 import sashiko
 from sashiko.cli.bench.cases import find, parse_shape
-from sashiko.cli.bench.record import this_machine, versions
+from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import measure
 
 Call = Callable[[], object]
@@ -118,7 +118,7 @@ def main() -> None:
         table.add_row(r.model, r.precision, *cells)
     Console(width=140).print(table)
     if options.json:
-        run = {"callers": options.callers, "machine": dataclasses.asdict(this_machine()), "versions": dict(versions())}
+        run = {"callers": options.callers, **story()}
         options.json.write_text(json.dumps(run | {"rows": [dataclasses.asdict(r) for r in found]}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sashiko
-from sashiko.cli.bench.record import this_machine, versions
+from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import measure, pin
 from sashiko.cpu_codegen import bandwidth
 from sashiko.platforms.host import host
@@ -141,7 +141,7 @@ def main() -> None:
         table.add_row(r.name, r.level, f"{r.shape[0]} x {r.shape[1]}", f"{r.us:.1f}", f"{r.giga:.0f}", f"{r.share:.0%}", speed)
     Console(width=140).print(table)
     if options.json:
-        run = {"machine": dataclasses.asdict(this_machine()), "versions": dict(versions())}
+        run = story()
         options.json.write_text(json.dumps(run | {"rows": [dataclasses.asdict(r) for r in found]}, indent=1) + "\n", encoding="utf-8")
 
 

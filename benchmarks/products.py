@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sashiko.cli.bench.cases import parse_shape
-from sashiko.cli.bench.record import this_machine, versions
+from sashiko.cli.bench.record import story
 from sashiko.cli.bench.sections import product
 from sashiko.cli.bench.timing import pin
 from sashiko.kernels.peaks import measure_kind
@@ -86,7 +86,7 @@ def main() -> None:
             found += [measure(name, target, kind, parse_shape(shape), peak) for shape in options.shapes.split(",")]
     Console(width=150).print(table(found))
     if options.json:
-        run = {"machine": dataclasses.asdict(this_machine()), "versions": dict(versions())}
+        run = story()
         options.json.write_text(json.dumps(run | {"products": [dataclasses.asdict(p) for p in found]}, indent=1) + "\n", encoding="utf-8")
 
 

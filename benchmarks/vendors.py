@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import nn
 
 from sashiko.cli.bench.cases import parse_shape
-from sashiko.cli.bench.record import this_machine, versions
+from sashiko.cli.bench.record import story
 from sashiko.cli.bench.sections import product
 from sashiko.cli.bench.timing import pin
 
@@ -180,7 +180,7 @@ def main() -> None:
         median = statistics.median(ratios)
         console.print(f"{kind}: median {median:.2f}x the library's speed, slower by more than 5 % in {slower} of {len(ratios)}")
     if options.json:
-        run = {"machine": dataclasses.asdict(this_machine()), "versions": dict(versions())}
+        run = story()
         options.json.write_text(json.dumps(run | {"rows": [dataclasses.asdict(r) for r in rows]}, indent=1) + "\n", encoding="utf-8")
 
 

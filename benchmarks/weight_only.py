@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import nn
 
 import sashiko
-from sashiko.cli.bench.record import this_machine, versions
+from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
 from sashiko.cpu_codegen import bandwidth
 from sashiko.platforms.host import host
@@ -222,7 +222,7 @@ def main() -> None:
     if texts:
         console.print(decode_table(texts))
     if options.json:
-        run = {"threads": options.threads, "machine": dataclasses.asdict(this_machine()), "versions": dict(versions())}
+        run = {"threads": options.threads, **story()}
         run |= {"products": [dataclasses.asdict(p) for p in found], "decode": [dataclasses.asdict(d) for d in texts]}
         options.json.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 

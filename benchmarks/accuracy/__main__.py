@@ -20,7 +20,7 @@ from rich.table import Table
 from accuracy import digits, language, sentences
 from accuracy.jobs import Call, Job, Row, own_rows, peer_rows
 from accuracy.peers import PEERS
-from sashiko.cli.bench.record import this_machine, versions
+from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
 from sashiko.quant import PRESETS
 
@@ -68,7 +68,7 @@ def table(job: Job, found: Sequence[Row]) -> Table:
 def record(command: str, found: Sequence[Row]) -> dict[str, Any]:
     """The run as JSON: command, machine, versions, and every row with every round in milliseconds."""
     kept = [{f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.name != "call"} for row in found]
-    return {"command": command, "machine": dataclasses.asdict(this_machine()), "versions": dict(versions()), "rows": kept}
+    return {**story(command), "rows": kept}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,6 +7,8 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +137,12 @@ def versions() -> tuple[tuple[str, str], ...]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return tuple(found)
+
+
+def story(command: str = "") -> dict[str, Any]:
+    """What the JSON of a script in `benchmarks/` begins with: its command (that of this process), the machine, the versions."""
+    return {"command": command or shlex.join(sys.argv), "machine": dataclasses.asdict(this_machine()), "versions": dict(versions())}
+
 
 
 def to_json(run: Run) -> str:
