@@ -73,6 +73,12 @@ def test_this_machine_and_its_versions() -> None:
     assert {"sashiko", "torch", "llvmlite"} <= dict(record.versions()).keys()
 
 
+def test_scripts_tell_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks/vendors.py", "--kinds", "fp32, bf16"])
+    assert record.story()["command"] == "benchmarks/vendors.py --kinds 'fp32, bf16'"
+    assert {"machine", "versions"} < record.story().keys() and record.story("make accuracy")["command"] == "make accuracy"
+
+
 def test_runs_of_one_machine_are_put_together() -> None:
     other = dataclasses.replace(RUN, command="sashiko bench --models b", rows=(row("eager", "fp32", EAGER, model="b"),))
     both = record.together([RUN, other])
