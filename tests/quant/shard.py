@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -74,8 +75,10 @@ def main(rank: int, size: int, folder: str) -> None:
         except CalibrationError as error:
             results[name] = str(error)
     torch.save(results, f"{folder}/{rank}.pt")
+    torch.distributed.barrier()  # nobody leaves while another one still talks to it
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    os._exit(0)  # threads of gloo may outlive their group, and then abort a process that is done
