@@ -27,7 +27,7 @@ from ..platforms.target import Target
 from ..stitch.loops import Body
 from .attention_rows import emit_transpose, read_row, together, write_row
 from .attention_score import ScoreEmitter, is_causal, minus_infinity
-from .attention_softmax import in_octaves, short_weight, weight
+from .attention_softmax import octaves, short_weight, weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
 
 PADDING = 16  # elements between rows of scratch, so that rows do not share cache sets
@@ -67,7 +67,7 @@ class Stream(ABC):
         self.fn, self.target, self.spec, self.slots, self.tiling = fn, target, spec, slots, tiling
         self.head, self.first, self.rows = fn.args[1:4]
         self.vector = F32.vec(tiling.lanes)
-        self.score = ScoreEmitter(fn, target, spec, slots, body)
+        self.score = ScoreEmitter(fn, target, spec, slots, body, self.short)
         self.causal = is_causal(spec, body)
         self.once = isinstance(spec.s, int) and 0 < spec.s <= tiling.block  # a single block of keys: nothing to add to
         self.whole = isinstance(spec.m, int) and spec.m % tiling.queries == 0  # all blocks have all their queries
@@ -117,6 +117,7 @@ class Stream(ABC):
         self.points = [self._point(v) for v in range(tiling.vectors)]
         for point in self.points:
             self.score.prepare(point)
+        self.factor = self.score.factor(self.points[0])
         start = [minus_infinity(const(self.vector, 0))] * tiling.vectors + [const(self.vector, 0.0)] * tiling.vectors
         state = fn.loop(i64(0), self.limit, tiling.block, start, self._block)
         self._finish(state[tiling.vectors :])
@@ -174,10 +175,13 @@ class Stream(ABC):
             totals = self._weights(count, safe)
             self.accumulate(start, count, [])
             return new + totals
-        alpha = [weight(fn, fn.sub(x, y)) for x, y in zip(old, safe)]
+        alpha = [weight(fn, self._scaled(fn.sub(x, y))) for x, y in zip(old, safe)]
         totals = self._weights(count, safe)
         self.accumulate(start, count, alpha)
         return new + [fn.fma(x, a, total) for x, a, total in zip(sums, alpha, totals)]
+
+    def _scaled(self, score: Val) -> Val:
+        return score if self.factor is None else self.fn.mul(score, self.factor)
 
     def _larger(self, x: Val, y: Val) -> Val:
         """Maximum in one instruction; a NaN may get lost, and is found again in the weights."""
@@ -189,7 +193,7 @@ class Stream(ABC):
         return max(1, min(4, 8 // self.tiling.vectors))
 
     def _scores(self, start: Val, count: Val) -> list[Val]:
-        """Turns products into scores, in place; returns the largest of each query."""
+        """Turns products into scores, in place; returns the largest of each query. All of them lack `factor`."""
         fn, tiling = self.fn, self.tiling
         last = fn.sub(count, i64(1))
 
@@ -203,7 +207,8 @@ class Stream(ABC):
                     key = fn.add(start, row)
                     for v, point in enumerate(self.points):
                         value = self.score.score(fn, loaded[n][v], point.at(k=key))
-                        fn.store(value, self.place(self.scores, self.row(fn.add(at, i64(n))), v))
+                        if not self.score.plain:
+                            fn.store(value, self.place(self.scores, self.row(fn.add(at, i64(n))), v))
                         found[v] = self._larger(value, found[v])
             return found
 
@@ -222,10 +227,11 @@ class Stream(ABC):
     def _weights(self, count: Val, largest: list[Val]) -> list[Val]:
         """exp(score - largest) for all keys of the block; returns their totals."""
         fn, tiling = self.fn, self.tiling
-        octaves = [in_octaves(fn, top) for top in largest] if self.short else []
+        rate = octaves(fn, largest[0], self.factor)
+        tops = [fn.mul(top, rate) for top in largest]
 
         def weight_of(score: Val, v: int) -> Val:
-            return short_weight(fn, self.target, score, octaves[v]) if self.short else weight(fn, fn.sub(score, largest[v]))
+            return short_weight(fn, self.target, score, rate, tops[v]) if self.short else weight(fn, fn.sub(score, largest[v]))
 
         def keys(at: Val, totals: list[Val]) -> list[Val]:
             found, weights = list(totals), []
