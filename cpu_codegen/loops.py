@@ -64,7 +64,7 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
         stores_done(fn)
     fn.ret()
     fn.finish()
-    grain = max(whole, _FLAT_GRAIN) if kernel.rows is None else 1
+    grain = max(whole, _FLAT_GRAIN) if kernel.rows is None else max(writer.grain for writer in writers)
     return KernelCode(kernel.name, slots.order, kernel.cols if kernel.rows is None else kernel.rows, grain, schedule.work(kernel))
 
 
@@ -140,6 +140,9 @@ class _Writer:
         self._other_checks = [n for n in self.emitter.all_checks if not self._body.deps[n] & {"c", "k"}]
         self._plan = schedule.passes(self._body, self._column_stores)
         self._choices = Choices(target, kernel, self._plan, self._column_stores, self.lanes)
+        self._together, self._in_registers = self._choices.rows()
+        # Where there are no rows left over, none is computed alone.
+        self.grain = self._together if isinstance(kernel.rows, int) and kernel.rows % self._together == 0 else 1
 
     # -- kinds -------------------------------------------------------------------------------------------------------
     def flat(self, begin: Val, end: Val) -> None:
@@ -155,10 +158,8 @@ class _Writer:
         """several: rows may be computed a few at a time."""
         fn = self._fn
         self._fixed(Point(self.lanes))
-        together, in_registers = self._choices.rows()
-        if not several:
-            together = 1
-        rows = _Rows(in_registers, Ahead(self.emitter, self.lanes, fn.sub(end, i64(1)), together))
+        together = self._together if several else 1
+        rows = _Rows(self._in_registers, Ahead(self.emitter, self.lanes, fn.sub(end, i64(1)), together))
         if not rows.in_registers:
             rows.arrays = self._arrays(self._kernel.cols, together)
 
@@ -167,6 +168,9 @@ class _Writer:
                 self._some_rows([Point(self.lanes, {"r": fn.add(first, i64(n))}) for n in range(count)], rows)
             return []
 
+        if together > 1 and self.grain == together:
+            fn.loop(begin, end, together, [], lambda first, _: some(together, first))
+            return
         if together > 1:
             count = fn.sub(end, begin)
             most = fn.add(begin, fn.sub(count, fn.urem(count, i64(together))))
