@@ -3,7 +3,7 @@
     python -P benchmarks/vendors.py [--count 200] [--shapes 490x80x4084,...] [--kinds fp32,bf16,int8] [--seed 0] [--json F]
 
 M is drawn from 1-2048, N and K from 32-4096, their logarithms uniformly. Weights are constant and packed beforehand on both sides;
-operands are random; one pinned core; candidates take turns. Ours is the time of the product's own section, a library's
+operands are random; one pinned core; candidates take turns, for longer where the ratio is near 0.95. Ours is the time of the product's own section, a library's
 that of the fastest of its calls, each less what the same takes for 1 x 32 x 32, so that neither side pays for Python.
 """
 
@@ -136,20 +136,37 @@ def fastest(rounds: Sequence[Timed]) -> Timed:
     return Timed(first.shape, first.kernel, min(each.ours for each in rounds), theirs)
 
 
+def near_bound(row: Row) -> bool:
+    """Whether more rounds may change what is slower."""
+    return abs(row.ratio * SLOWER - 1) < 0.05
+
+
 def measure(kind: str, shapes: Sequence[Shape], console: Console) -> list[Row]:
-    """Times all shapes. The overheads are timed again with each of them, since whatever else the machine does comes and goes."""
+    """Times all shapes. The overheads are timed again with each of them, since whatever else the machine does comes and goes.
+
+    Shapes near the bound, on either side of it, get three times the rounds.
+    """
     try:
         least = Candidates(kind, LEAST)
     except (AttributeError, RuntimeError) as error:  # no such operation in this build, or not on this processor
         console.print(f"{kind}: nothing to compare with: {str(error).splitlines()[0]}")
         return []
-    overheads, timed = [], []
-    for shape in track(shapes, kind, console=console):
-        candidates, rounds = Candidates(kind, shape), []
-        for _ in range(ROUNDS):
+    overheads: list[Timed] = []
+
+    def rounds(candidates: Candidates, count: int) -> list[Timed]:
+        found = []
+        for _ in range(count):
             overheads.append(least.timed())
-            rounds.append(candidates.timed())
-        timed.append(fastest(rounds))
+            found.append(candidates.timed())
+        return found
+
+    timed = []
+    for shape in track(shapes, kind, console=console):
+        candidates = Candidates(kind, shape)
+        found = fastest(rounds(candidates, ROUNDS))
+        if near_bound(found.row(kind, fastest(overheads))):
+            found = fastest([found, *rounds(candidates, 2 * ROUNDS)])
+        timed.append(found)
     return [each.row(kind, fastest(overheads)) for each in timed]
 
 
