@@ -3,8 +3,9 @@
     python -P benchmarks/vendors.py [--count 200] [--shapes 490x80x4084,...] [--kinds fp32,bf16,int8] [--seed 0] [--json F]
 
 M is drawn from 1-2048, N and K from 32-4096, their logarithms uniformly. Weights are constant and packed beforehand on both sides;
-operands are random; one pinned core; candidates take turns, for longer where the ratio is near 0.95. Ours is the time of the product's own section, a library's
-that of the fastest of its calls, each less what the same takes for 1 x 32 x 32, so that neither side pays for Python.
+operands are random; one pinned core; candidates take turns, for longer where the ratio is near 0.95. Ours is the time of the product's
+own section, a library's that of the fastest of its calls, each less what the same takes for 1 x 32 x 32, so that neither side pays for
+Python.
 """
 
 from __future__ import annotations
