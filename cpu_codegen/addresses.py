@@ -18,6 +18,7 @@ from .slots import Slots
 
 # Evaluated from the outside in; a part that depends on c changes most often.
 _RANK = {"r": 1, "k": 2, "c": 4}
+_I32 = 1 << 31
 NodeValue = Callable[[int, Point], Val]
 
 
@@ -227,12 +228,21 @@ class Addresses:
         at_least = bounds(b)[0]
         if top is not None and top.step == 1 and not top.offsets and bottom is not None and bottom.uniform and (at_least or 0) >= lanes:
             return self._wrapping_once(atom, point)
+        if isinstance(b, int) and forms.never_negative(a) and (bounds(a)[1] or _I32) < _I32:
+            return self._by_number(atom.kind, self.vector(a, point), b)
         left, right = self.vector(a, point), self.vector(b, point)
         # Indices are far below 2^52, where the floor of the quotient in double is exact.
         wide = left.ty.of("double")
         ratio = fn.div(fn.convert("sitofp", left, wide), fn.convert("sitofp", right, wide))
         quotient = fn.convert("fptosi", fn.intrinsic("floor", wide, [ratio]), left.ty)
         return quotient if atom.kind == "floordiv" else fn.sub(left, fn.mul(quotient, right))
+
+    def _by_number(self, kind: str, value: Val, divisor: int) -> Val:
+        """Quotient or remainder of what fits into 31 bits: LLVM multiplies instead, which it cannot do in 64 bits."""
+        fn, narrow = self._fn, value.ty.of("i32")
+        number = fn.convert("trunc", value, narrow)
+        result = fn.udiv(number, const(narrow, divisor)) if kind == "floordiv" else fn.urem(number, const(narrow, divisor))
+        return fn.convert("zext", result, value.ty)
 
     def _wrapping_once(self, atom: Func, point: Point) -> Val:
         """(base + lane) // divisor or % divisor, where the divisor is at least the number of lanes: it wraps at most once."""

@@ -66,9 +66,29 @@ def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequenc
     size = window_of(x, w)
     rank = len(size)
     steps, edges, spread = (numbers(given, rank) for given in (stride, padding, dilation))
+    if groups == 1 and _by_channel(x, size, steps, edges, spread):
+        out = b.linear(_patches_by_channel(x, size), b.reshape(w, (w.shape[0], product(w.shape[1:]))), bias)
+        return channels_first(b.cast(out, c.dtype))
     patches = windows(surrounded(channels_last(x), edges, edges), size, steps, spread)
     out = _depthwise(patches, w, bias) if w.shape[1] == 1 < groups else dense(patches, w, bias, groups)
     return channels_first(b.cast(out, c.dtype))
+
+
+def _by_channel(x: Value, size: Sequence[int], steps: Sequence[int], edges: Sequence[int], spread: Sequence[int]) -> bool:
+    """Whether windows that touch, but do not overlap, are wider than the image is deep: each of them is read once, and its lines are the
+    longest pieces of memory there are, such as those of the patches of a vision transformer."""
+    together = all(n == step for n, step in zip(size, steps, strict=True)) and not any(edges) and all(apart == 1 for apart in spread)
+    return together and isinstance(x.shape[1], int) and x.shape[1] < size[-1]
+
+
+def _patches_by_channel(x: Value, size: Sequence[int]) -> Value:
+    """[n, c, spatial...] as [n, windows..., c * window...]."""
+    rank = len(size)
+    for number, n in enumerate(size):
+        x = b.window(x, 2 + 2 * number, n, n)
+    places, inside = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
+    patches = b.permute(x, (0, *places, 1, *inside))
+    return b.reshape(patches, (*patches.shape[: 1 + rank], product(patches.shape[1 + rank :])))
 
 
 def window_of(x: Value, w: Value) -> tuple[int, ...]:

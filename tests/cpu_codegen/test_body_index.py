@@ -7,9 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.index import LaneForm, lane_form
+from sashiko.cpu_codegen.loops import emit_loop_kernel
 from sashiko.graph.dims import Dim, floordiv, mod, symbol
 from sashiko.graph.types import FROM_TORCH, boolean, f32, i64
+from sashiko.platforms.host import host
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, run
 from tests.emulation import Runner
@@ -85,6 +88,20 @@ def test_access_patterns(runner: Runner, dtype: torch.dtype) -> None:
         at = torch.arange(90)
         index = torch.arange(3)[:, None] * 90 + at // run_length * run_length + run_length - 1 - at % run_length
         assert torch.equal(got, flat[index]), run_length
+    nested = copy(runner, x, empty(3, 90, dtype=dtype), lambda r, c: r * 90 + mod(floordiv(c, 3), 5) * 7 + floordiv(floordiv(c, 3), 5))
+    assert torch.equal(nested, flat[torch.arange(3)[:, None] * 90 + at // 3 % 5 * 7 + at // 15])
+
+
+@pytest.mark.parametrize("cols", [90, 1 << 33])
+def test_numbers_divide_by_multiplication(cols: int) -> None:
+    """What may not fit into 31 bits is divided in double."""
+    builder = BodyBuilder()
+    source, target = builder.buffer(f32), builder.buffer(f32)
+    c = axis("c", cols)
+    builder.store(target, c, builder.load(source, mod(floordiv(c, 3), 5)))
+    module = Module()
+    emit_loop_kernel(module, host(), LoopKernel("nested", builder.finish(), None, cols))
+    assert ("fdiv" in module.text()) == (cols > 90)
 
 
 @pytest.mark.parametrize("runner", few())

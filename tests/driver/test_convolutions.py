@@ -53,6 +53,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1x1": (lambda: nn.Conv2d(16, 24, 1), (2, 16, 5, 7)),
     "1x1 strided": (lambda: nn.Conv2d(16, 24, 1, stride=2, bias=False), (2, 16, 8, 7)),
     "patches": (lambda: nn.Conv2d(3, 10, 4, stride=4), (2, 3, 8, 12)),
+    "patches and a rest": (lambda: nn.Conv2d(2, 7, (3, 5), stride=(3, 5), bias=False), (2, 2, 10, 17)),
+    "patches of a line": (lambda: nn.Conv1d(2, 5, 9, stride=9), (3, 2, 40)),
+    "patches of a volume": (lambda: nn.Conv3d(3, 6, (2, 4, 4), stride=(2, 4, 4)), (1, 3, 4, 8, 9)),
+    "patches deeper than wide": (lambda: nn.Conv2d(6, 8, 2, stride=2), (2, 6, 6, 9)),
     "same": (lambda: nn.Conv1d(6, 5, 4, padding="same"), (2, 6, 17)),
     "volume": (lambda: nn.Conv3d(3, 7, (3, 2, 3), padding=1, dilation=(1, 2, 1)), (1, 3, 5, 6, 7)),
     "depthwise": (lambda: nn.Conv2d(20, 20, 3, padding=1, stride=2, groups=20), (2, 20, 9, 9)),
@@ -93,6 +97,23 @@ def test_layers_are_native_and_agree_with_f64(name: str) -> None:
     compiled = sashiko.compile(layer, (x,), strict=True)
     error = (compiled(x).double() - _double(layer)(x.double())).abs()
     assert (error <= roundings(layer, x)).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bf16", [False, True])
+def test_patches_are_read_line_by_line(bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patch has its lines one channel after the other, as they lie in the image: nothing is gathered."""
+    monkeypatch.setenv("SASHIKO_DUMP", str(tmp_path))
+
+    class Patches(nn.Conv2d):
+        def forward(self, image: Tensor) -> Tensor:
+            return super().forward(image).flatten(2).transpose(1, 2)
+
+    layer, x = Patches(3, 32, 16, stride=16).eval(), torch.randn(1, 3, 64, 48)
+    compiled = sashiko.compile(layer, (x,), strict=True, precision="bf16" if bf16 else "fp32")
+    code = next(tmp_path.glob("*/90_llvm.txt")).read_text()
+    assert "llvm.masked.gather" not in code and "fdiv" not in code
+    assert labels(compiled)[0] == ("cast" if bf16 else "reshape")
 
 
 @torch.no_grad()
