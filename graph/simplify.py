@@ -13,11 +13,12 @@ import torch
 
 from . import attrs as A
 from . import build as b
-from .dims import Dim, bounds, product
+from .dims import product
 from .interpret import evaluate_one
 from .ir import Graph, Value, rebuild, with_inputs
 from .ops import COMPARE, OPS, make
 from .passes import Pass
+from .positions import causal_mask, compare_positions
 from .types import boolean
 from .updates import put_into_permuted, put_into_slice
 
@@ -83,30 +84,6 @@ def fold_constants(value: Value) -> Value | None:
 
 def _spread(value: Value) -> torch.Tensor:
     return evaluate_one(value, [], {}, {})  # type: ignore[no-any-return]
-
-
-def _counting(value: Value) -> tuple[Dim, Dim] | None:
-    """(lowest, highest) of positions counted by an iota, seen through views and integer casts."""
-    while value.op in ("reshape", "expand", "permute") or (value.op == "cast" and value.dtype.kind == "int" and value.dtype.bits >= 32):
-        value = value.inputs[0]
-    a = value.attrs
-    if not isinstance(a, A.IotaAttrs) or isinstance(a.start, float) or not isinstance(a.step, int) or a.step < 0 or a.dtype.kind != "int":
-        return None
-    return a.start, a.start + a.step * (a.length - 1)
-
-
-def compare_positions(value: Value) -> Value | None:
-    """Comparisons of counted positions with a number that one answer fits: `arange(n) >= 0`."""
-    number = _number(value.inputs[1]) if len(value.inputs) == 2 else None
-    span = _counting(value.inputs[0]) if isinstance(number, int) else None
-    if span is None or number is None:
-        return None
-    (low, _), (_, high) = bounds(span[0]), bounds(span[1])
-    above = low is not None and (low > number or (low == number and value.op in ("ge", "lt")))
-    below = high is not None and (high < number or (high == number and value.op in ("le", "gt")))
-    if above or below:
-        return _full_like(value, (value.op in ("ge", "gt")) == above)
-    return None
 
 
 def _neutral(value: Value, place: int) -> bool:
@@ -193,7 +170,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(("reshape", "expand", "permute", "slice", "cast"), _VIEWS),
     **dict.fromkeys(("reduce", "concat", "take", "gather", "pad"), (fold_constants,)),
     "put": (put_into_slice, put_into_permuted),
-    "linear": (whole_linear,), "qlinear": (whole_linear,), "attention": (narrow_mask,),
+    "linear": (whole_linear,), "qlinear": (whole_linear,), "attention": (narrow_mask, causal_mask),
 }
 
 

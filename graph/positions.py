@@ -1,0 +1,208 @@
+"""Integers that count: what arange, views, sums and lookups make of positions, without looking at any data.
+
+The masks of transformers are spelled as comparisons of such numbers, whatever is left of them: that all positions belong to one
+sequence, that a key comes no later than its query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from . import attrs as A
+from . import build as b
+from .dims import Dim, bounds
+from .ir import Value
+from .types import DType, boolean
+
+
+@dataclass(frozen=True)
+class Positions:
+    """start + sum over the axes of steps[axis] * index. The step of an axis of size 1 is 0."""
+
+    start: Dim
+    steps: tuple[Dim, ...]
+
+    def plus(self, other: Positions, times: int) -> Positions:
+        """The sum with `times` the other one, which has as many axes."""
+        return Positions(self.start + other.start * times, tuple(a + c * times for a, c in zip(self.steps, other.steps, strict=True)))
+
+
+def positions(value: Value) -> Positions | None:
+    """What the elements of a value are, or None where that is not known."""
+    if not _counts(value.dtype):
+        return None
+    found = _positions(value)
+    if found is None:
+        return None
+    return replace(found, steps=tuple(0 if extent == 1 else step for step, extent in zip(found.steps, value.shape, strict=True)))
+
+
+def _counts(dtype: DType) -> bool:
+    return dtype.kind == "int" and dtype.bits >= 32
+
+
+def _positions(value: Value) -> Positions | None:
+    a = value.attrs
+    if isinstance(a, A.IotaAttrs):
+        return None if isinstance(a.start, float) or isinstance(a.step, float) else Positions(a.start, (a.step,))
+    if isinstance(a, A.FullAttrs):
+        return Positions(int(a.value), (0,) * value.tensor.rank)
+    if value.op == "concat":
+        return _joined(value)
+    if value.op in ("add", "sub"):
+        x, y = (_broadcast(v, value.tensor.rank) for v in value.inputs)
+        return None if x is None or y is None else x.plus(y, 1 if value.op == "add" else -1)
+    if value.op == "mul":
+        return _product(value)
+    if value.op == "take":
+        return _taken(value)
+    return _viewed(value) if value.op in ("cast", "reshape", "expand", "permute", "slice") else None
+
+
+def _broadcast(value: Value, rank: int) -> Positions | None:
+    found = positions(value)
+    return None if found is None else Positions(found.start, (0,) * (rank - len(found.steps)) + found.steps)
+
+
+def _product(value: Value) -> Positions | None:
+    x, y = (_broadcast(v, value.tensor.rank) for v in value.inputs)
+    if x is None or y is None or (any(x.steps) and any(y.steps)):
+        return None
+    factor, other = (y.start, x) if any(x.steps) else (x.start, y)
+    return Positions(other.start * factor, tuple(step * factor for step in other.steps))
+
+
+def _taken(value: Value) -> Positions | None:
+    table, index = (positions(v) for v in value.inputs)
+    if table is None or index is None or len(table.steps) != 1:
+        return None
+    beyond = Positions(index.start - value.inputs[0].shape[0], index.steps)
+    if not (_above(_range(index, value.inputs[1])[0], 0) and _below(_range(beyond, value.inputs[1])[1], -1)):
+        return None  # an index out of range is to be reported
+    step = table.steps[0]
+    return Positions(table.start + index.start * step, tuple(s * step for s in index.steps))
+
+
+def _joined(value: Value) -> Positions | None:
+    """Pieces that count on from each other."""
+    assert isinstance(value.attrs, A.AxisAttrs)
+    axis, pieces = value.attrs.axis, [positions(v) for v in value.inputs]
+    long = next((n for n, v in enumerate(value.inputs) if v.shape[axis] != 1), None)
+    if long is None or any(piece is None for piece in pieces):
+        return None
+    steps = pieces[long].steps  # type: ignore[union-attr]
+    offset: Dim = 0
+    start: Dim | None = None
+    for piece, v in zip(pieces, value.inputs, strict=True):
+        assert piece is not None
+        others = [n for n in range(len(steps)) if n != axis]
+        first = piece.start - offset * steps[axis]
+        same = v.shape[axis] == 1 or piece.steps[axis] == steps[axis]
+        if not same or any(piece.steps[n] != steps[n] for n in others) or (start is not None and first != start):
+            return None
+        start, offset = first, offset + v.shape[axis]
+    assert start is not None
+    return Positions(start, steps)
+
+
+def _viewed(value: Value) -> Positions | None:
+    x, a = value.inputs[0], value.attrs
+    found = positions(x)
+    if found is None or isinstance(a, A.CastAttrs):
+        return found
+    if isinstance(a, A.PermuteAttrs):
+        return Positions(found.start, tuple(found.steps[n] for n in a.order))
+    if isinstance(a, A.SliceAttrs):
+        steps = list(found.steps)
+        start, steps[a.axis] = found.start + steps[a.axis] * a.start, steps[a.axis] * a.step
+        return Positions(start, tuple(steps))
+    if value.op == "expand":
+        return _broadcast(x, value.tensor.rank)
+    long = [(step, extent) for step, extent in zip(found.steps, x.shape, strict=True) if extent != 1]
+    if not any(found.steps):
+        return Positions(found.start, (0,) * value.tensor.rank)
+    if [extent for _, extent in long] != [extent for extent in value.shape if extent != 1]:
+        return None
+    left = iter(step for step, _ in long)
+    return Positions(found.start, tuple(0 if extent == 1 else next(left) for extent in value.shape))
+
+
+def _range(found: Positions, value: Value) -> tuple[int | None, int | None]:
+    """Bounds of the elements of a value; None where there is none."""
+    low = high = found.start
+    for step, extent in zip(found.steps, value.shape, strict=True):
+        least, most = bounds(step)
+        if least is not None and least >= 0:
+            high = high + step * (extent - 1)
+        elif most is not None and most <= 0:
+            low = low + step * (extent - 1)
+        else:
+            return None, None
+    return bounds(low)[0], bounds(high)[1]
+
+
+def compare_positions(value: Value) -> Value | None:
+    """Comparisons of positions that one answer fits: `arange(n) >= 0`, or that of something with itself."""
+    x, y = (_broadcast(v, value.tensor.rank) for v in value.inputs)
+    if x is None or y is None:
+        return None
+    least, most = _range(x.plus(y, -1), value)
+    answers = {
+        "eq": (least == most == 0, _above(least, 1) or _below(most, -1)), "ne": (_above(least, 1) or _below(most, -1), least == most == 0),
+        "lt": (_below(most, -1), _above(least, 0)), "le": (_below(most, 0), _above(least, 1)),
+        "gt": (_above(least, 1), _below(most, 0)), "ge": (_above(least, 0), _below(most, -1)),
+    }
+    always, never = answers[value.op]
+    if not (always or never):
+        return None
+    with b.at(value.origin):
+        return b.full(always, boolean, value.shape)
+
+
+def _above(least: int | None, number: int) -> bool:
+    return least is not None and least >= number
+
+
+def _below(most: int | None, number: int) -> bool:
+    return most is not None and most <= number
+
+
+def causal_mask(value: Value) -> Value | None:
+    """A mask that, among other things, hides all keys after the query: attention leaves them out by itself, without computing them."""
+    attrs = value.attrs
+    assert isinstance(attrs, A.AttentionAttrs)
+    if len(value.inputs) != 4 or attrs.causal or value.inputs[3].dtype != boolean:
+        return None
+    places = value.inputs[0].shape[2], value.inputs[1].shape[2]
+    parts = _conjuncts(value.inputs[3])
+    rest = [part for part in parts if not (part.shape[-2:] == places and _keys_until_query(part))]
+    if len(rest) == len(parts) or 1 in places:
+        return None
+    with b.at(value.origin):
+        mask = [_four_axes(reduce(b.and_, rest))] if rest else []
+    return replace(value, inputs=(*value.inputs[:3], *mask), attrs=replace(attrs, causal=True))
+
+
+def _conjuncts(mask: Value) -> list[Value]:
+    if mask.op == "and":
+        return [part for v in mask.inputs for part in _conjuncts(v)]
+    return [mask]
+
+
+def _four_axes(mask: Value) -> Value:
+    return b.reshape(mask, (1,) * (4 - mask.tensor.rank) + mask.shape)
+
+
+def _keys_until_query(part: Value) -> bool:
+    """Whether element [..., i, j] says that j <= i."""
+    while part.op in ("reshape", "expand") and part.inputs[0].shape[-2:] == part.shape[-2:]:
+        part = part.inputs[0]
+    if part.op not in ("le", "lt", "ge", "gt"):
+        return False
+    x, y = (_broadcast(v, part.tensor.rank) for v in part.inputs)
+    if x is None or y is None:
+        return False
+    over = x.plus(y, -1) if part.op in ("le", "lt") else y.plus(x, -1)
+    strict = -1 if part.op in ("lt", "gt") else 0
+    return over.start == strict and over.steps[-2:] == (-1, 1) and not any(over.steps[:-2])
