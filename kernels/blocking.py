@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
-from ..graph.dims import Dim, bounds
+from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
 from .micro import MicroKernel
 from .spec import GemmSpec
@@ -90,9 +90,10 @@ class Blocking:
         that is not whole."""
         result, left = [], m
         for variant in self.variants:
-            rest = left % variant.micro.mr if isinstance(left, int) else variant.least
-            result.append(rest >= variant.least)
-            left = left if not isinstance(left, int) else 0 if result[-1] else rest
+            left = mod(left, variant.micro.mr)
+            known = isinstance(left, int)
+            result.append(not known or left >= variant.least)
+            left = 0 if known and result[-1] else left
         return result
 
     def pack_late(self, variant: Variant) -> bool:
@@ -179,9 +180,13 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
 
 
 def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
-    """The tiles that so few rows may need; the last one at least."""
-    most = bounds(spec.m)[1]
+    """The tiles that so few rows may need, the last one at least, up to the one that leaves none over."""
+    most, left = bounds(spec.m)[1], spec.m
     first = next((n for n in range(len(micros)) if most is None or _least(micros[n:]) <= most), len(micros) - 1)
+    for last in range(first, len(micros)):
+        left = mod(left, micros[last].mr)
+        if left == 0 or (isinstance(left, int) and left >= _least(micros[last:])):
+            return micros[first : last + 1]
     return micros[first:]
 
 

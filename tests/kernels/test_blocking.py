@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sashiko.graph.types import bf16, f32
+from sashiko.graph.dims import Dim
+from sashiko.graph.types import bf16, f32, i8
 from sashiko.kernels import amx, x86_vector
 from sashiko.kernels.blocking import Variant, choose, tailored
 from sashiko.kernels.spec import GemmSpec, Strides
@@ -59,6 +60,15 @@ def test_tiles_that_are_not_whole(m: int, expected: list[bool]) -> None:
     found = choose(TARGET, spec_of(Case(100, 80, 500), f32, f32), x86_vector.fma(16)[:2])
     assert [(v.micro.mr, v.least) for v in found.variants] == [(14, 9), (4, 1)]
     assert found.partial_tiles(m) == expected
+
+
+@pytest.mark.parametrize(
+    ("m", "heights"), [(512, [32]), (33, [32, 4, 1]), (36, [32]), (32 * M, [32]), (30, [32]), (1, [1]), (M, [32, 4, 1])]
+)
+def test_tiles_that_no_row_is_left_to_are_not_written(m: Dim, heights: list[int]) -> None:
+    micros = amx.amx(i8, i8)
+    found = choose(TARGET, spec_of(Case(100, 80, 500), i8, i8, m=m), micros)
+    assert [variant.micro.mr for variant in found.variants] == heights
 
 
 @pytest.mark.parametrize(("n", "tiles"), [(128, 4), (48, 1), (64, 4)])
