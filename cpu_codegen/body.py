@@ -218,10 +218,12 @@ class BodyEmitter:
         value = self.operand(node, point.lanes, point)
         self._transfers.store_at(value, pointer, self.body.nodes[node].dtype, point)
 
-    def row_loads(self, lanes: int) -> tuple[int, ...]:
-        """The loads that read whole rows, column beside column, from where no other load says."""
+    def row_loads(self, lanes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The loads that read whole rows, column beside column: from where the number of the row says, and from where other loads say."""
         loads = [(n, node) for n, node in enumerate(self.body.nodes) if node.op == "load" and not node.args and self.deps[n] == {"r", "c"}]
-        return tuple(n for n, node in loads if self._transfers.contiguous(node, lanes) and not self._addresses.needs(node.index).sources)
+        beside = [(n, self._addresses.needs(node.index).sources) for n, node in loads if self._transfers.contiguous(node, lanes)]
+        looked_up = tuple(n for n, sources in beside if sources and not sources & self._outside)
+        return tuple(n for n, sources in beside if not sources), looked_up
 
     def reach(self, loads: Iterable[int], point: Point, axes: str) -> None:
         """Computes now the parts of the addresses of loads that need no other axes."""

@@ -16,6 +16,7 @@ from ..graph.types import DType, f64
 from ..platforms.target import Target
 from ..stitch.loops import Body, LoopKernel, Store
 from . import convert, schedule
+from .ahead import Ahead, Fetch, nothing
 from .body import BodyEmitter, Point
 from .builder import I1, I64, PTR, VOID, Function, Module, Val, const_vec, i64
 from .contract import KernelCode
@@ -130,7 +131,6 @@ class _Writer:
         self._other_stores = [n for n in range(len(self._body.stores)) if n not in self._column_stores]
         self._other_checks = [n for n in self.emitter.all_checks if not self._body.deps[n] & {"c", "k"}]
         self._plan = schedule.passes(self._body, self._column_stores)
-        self._row_loads = self.emitter.row_loads(self.lanes)
 
     # -- kinds -------------------------------------------------------------------------------------------------------
     def flat(self, begin: Val, end: Val) -> None:
@@ -149,18 +149,20 @@ class _Writer:
         sweep = Sweep(self.emitter, self.lanes, i64(0), stop, columns if isinstance(columns, int) else None)
         in_registers = self._fits_in_registers()
         arrays = {} if in_registers else self._arrays(columns)
+        ahead = Ahead(self.emitter, self.lanes, self._fn.sub(end, i64(1)))
 
         def row(r: Val, _: list[Val]) -> list[Val]:
             with self.emitter.scope():
                 point = Point(self.lanes, {"r": r})
                 self.emitter.checks(point.scalar, [n for n in self._other_checks if self._body.deps[n]])
-                for each in self._plan:
+                for number, each in enumerate(self._plan):
+                    fetch = ahead.of(point, not in_registers) if number == 1 else nothing
                     self._resolve(self._roots_within(each, frozenset("r")), [point.scalar])
                     self.emitter.prepare(each.roots(self._body, self._column_stores), self._stores_of(each), point, "r")
                     if in_registers:
-                        self._columns_in_registers(each, point)
+                        self._columns_in_registers(each, point, fetch)
                     else:
-                        self._one_pass(sweep, each, point, arrays)
+                        self._one_pass(sweep, each, point, arrays, fetch)
                 self._store_others(point.scalar)
                 for each in self._plan:
                     for n in each.reductions:
@@ -171,26 +173,24 @@ class _Writer:
         self._fn.loop(begin, end, 1, [], row)
 
     # -- passes ------------------------------------------------------------------------------------------------------
-    def _one_pass(self, sweep: Sweep, each: schedule.Pass, point: Point, arrays: dict[int, Val]) -> None:
-        self._sweep(sweep, each, point, arrays)
+    def _one_pass(self, sweep: Sweep, each: schedule.Pass, point: Point, arrays: dict[int, Val], fetch: Fetch) -> None:
+        self._sweep(sweep, each, point, arrays, fetch)
         for n in each.keep:
             if n in arrays:
                 self.emitter.keep(n, arrays[n])
 
-    def _sweep(self, sweep: Sweep, each: schedule.Pass, row: Point, arrays: dict[int, Val] | None = None) -> None:
+    def _sweep(
+        self, sweep: Sweep, each: schedule.Pass, row: Point, arrays: dict[int, Val] | None = None, fetch: Fetch = nothing
+    ) -> None:
         """One pass over the columns with loops; what it reduces is provided afterwards."""
         reductions = self._reductions(each)
         roots = each.roots(self._body, self._column_stores)
         kept = [(n, arrays[n]) for n in each.keep if arrays and n in arrays]
 
-        ahead = self._ahead(each, row)
-
         def visit(points: list[Point], states: Copies) -> Copies:
             self._resolve(roots, points)
             result = [self._updated(each, reductions, point, state) for point, state in zip(points, states)]
-            if ahead is not None:
-                for point in points:
-                    self.emitter.fetch(self._row_loads, point.at(**ahead.axes))
+            fetch(points)
             for n, array in kept:
                 for point in points:
                     self.emitter.save(n, array, point)
@@ -200,16 +200,7 @@ class _Writer:
         states = sweep.run(row, self._unroll(each), reductions, visit)
         self._provide(each, reductions, states)
 
-    def _ahead(self, each: schedule.Pass, row: Point) -> Point | None:
-        """The next row, in the second pass over the columns: this row is in the first-level cache by then, and nothing comes from memory
-        until the next one. A processor does not look far ahead by itself: it stops at each page."""
-        if len(self._plan) < 2 or each is not self._plan[1] or not self._row_loads:
-            return None
-        ahead = row.at(r=self._fn.add(row.axes["r"], i64(1)))
-        self.emitter.reach(self._row_loads, ahead, "r")
-        return ahead
-
-    def _columns_in_registers(self, each: schedule.Pass, row: Point) -> None:
+    def _columns_in_registers(self, each: schedule.Pass, row: Point, fetch: Fetch) -> None:
         """One pass over a row that is written out in full: its points are those of the pass before, so their values are still known."""
         count = self._kernel.cols
         assert isinstance(count, int)
@@ -224,6 +215,7 @@ class _Writer:
         copies: Copies = []
         beside = self._joined(each)
         for n, point in enumerate(points):
+            fetch([point])
             before = copies[n % _CHAINS] if n >= _CHAINS else None
             copies[n % _CHAINS : n % _CHAINS + 1] = [self._updated(each, reductions, point, before)]
             if (n + 1) % beside == 0 or n + 1 == len(points):

@@ -141,7 +141,7 @@ class _Pack:
 
         fn.loop(i64(0), i64(KEYS // 2), 1, [], pair)
         tile = fn.gep(to, column, scale=TILE_BYTES)
-        fn.call(emit_transpose(fn.module, 16), VOID, [self.square, i64(16), tile, i64(16), i64(1)])
+        fn.call(emit_transpose(fn.module, 16), VOID, [self.square, i64(ROW_BYTES), tile, i64(ROW_BYTES), i64(1)])
         return []
 
     def _spread(self, row: Val, tiles: Val) -> list[Val]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..cpu_codegen import convert
-from ..cpu_codegen.builder import BF16, F32, I16, I32, Function, Val, const, i64
+from ..cpu_codegen.builder import BF16, Function, Val, i64
 from ..cpu_codegen.slots import Slots
 from ..graph.types import bf16
 from ..platforms.target import Target
 from ..stitch.loops import Body
-from .attention_rows import copy_row, pair_rows
+from .attention_rows import copy_row, pair_rows, together
 from .attention_spec import AttentionSpec
 from .attention_stream import PADDING, Stream, Tiling
 from .attention_vector import VectorFamily, VectorStream
@@ -27,22 +26,35 @@ class PairStream(Stream):
 
     def load_queries(self) -> None:
         """Pairs of depth by queries: 32-bit units are transposed. The depth is filled up to a multiple of 32 by zeros."""
-        fn, spec, tiling = self.fn, self.spec, self.tiling
+        padded = -(-self.spec.depth // 32) * 32
+        self.queries = self.fn.alloca(padded // 2 * self.tiling.queries * 4)
+        in_place = self.spec.q.col == 1 and padded == self.spec.depth
+        self.when_whole(in_place, self._queries_in_place, lambda: self._staged_queries(padded))
+
+    def _queries_in_place(self) -> list[Val]:
+        self._pairs(self.q, self.slots.dim(self.spec.q.row * 2), self.spec.depth)
+        return []
+
+    def _staged_queries(self, padded: int) -> list[Val]:
+        """Queries beyond the last one repeat it."""
+        fn, spec = self.fn, self.spec
         row_bytes, col = self.slots.dim(spec.q.row * 2), self.slots.dim(spec.q.col)
-        padded, last = -(-spec.depth // 32) * 32, fn.sub(self.rows, i64(1))
-        pitch = padded // 2 + PADDING
-        staging = fn.alloca(tiling.queries * pitch * 4)
-        self.queries = fn.alloca(padded // 2 * tiling.queries * 4)
+        last, pitch = fn.sub(self.rows, i64(1)), (padded // 2 + PADDING) * 4
+        staging = fn.alloca(self.tiling.queries * pitch)
 
         def row(index: Val, _: list[Val]) -> list[Val]:
             source = fn.gep(self.q, fn.mul(fn.smin(index, last), row_bytes))
-            copy_row(fn, bf16, source, col, spec.depth, fn.gep(staging, fn.mul(index, i64(pitch)), F32), padded, 32)
+            copy_row(fn, bf16, source, col, spec.depth, fn.gep(staging, index, scale=pitch), padded, 32)
             return []
 
-        fn.loop(i64(0), i64(tiling.queries), 1, [], row)
-        for v in range(tiling.vectors):
-            source = fn.gep(staging, i64(v * tiling.lanes * pitch * 4))
-            self._transpose(source, i64(pitch), self.place(self.queries, i64(0), v), i64(tiling.queries), padded // 2, by_column=False)
+        fn.loop(i64(0), i64(self.tiling.queries), 1, [], row)
+        self._pairs(staging, i64(pitch), padded)
+        return []
+
+    def _pairs(self, rows: Val, pitch: Val, depth: int) -> None:
+        for v in range(self.tiling.vectors):
+            source = self.fn.gep(rows, self.fn.mul(pitch, i64(v * self.tiling.lanes)))
+            self.transpose(source, pitch, self.place(self.queries, i64(0), v), i64(self.row_bytes), depth // 2)
 
     def store_weights(self, row: Val, weights: list[list[Val]]) -> None:
         """Pairs of bf16, over the scores that they come from: row / 2 is never beyond what has been read."""
@@ -50,17 +62,7 @@ class PairStream(Stream):
         for n in range(0, len(weights), 2):
             to = self.row(fn.add(fn.udiv(row, i64(2)), i64(n // 2)))
             for v, (even, odd) in enumerate(zip(weights[n], weights[n + 1])):
-                fn.store(self._pair(even, odd), self.place(self.scores, to, v))
-
-    def _pair(self, even: Val, odd: Val) -> Val:
-        fn, lanes = self.fn, self.tiling.lanes
-        if self.target.has("avx512_bf16"):
-            both = fn.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", BF16.vec(2 * lanes), [odd, even])
-            words = fn.convert("bitcast", both, I16.vec(2 * lanes))
-            mixed = fn.shuffle(words, words, [n // 2 + lanes * (n % 2) for n in range(2 * lanes)])
-            return fn.convert("bitcast", mixed, I32.vec(lanes))
-        low, high = (fn.convert("zext", convert.narrow(fn, self.target, value, bf16), I32.vec(lanes)) for value in (even, odd))
-        return fn.or_(low, fn.shl(high, const(high.ty, 16)))
+                fn.store(together(fn, self.target, bf16, even, odd), self.place(self.scores, to, v))
 
 
 class DotStream(PairStream, VectorStream):

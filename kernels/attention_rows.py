@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..cpu_codegen import convert
-from ..cpu_codegen.builder import F32, I16, I32, I64, PTR, VOID, Function, Module, Val, const, i64
-from ..graph.types import DType, f32
+from ..cpu_codegen.builder import BF16, F32, I16, I32, I64, PTR, VOID, Function, Module, Val, const, i64
+from ..graph.types import DType, bf16, f32
 from ..platforms.target import Target
 
 # Longer rows are copied by a loop, which keeps the code small.
@@ -101,13 +101,12 @@ def zero_row(fn: Function, dtype: DType, target: Val, count: int, lanes: int) ->
     each_piece(fn, count, lanes, lambda index, width: fn.store(const(element.vec(width), 0), fn.gep(target, index, element)))
 
 
-def write_row(fn: Function, target: Target, dtype: DType, source: Val, scale: Val, count: int, out: Val, col: Val, lanes: int) -> None:
-    """Copies `count` elements of f32 scratch, times a scalar, to where they belong, `col` elements apart."""
+def write_row(fn: Function, dtype: DType, source: Val, count: int, out: Val, col: Val, lanes: int) -> None:
+    """Copies `count` elements that lie side by side to where they belong, `col` elements apart."""
     element = convert.memory_type(dtype)
 
     def copy(index: Val, width: int) -> None:
-        value = fn.mul(fn.load(F32.vec(width), fn.gep(source, index, F32)), fn.splat(scale, width))
-        fn.store(value if dtype == f32 else convert.narrow(fn, target, value, dtype), fn.gep(out, fn.mul(index, col), element))
+        fn.store(fn.load(element.vec(width), fn.gep(source, index, element)), fn.gep(out, fn.mul(index, col), element))
 
     if col.ref == "1":
         each_piece(fn, count, lanes, copy)
@@ -115,10 +114,22 @@ def write_row(fn: Function, target: Target, dtype: DType, source: Val, scale: Va
         each_element(fn, count, copy)
 
 
+def together(fn: Function, target: Target, dtype: DType, even: Val, odd: Val) -> Val:
+    """Vectors of f32 as one of 32-bit units: 16 bits of each, rounded to `dtype`, the even one in the low half."""
+    lanes = even.ty.lanes
+    if dtype == bf16 and target.has("avx512_bf16") and lanes == 16:
+        both = fn.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", BF16.vec(2 * lanes), [odd, even])
+        words = fn.convert("bitcast", both, I16.vec(2 * lanes))
+        mixed = fn.shuffle(words, words, [n // 2 + lanes * (n % 2) for n in range(2 * lanes)])
+        return fn.convert("bitcast", mixed, I32.vec(lanes))
+    low, high = (fn.convert("zext", convert.narrow(fn, target, value, dtype), I32.vec(lanes)) for value in (even, odd))
+    return fn.or_(low, fn.shl(high, const(high.ty, 16)))
+
+
 def emit_transpose(module: Module, lanes: int) -> str:
     """Adds `void name(ptr source, i64 source pitch, ptr target, i64 target pitch, i64 squares)` and returns its name.
 
-    target[column * target pitch + row] = source[row * source pitch + column] for `lanes` rows and lanes * squares columns of f32. Each
+    target[column][row] = source[row][column] for `lanes` rows and lanes * squares columns of 32 bits; pitches are bytes. Each
     vector is loaded in quarters from rows that are four apart, so that shuffles stay inside quarters, which is cheap everywhere.
     """
     name = f"attention.transpose{lanes}"
@@ -130,12 +141,12 @@ def emit_transpose(module: Module, lanes: int) -> str:
     def four(index: Val, _: list[Val]) -> list[Val]:
         at = fn.mul(index, i64(4))
         begin = fn.gep(source, at, F32)
-        corners = [fn.load(F32.vec(4), fn.gep(begin, fn.mul(source_pitch, i64(n)), F32)) for n in range(lanes)]
+        corners = [fn.load(F32.vec(4), fn.gep(begin, fn.mul(source_pitch, i64(n)))) for n in range(lanes)]
         # Vector n holds rows n, n + 4, ...; transposing each four by four leaves the columns.
         columns = _four_by_four(fn, [_joined(fn, corners[n::4]) for n in range(4)])
-        to = fn.gep(target, fn.mul(at, target_pitch), F32)
+        to = fn.gep(target, fn.mul(at, target_pitch))
         for n, column in enumerate(columns):
-            fn.store(column, fn.gep(to, fn.mul(target_pitch, i64(n)), F32))
+            fn.store(column, fn.gep(to, fn.mul(target_pitch, i64(n))))
         return []
 
     fn.loop(i64(0), fn.mul(squares, i64(lanes // 4)), 1, [], four)

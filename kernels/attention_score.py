@@ -89,19 +89,42 @@ def is_causal(spec: AttentionSpec, body: Body) -> bool:
     return False
 
 
-class ScoreEmitter:
-    """Turns products of queries and keys into scores, inside one function."""
+def scaled(body: Body) -> tuple[int, int] | None:
+    """(product, factor) where the score is a product times a number, or -inf where a mask says so: the factor is positive (see `_score` in
+    `stitch/contraction.py`), so that the order of scores is that of products."""
+    nodes = body.nodes
+    at = body.stores[0].node
+    while nodes[at].op == "where" and nodes[nodes[at].args[2]].op == "const" and nodes[nodes[at].args[2]].value == float("-inf"):
+        at = nodes[at].args[1]
+    if nodes[at].op != "mul" or nodes[nodes[at].args[0]].op != "acc" or nodes[nodes[at].args[1]].op not in ("const", "param"):
+        return None
+    return at, nodes[at].args[1]
 
-    def __init__(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body) -> None:
+
+class ScoreEmitter:
+    """Turns products of queries and keys into scores, inside one function.
+
+    unscaled: scores may lack the positive factor `factor` that they all have (None: they have none, or not all).
+    """
+
+    def __init__(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, unscaled: bool) -> None:
         self.body = body
         self.result = body.stores[0].node
         self.accumulators = [n for n, node in enumerate(body.nodes) if node.op == "acc"]
+        found = scaled(body) if unscaled else None
+        self._factor = None if found is None else found[1]
+        self._products = self.accumulators if found is None else [*self.accumulators, found[0]]
+        self.plain = self.result in self._products  # products are scores
         self.emitter = BodyEmitter(fn, target, body, slots, spec.params, FIRST_SCORE_BUFFER)
         self._from_acc = sum(1 << n for n in self.accumulators)
 
     def reads_queries(self) -> bool:
         """Whether memory is read at positions that vary with the query, so that absent queries must be masked."""
         return any(node.op in ("load", "check") and "c" in self.body.deps[n] for n, node in enumerate(self.body.nodes))
+
+    def factor(self, point: Point) -> Val | None:
+        """What the scores are to be multiplied with, in every lane."""
+        return None if self._factor is None else self.emitter.operand(self._factor, point.lanes, point)
 
     def prepare(self, point: Point) -> None:
         """Computes what does not depend on the key, for use in loops over keys."""
@@ -113,7 +136,7 @@ class ScoreEmitter:
 
     def score(self, fn: Function, products: Val, point: Point) -> Val:
         """The f32 scores of the queries of `point` with its key, from their products."""
-        for n in self.accumulators:
+        for n in self._products:
             dtype = self.body.nodes[n].dtype
             self.emitter.provide(n, products if dtype == f32 else convert.cast(fn, self.emitter.target, products, f32, dtype))
         value = self.emitter.operand(self.result, point.lanes, point)

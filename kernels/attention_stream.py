@@ -15,17 +15,19 @@ softmax: Milakov and Gimelshein, 2018; blocks as in Rabe and Staats, 2021.)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..cpu_codegen import elementwise
 from ..cpu_codegen.builder import F32, I64, VOID, Function, Val, const, i64
 from ..cpu_codegen.scopes import Point
 from ..cpu_codegen.slots import Slots
+from ..graph.types import f32
 from ..platforms.target import Target
 from ..stitch.loops import Body
-from .attention_rows import emit_transpose, read_row, write_row
+from .attention_rows import emit_transpose, read_row, together, write_row
 from .attention_score import ScoreEmitter, is_causal, minus_infinity
-from .attention_softmax import in_octaves, short_weight, weight
+from .attention_softmax import octaves, short_weight, weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
 
 PADDING = 16  # elements between rows of scratch, so that rows do not share cache sets
@@ -65,9 +67,11 @@ class Stream(ABC):
         self.fn, self.target, self.spec, self.slots, self.tiling = fn, target, spec, slots, tiling
         self.head, self.first, self.rows = fn.args[1:4]
         self.vector = F32.vec(tiling.lanes)
-        self.score = ScoreEmitter(fn, target, spec, slots, body)
+        self.score = ScoreEmitter(fn, target, spec, slots, body, self.short)
         self.causal = is_causal(spec, body)
         self.once = isinstance(spec.s, int) and 0 < spec.s <= tiling.block  # a single block of keys: nothing to add to
+        self.whole = isinstance(spec.m, int) and spec.m % tiling.queries == 0  # all blocks have all their queries
+        self.row_bytes = tiling.queries * 4
         queries, padded = tiling.queries, -(-spec.width // 16) * 16
         scores = fn.alloca((self.margin + tiling.block + max(tiling.keys, self.unit)) * queries * 4)
         self.scores = fn.gep(scores, i64(self.margin * queries * 4))
@@ -113,6 +117,7 @@ class Stream(ABC):
         self.points = [self._point(v) for v in range(tiling.vectors)]
         for point in self.points:
             self.score.prepare(point)
+        self.factor = self.score.factor(self.points[0])
         start = [minus_infinity(const(self.vector, 0))] * tiling.vectors + [const(self.vector, 0.0)] * tiling.vectors
         state = fn.loop(i64(0), self.limit, tiling.block, start, self._block)
         self._finish(state[tiling.vectors :])
@@ -132,8 +137,7 @@ class Stream(ABC):
         fn, tiling = self.fn, self.tiling
         query = fn.add(self.first, i64(v * tiling.lanes))
         mask = None
-        whole = isinstance(self.spec.m, int) and self.spec.m % tiling.queries == 0
-        if self.score.reads_queries() and not whole:
+        if self.score.reads_queries() and not self.whole:
             ty = I64.vec(tiling.lanes)
             left = fn.sub(self.rows, i64(v * tiling.lanes))
             mask = fn.icmp("slt", fn.lane_ids(ty), fn.splat(left, tiling.lanes))
@@ -167,10 +171,17 @@ class Stream(ABC):
         new = [self._larger(a, b) for a, b in zip(found, old)]
         # Where everything is -inf so far, -inf - -inf would be NaN.
         safe = [fn.select(fn.fcmp("oeq", x, minus_infinity(x)), const(x.ty, 0.0), x) for x in new]
-        alpha = [weight(fn, fn.sub(x, y)) for x, y in zip(old, safe)]
+        if self.once:
+            totals = self._weights(count, safe)
+            self.accumulate(start, count, [])
+            return new + totals
+        alpha = [weight(fn, self._scaled(fn.sub(x, y))) for x, y in zip(old, safe)]
         totals = self._weights(count, safe)
         self.accumulate(start, count, alpha)
         return new + [fn.fma(x, a, total) for x, a, total in zip(sums, alpha, totals)]
+
+    def _scaled(self, score: Val) -> Val:
+        return score if self.factor is None else self.fn.mul(score, self.factor)
 
     def _larger(self, x: Val, y: Val) -> Val:
         """Maximum in one instruction; a NaN may get lost, and is found again in the weights."""
@@ -182,7 +193,7 @@ class Stream(ABC):
         return max(1, min(4, 8 // self.tiling.vectors))
 
     def _scores(self, start: Val, count: Val) -> list[Val]:
-        """Turns products into scores, in place; returns the largest of each query."""
+        """Turns products into scores, in place; returns the largest of each query. All of them lack `factor`."""
         fn, tiling = self.fn, self.tiling
         last = fn.sub(count, i64(1))
 
@@ -196,7 +207,8 @@ class Stream(ABC):
                     key = fn.add(start, row)
                     for v, point in enumerate(self.points):
                         value = self.score.score(fn, loaded[n][v], point.at(k=key))
-                        fn.store(value, self.place(self.scores, self.row(fn.add(at, i64(n))), v))
+                        if not self.score.plain:
+                            fn.store(value, self.place(self.scores, self.row(fn.add(at, i64(n))), v))
                         found[v] = self._larger(value, found[v])
             return found
 
@@ -215,10 +227,11 @@ class Stream(ABC):
     def _weights(self, count: Val, largest: list[Val]) -> list[Val]:
         """exp(score - largest) for all keys of the block; returns their totals."""
         fn, tiling = self.fn, self.tiling
-        octaves = [in_octaves(fn, top) for top in largest] if self.short else []
+        rate = octaves(fn, largest[0], self.factor)
+        tops = [fn.mul(top, rate) for top in largest]
 
         def weight_of(score: Val, v: int) -> Val:
-            return short_weight(fn, self.target, score, octaves[v]) if self.short else weight(fn, fn.sub(score, largest[v]))
+            return short_weight(fn, self.target, score, rate, tops[v]) if self.short else weight(fn, fn.sub(score, largest[v]))
 
         def keys(at: Val, totals: list[Val]) -> list[Val]:
             found, weights = list(totals), []
@@ -233,42 +246,95 @@ class Stream(ABC):
         return fn.loop(i64(0), up(fn, count, self.unit), self.unroll, [const(self.vector, 0.0)] * tiling.vectors, keys)
 
     def _finish(self, sums: list[Val]) -> None:
-        """Divides, transposes and writes the valid rows."""
+        """Divides and rounds, puts neighbouring columns together in units of 32 bits, and transposes these into the valid rows."""
         fn, tiling, spec = self.fn, self.tiling, self.spec
-        factors = fn.alloca(tiling.queries * 4)
-        for v, total in enumerate(sums):
-            # A sum of 0 comes from scores that are all -inf, so that everything it would divide is 0.
-            one, empty = const(total.ty, 1.0), fn.fcmp("oeq", total, const(total.ty, 0.0))
-            fn.store(fn.div(one, fn.select(empty, one, total)), self.place(factors, i64(0), v))
-            to = fn.gep(self.staging, i64(v * tiling.lanes * self.staging_pitch), F32)
-            self._transpose(self.place(self.sums, i64(0), v), i64(tiling.queries), to, i64(self.staging_pitch), spec.width, by_column=True)
+        each = 4 // spec.dtype.bytes
+        units = -(-spec.width // each)
+        factors = [self._inverse(total) for total in sums]
+        fn.loop(i64(0), i64(units), 1, [], lambda unit, _: self._divided(unit, each, factors))
+        in_place = spec.out.col == 1 and spec.width % (each * tiling.lanes) == 0
+        self.when_whole(in_place, lambda: self._rows_in_place(units), lambda: self._staged_rows(units))
+
+    def _inverse(self, total: Val) -> Val:
+        # A sum of 0 comes from scores that are all -inf, so that everything it would divide is 0.
+        fn, one = self.fn, const(total.ty, 1.0)
+        return fn.div(one, fn.select(fn.fcmp("oeq", total, const(total.ty, 0.0)), one, total))
+
+    def _divided(self, unit: Val, each: int, factors: list[Val]) -> list[Val]:
+        """Writes a row of units over a row of sums, never beyond those that it is made of."""
+        fn = self.fn
+        for v, factor in enumerate(factors):
+            rows = [self.row(fn.add(fn.mul(unit, i64(each)), i64(n))) for n in range(each)]
+            parts = [fn.mul(fn.load(self.vector, self.place(self.sums, row, v)), factor) for row in rows]
+            value = parts[0] if each == 1 else together(fn, self.target, self.spec.dtype, *parts)
+            fn.store(value, self.place(self.sums, self.row(unit), v))
+        return []
+
+    def _rows_in_place(self, units: int) -> list[Val]:
+        self._units_to_rows(units, self.out, self.slots.dim(self.spec.out.row * self.spec.dtype.bytes))
+        return []
+
+    def _staged_rows(self, units: int) -> list[Val]:
+        fn, spec, pitch = self.fn, self.spec, self.staging_pitch * 4
+        self._units_to_rows(units, self.staging, i64(pitch))
         row_bytes, col = self.slots.dim(spec.out.row * spec.dtype.bytes), self.slots.dim(spec.out.col)
+        lanes = self.tiling.lanes * 4 // spec.dtype.bytes
 
         def row(index: Val, _: list[Val]) -> list[Val]:
-            source = fn.gep(self.staging, fn.mul(index, i64(self.staging_pitch)), F32)
-            out = fn.gep(self.out, fn.mul(index, row_bytes))
-            write_row(fn, self.target, spec.dtype, source, fn.load(F32, fn.gep(factors, index, F32)), spec.width, out, col, tiling.lanes)
+            to = fn.gep(self.out, fn.mul(index, row_bytes))
+            write_row(fn, spec.dtype, fn.gep(self.staging, index, scale=pitch), spec.width, to, col, lanes)
             return []
 
         fn.loop(i64(0), self.rows, 1, [], row)
+        return []
 
-    def _transpose(self, source: Val, source_pitch: Val, target: Val, target_pitch: Val, count: int, by_column: bool) -> None:
-        """Exchanges rows and columns of `lanes` rows by `count` columns, rounded up; by_column: the other way round."""
+    def _units_to_rows(self, units: int, rows: Val, pitch: Val) -> None:
+        """Transposes [unit][query] to whole squares of rows."""
         fn, lanes = self.fn, self.tiling.lanes
-        name = emit_transpose(fn.module, lanes)
-        squares = -(-count // lanes)
-        if not by_column:
-            fn.call(name, VOID, [source, source_pitch, target, target_pitch, i64(squares)])
-            return
+        for v in range(self.tiling.vectors):
+            first = fn.gep(rows, fn.mul(pitch, i64(v * lanes)))
 
-        def square(index: Val, _: list[Val]) -> list[Val]:
-            begin = fn.gep(source, fn.mul(fn.mul(index, i64(lanes)), source_pitch), F32)
-            fn.call(name, VOID, [begin, source_pitch, fn.gep(target, fn.mul(index, i64(lanes)), F32), target_pitch, i64(1)])
+            def square(index: Val, _: list[Val], v: int = v, first: Val = first) -> list[Val]:
+                source = self.place(self.sums, self.row(fn.mul(index, i64(lanes))), v)
+                self.transpose(source, i64(self.row_bytes), fn.gep(first, index, scale=lanes * 4), pitch, lanes)
+                return []
+
+            fn.loop(i64(0), i64(-(-units // lanes)), 1, [], square)
+
+    # -- for the instruction sets' parts --------------------------------------------------------------------------
+    def when_whole(self, possible: bool, whole: Callable[[], list[Val]], general: Callable[[], list[Val]]) -> None:
+        """Emits `whole` for blocks that have all their queries, and `general` for others; where it is not possible, that for all."""
+        if possible and self.whole:
+            whole()
+        elif possible:
+            self.fn.branch(self.fn.icmp("eq", self.rows, i64(self.tiling.queries)), whole, general)
+        else:
+            general()
+
+    def transpose(self, source: Val, source_pitch: Val, target: Val, target_pitch: Val, count: int) -> None:
+        """Exchanges rows and columns of `lanes` rows by `count` columns of 32 bits, rounded up to squares. Pitches are bytes."""
+        squares = i64(-(-count // self.tiling.lanes))
+        name = emit_transpose(self.fn.module, self.tiling.lanes)
+        self.fn.call(name, VOID, [source, source_pitch, target, target_pitch, squares])
+
+    def transpose_queries(self, target: Val) -> None:
+        """f32 queries as [depth][query]; the depth is rounded up to whole vectors."""
+        spec, tiling, pitch = self.spec, self.tiling, self.slots.dim(self.spec.q.row * 4)
+
+        def transposed(rows: Val, pitch: Val) -> list[Val]:
+            for v in range(tiling.vectors):
+                source = self.fn.gep(rows, self.fn.mul(pitch, i64(v * tiling.lanes)))
+                self.transpose(source, pitch, self.place(target, i64(0), v), i64(self.row_bytes), spec.depth)
             return []
 
-        fn.loop(i64(0), i64(squares), 1, [], square)
+        def staged() -> list[Val]:
+            self._stage_queries()
+            return transposed(self.staging, i64(self.staging_pitch * 4))
 
-    def stage_queries(self) -> None:
+        in_place = spec.dtype == f32 and spec.q.col == 1 and spec.depth % tiling.lanes == 0
+        self.when_whole(in_place, lambda: transposed(self.q, pitch), staged)
+
+    def _stage_queries(self) -> None:
         """Copies the queries into rows of f32 scratch; those beyond the last one repeat it."""
         fn, spec = self.fn, self.spec
         row_bytes, col = self.slots.dim(spec.q.row * spec.dtype.bytes), self.slots.dim(spec.q.col)
@@ -276,16 +342,8 @@ class Stream(ABC):
 
         def row(index: Val, _: list[Val]) -> list[Val]:
             source = fn.gep(self.q, fn.mul(fn.smin(index, last), row_bytes))
-            to = fn.gep(self.staging, fn.mul(index, i64(self.staging_pitch)), F32)
+            to = fn.gep(self.staging, index, scale=self.staging_pitch * 4)
             read_row(fn, spec.dtype, source, col, spec.depth, to, self.tiling.lanes)
             return []
 
         fn.loop(i64(0), i64(self.tiling.queries), 1, [], row)
-
-    def transpose_queries(self, target: Val) -> None:
-        """f32 queries as [depth][query]; the depth is rounded up to whole vectors."""
-        self.stage_queries()
-        for v in range(self.tiling.vectors):
-            source = self.fn.gep(self.staging, i64(v * self.tiling.lanes * self.staging_pitch), F32)
-            to, pitch = self.place(target, i64(0), v), i64(self.tiling.queries)
-            self._transpose(source, i64(self.staging_pitch), to, pitch, self.spec.depth, by_column=False)

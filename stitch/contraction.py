@@ -59,7 +59,12 @@ def _score(anchor: Value, stored: set[Value]) -> Lowering:
     index, _ = axes(shape, "a")
     low = Lowering(stored)
     b = low.builder
-    score = b.op("mul", f32, b.op("acc", f32), b.const(anchor.attrs.scale, f32))
+    # Numbers are left to parameters, so that kernels which differ in them are one; that this one is positive is part of the form.
+    scale = anchor.attrs.scale
+    positive = 0 < scale < float("inf")
+    score = b.op("mul", f32, b.op("acc", f32), b.const(scale if positive else -scale, f32))
+    if not positive:
+        score = b.op("neg", f32, score)
     floor = b.const(float("-inf"), f32)
     if anchor.attrs.causal:
         row = b.add(Node("index", i64, index=symbol("a2", 0, None, shape[2]) if shape[2] != 1 else 0))

@@ -105,17 +105,30 @@ def test_the_next_row_is_fetched_where_rows_are_visited_twice(runner: Runner) ->
         emit_loop_kernel(module, runner.target, kernel)
         assert ("llvm.prefetch" in module.text()) == fetches
     row, column = axis("r", 3), axis("c", 1000)
-    for reads_twice, looked_up in ((False, False), (True, True)):
-        builder = BodyBuilder()
-        places = buffers(builder, empty(3, 1000), empty(3, 1000), torch.zeros(3, dtype=torch.int64))
-        # Where the next row is, only a load beyond the end would say.
-        of = builder.node_index(builder.load(places[2], row)) if looked_up else row
-        x = builder.load(places[0], 1000 * of + column)
-        total = reduce(builder, "sum", x)
-        builder.store(places[1], 1000 * row + (column if reads_twice else 0), builder.op("sub", f32, x, total) if reads_twice else total)
-        module = Module()
-        emit_loop_kernel(module, runner.target, LoopKernel("sums", builder.finish(), 3, 1000))
-        assert "llvm.prefetch" not in module.text()
+    builder = BodyBuilder()
+    places = buffers(builder, empty(3, 1000), empty(3))
+    builder.store(places[1], row, reduce(builder, "sum", builder.load(places[0], 1000 * row + column)))
+    module = Module()
+    emit_loop_kernel(module, runner.target, LoopKernel("sums", builder.finish(), 3, 1000))
+    assert "llvm.prefetch" not in module.text()
+
+
+@pytest.mark.parametrize("cols", [16, 100, 1000])
+@pytest.mark.parametrize("runner", few())
+def test_rows_of_tables_are_fetched_where_rows_are_visited_twice(runner: Runner, cols: int) -> None:
+    table, ids = torch.randn(50, cols), torch.randint(0, 50, (7,))
+    row, column = axis("r", 7), axis("c", cols)
+    builder = BodyBuilder()
+    places = buffers(builder, table, ids, empty(7, cols))
+    x = builder.load(places[0], cols * builder.node_index(builder.load(places[1], row)) + column)
+    builder.store(places[2], cols * row + column, builder.op("sub", f32, x, reduce(builder, "max", x)))
+    kernel = LoopKernel("looked_up", builder.finish(), 7, cols)
+    module = Module()
+    emit_loop_kernel(module, runner.target, kernel)
+    assert "llvm.prefetch" in module.text()
+    got = run(runner, kernel, [table, ids, empty(7, cols)])[2]
+    wanted = table[ids] - table[ids].max(1, keepdim=True).values
+    assert torch.equal(got, wanted)
 
 
 def layer_norm(rows: int, cols: int, known: bool, rms: bool) -> LoopKernel:

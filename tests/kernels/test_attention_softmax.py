@@ -7,7 +7,7 @@ import pytest
 
 from sashiko.cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, const, i64
 from sashiko.cpu_codegen.slots import Slots
-from sashiko.kernels.attention_softmax import in_octaves, short_weight, weight
+from sashiko.kernels.attention_softmax import octaves, short_weight, weight
 from tests.emulation import Array, Runner, runners
 
 
@@ -20,7 +20,9 @@ def computed(runner: Runner, x: Array, short: bool, largest: float = 0.0) -> Arr
     def vector(at: Val, _: list[Val]) -> list[Val]:
         place = fn.gep(slots.buffer(0), at, F32)
         value, top = fn.load(F32.vec(lanes), place), const(F32.vec(lanes), largest)
-        fn.store(short_weight(fn, runner.target, value, in_octaves(fn, top)) if short else weight(fn, fn.sub(value, top)), place)
+        rate = octaves(fn, value, None)
+        found = short_weight(fn, runner.target, value, rate, fn.mul(top, rate)) if short else weight(fn, fn.sub(value, top))
+        fn.store(found, place)
         return []
 
     fn.loop(i64(0), i64(len(x)), lanes, [], vector)
