@@ -88,12 +88,11 @@ class Blocking:
     def partial_tiles(self, m: Dim) -> list[bool]:
         """For each variant whether some of `m` rows, or of those that are left from a whole number of the first tiles on, are a tile of it
         that is not whole."""
-        result, left = [], m
+        result: list[bool] = []
         for variant in self.variants:
-            left = mod(left, variant.micro.mr)
-            known = isinstance(left, int)
-            result.append(not known or left >= variant.least)
-            left = 0 if known and result[-1] else left
+            m = mod(m, variant.micro.mr)
+            result.append(not isinstance(m, int) or m >= variant.least)
+            m = 0 if isinstance(m, int) and result[-1] else m
         return result
 
     def pack_late(self, variant: Variant) -> bool:

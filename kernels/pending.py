@@ -19,7 +19,8 @@ def least_share(target: Target, epilogue: Body, columns: int) -> int:
     """How many rows of so many columns to do at a time, at least. More in the first steps than are free would make these longer, and the
     last ones have nothing to hide."""
     lanes = max(1, vector_lanes(target, epilogue))
-    return max(1, min(_SHARE, _FREE // max(1, schedule.column_cost(epilogue, lanes) * -(-columns // lanes))))
+    row = schedule.column_cost(epilogue, lanes, without=("acc", "load")) * -(-columns // lanes)
+    return max(1, min(_SHARE, _FREE // max(1, row)))
 
 
 def share(fn: Function, steps: Val, rows: int, least: int) -> Val:
