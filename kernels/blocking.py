@@ -110,7 +110,7 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     pieces, k_block = _pieces(target, spec, micros)
     widest = max(micro.panels for micro in micros)
     nr = micros[0].packing.nr
-    panel_block = max(widest, _GROUP_COLUMNS // nr // widest * widest)
+    panel_block = max(widest, _group_columns(target, spec, micros[0]) // nr // widest * widest)
     most = min(target.l2 // 2, _STACK_BYTES)
     variants: list[Variant] = []
     for position, micro in enumerate(micros):
@@ -191,12 +191,27 @@ def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel
 
 def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int) -> int:
     """Rows of a block: some tiles while the weights stay in L2, else as many as fit a part of it, so that weights are read less often."""
-    weights = bounds(spec.n * spec.k)[1]
-    stay = weights is not None and weights * spec.rhs.bits // 8 <= target.l2 // 2 and not micro.unpacked_bytes(1)
-    tiles = spec.choice.tiles or (_sharing_tiles(spec, micro) if stay else _MOST_TILES)
+    tiles = spec.choice.tiles or (_sharing_tiles(spec, micro) if _stays(target, spec, micro) else _MOST_TILES)
     by_lhs = min(target.l2 // 2, _STACK_BYTES) // (micro.mr * row_bytes)
     by_tiles = _SCRATCH_TILES_BYTES // (micro.mr * columns * 4) if pieces != 1 else by_lhs
     return micro.mr * max(1, min(by_lhs, by_tiles, tiles))
+
+
+def _stays(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
+    """Whether the weights are small enough for L2."""
+    weights = bounds(spec.n * spec.k)[1]
+    return weights is not None and weights * spec.rhs.bits // 8 <= target.l2 // 2 and not micro.unpacked_bytes(1)
+
+
+def _group_columns(target: Target, spec: GemmSpec, micro: MicroKernel) -> int:
+    """Columns whose accumulators wait while the pieces of k pass. Tile registers are faster than weights come from beyond L2: few enough
+    for all the rows that fit a part of it, whose lhs is read again for each group."""
+    if not micro.overlaps or _stays(target, spec, micro) or not isinstance(spec.k, int):
+        return _GROUP_COLUMNS
+    tiles = min(_MOST_TILES, target.l2 // 2 // (micro.mr * spec.k * spec.lhs.bytes))
+    most = bounds(spec.m)[1]
+    tiles = tiles if most is None else min(tiles, -(-most // micro.mr))
+    return min(_GROUP_COLUMNS, _SCRATCH_TILES_BYTES // (4 * micro.mr * max(1, tiles)))
 
 
 def _sharing_tiles(spec: GemmSpec, micro: MicroKernel) -> int:

@@ -82,3 +82,13 @@ def test_tiles_of_rows_share_panels_that_are_read_again(n: int, tiles: int) -> N
 def test_tile_registers_share_panels_where_there_are_few_rows() -> None:
     tall, low = (spec_of(Case(m, 256, 256), bf16, bf16, m=m) for m in (512, 128))
     assert [choose(TARGET, spec, amx.amx(bf16, bf16)).variants[0].rows for spec in (tall, low)] == [32, 128]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "rows", "columns"), [(128, 768, 128, 192), (512, 768, 192, 128), (M, 768, 192, 128), (512, 128, 32, 256)]
+)
+def test_tile_registers_read_weights_from_beyond_l2_for_more_rows(m: Dim, n: int, rows: int, columns: int) -> None:
+    """Narrower groups of columns leave room for the accumulators of all rows whose lhs stays in L2."""
+    found = choose(TARGET, spec_of(Case(100, n, 3072), i8, i8, m=m), amx.amx(i8, i8)[:1])
+    assert found.pieces is not None and found.pieces > 1
+    assert (found.variants[0].rows, found.panel_block * 16) == (rows, columns)
