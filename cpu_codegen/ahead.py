@@ -24,10 +24,10 @@ def nothing(_: Sequence[Point]) -> None:
 
 
 class Ahead:
-    """What the rows after a row read, column beside column. `last`: the last row of the call."""
+    """What the rows after a row read, column beside column. last: the last row of the call. together: how many are computed at a time."""
 
-    def __init__(self, emitter: BodyEmitter, lanes: int, last: Val) -> None:
-        self._emitter, self._last = emitter, last
+    def __init__(self, emitter: BodyEmitter, lanes: int, last: Val, together: int) -> None:
+        self._emitter, self._last, self._together = emitter, last, together
         self._in_sequence, self._looked_up = emitter.row_loads(lanes)
 
     def of(self, row: Point, in_sequence: bool) -> Fetch:
@@ -35,10 +35,10 @@ class Ahead:
         fn, here = self._emitter.fn, row.axes["r"]
         later: list[tuple[tuple[int, ...], Point]] = []
         if in_sequence and self._in_sequence:
-            later.append((self._in_sequence, row.at(r=fn.add(here, i64(1)))))
+            later.append((self._in_sequence, row.at(r=fn.add(here, i64(self._together)))))
         if self._looked_up:
             # Which row it is has to be read: not beyond the last one.
-            later.append((self._looked_up, row.at(r=fn.smin(fn.add(here, i64(_TABLE_ROWS)), self._last))))
+            later.append((self._looked_up, row.at(r=fn.smin(fn.add(here, i64(max(_TABLE_ROWS, self._together))), self._last))))
         for loads, other in later:
             self._emitter.reach(loads, other, "r")
         return partial(self._fetch, later)

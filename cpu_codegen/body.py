@@ -67,11 +67,6 @@ class BodyEmitter:
         self._scopes.forget(1 << node)
         self._given[node] = value
 
-    def withdraw(self, node: int) -> None:
-        """`node` is computed again from its operands."""
-        self._scopes.forget(1 << node)
-        self._given.pop(node, None)
-
     def remember(self, node: int, point: Point, value: Val) -> None:
         """`node` is `value` at this point, in the scope that is open."""
         self._scopes.put(self._key(node, point), value, self.sources[node])
@@ -82,8 +77,7 @@ class BodyEmitter:
         return node in self._kept or (inside and self._known(node, point) is not None)
 
     def keep(self, node: int, pointer: Val) -> None:
-        """`node` is read from an array over the columns, which begins at `pointer`."""
-        self._scopes.forget(1 << node)
+        """`node` is read from an array over the columns, which begins at `pointer` and holds its values."""
         self._kept[node] = pointer
 
     def release(self, nodes: Iterable[int]) -> None:

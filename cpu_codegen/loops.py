@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 
 from ..graph.dims import Dim, bounds, coefficient
@@ -19,6 +19,7 @@ from . import convert, schedule
 from .ahead import Ahead, Fetch, nothing
 from .body import BodyEmitter, Point
 from .builder import I1, I64, PTR, VOID, Function, Module, Val, const_vec, i64
+from .choices import Choices
 from .contract import KernelCode
 from .depth import Depth
 from .index import aligned
@@ -32,8 +33,6 @@ from .written import written_out
 _CHAINS = 4  # independent partial results of a row in registers
 _FLAT_GRAIN = 64  # elements: no two threads write the same cache line of an output
 _SCRATCH_BYTES = 64 * 1024
-_JOINED_OPERATIONS = 400  # vector operations of a loop that is unrolled to store whole registers
-_UNROLLED_OPERATIONS = 900  # vector operations of a row written out without a loop
 
 
 def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> KernelCode:
@@ -65,7 +64,7 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
         stores_done(fn)
     fn.ret()
     fn.finish()
-    grain = max(whole, _FLAT_GRAIN) if kernel.rows is None else 1
+    grain = max(whole, _FLAT_GRAIN) if kernel.rows is None else max(writer.grain for writer in writers)
     return KernelCode(kernel.name, slots.order, kernel.cols if kernel.rows is None else kernel.rows, grain, schedule.work(kernel))
 
 
@@ -76,7 +75,7 @@ def _either(general: _Writer, inner: _Writer, conditions: Sequence[int], row: Va
 
     def by(writer: _Writer) -> list[Val]:
         with writer.emitter.scope():
-            writer.rows(row, following)
+            writer.rows(row, following, several=False)
         return []
 
     with emitter.scope():
@@ -116,6 +115,15 @@ def _width(dtype: DType) -> int:
     return 32 if dtype.is_float and dtype != f64 else dtype.bits
 
 
+@dataclass
+class _Rows:
+    """How rows are computed. arrays: for each of the rows computed at a time, where values are kept between passes."""
+
+    in_registers: bool
+    ahead: Ahead
+    arrays: list[dict[int, Val]] = field(default_factory=list)
+
+
 class _Writer:
     """Emits the loops of one kernel."""
 
@@ -131,6 +139,10 @@ class _Writer:
         self._other_stores = [n for n in range(len(self._body.stores)) if n not in self._column_stores]
         self._other_checks = [n for n in self.emitter.all_checks if not self._body.deps[n] & {"c", "k"}]
         self._plan = schedule.passes(self._body, self._column_stores)
+        self._choices = Choices(target, kernel, self._plan, self._column_stores, self.lanes)
+        self._together, self._in_registers = self._choices.rows()
+        # Where there are no rows left over, none is computed alone.
+        self.grain = self._together if isinstance(kernel.rows, int) and kernel.rows % self._together == 0 else 1
 
     # -- kinds -------------------------------------------------------------------------------------------------------
     def flat(self, begin: Val, end: Val) -> None:
@@ -142,47 +154,62 @@ class _Writer:
             # Not of any column: the call that has the first column stores them.
             self._fn.branch(self._fn.icmp("eq", begin, i64(0)), lambda: self._store_others(top))
 
-    def rows(self, begin: Val, end: Val) -> None:
+    def rows(self, begin: Val, end: Val, several: bool = True) -> None:
+        """several: rows may be computed a few at a time."""
+        fn = self._fn
         self._fixed(Point(self.lanes))
-        columns = self._kernel.cols
-        stop = self._slots.dim(columns)
-        sweep = Sweep(self.emitter, self.lanes, i64(0), stop, columns if isinstance(columns, int) else None)
-        in_registers = self._fits_in_registers()
-        arrays = {} if in_registers else self._arrays(columns)
-        ahead = Ahead(self.emitter, self.lanes, self._fn.sub(end, i64(1)))
+        together = self._together if several else 1
+        rows = _Rows(self._in_registers, Ahead(self.emitter, self.lanes, fn.sub(end, i64(1)), together))
+        if not rows.in_registers:
+            rows.arrays = self._arrays(self._kernel.cols, together)
 
-        def row(r: Val, _: list[Val]) -> list[Val]:
+        def some(count: int, first: Val) -> list[Val]:
             with self.emitter.scope():
-                point = Point(self.lanes, {"r": r})
-                self.emitter.checks(point.scalar, [n for n in self._other_checks if self._body.deps[n]])
-                for number, each in enumerate(self._plan):
-                    fetch = ahead.of(point, not in_registers) if number == 1 else nothing
-                    self._resolve(self._roots_within(each, frozenset("r")), [point.scalar])
-                    self.emitter.prepare(each.roots(self._body, self._column_stores), self._stores_of(each), point, "r")
-                    if in_registers:
-                        self._columns_in_registers(each, point, fetch)
-                    else:
-                        self._one_pass(sweep, each, point, arrays, fetch)
-                self._store_others(point.scalar)
-                for each in self._plan:
-                    for n in each.reductions:
-                        self.emitter.withdraw(n)
-                self.emitter.release(arrays)
+                self._some_rows([Point(self.lanes, {"r": fn.add(first, i64(n))}) for n in range(count)], rows)
             return []
 
-        self._fn.loop(begin, end, 1, [], row)
+        if together > 1 and self.grain == together:
+            fn.loop(begin, end, together, [], lambda first, _: some(together, first))
+            return
+        if together > 1:
+            count = fn.sub(end, begin)
+            most = fn.add(begin, fn.sub(count, fn.urem(count, i64(together))))
+            fn.loop(begin, most, together, [], lambda first, _: some(together, first))
+            begin = most
+        fn.loop(begin, end, 1, [], lambda row, _: some(1, row))
 
     # -- passes ------------------------------------------------------------------------------------------------------
-    def _one_pass(self, sweep: Sweep, each: schedule.Pass, point: Point, arrays: dict[int, Val], fetch: Fetch) -> None:
-        self._sweep(sweep, each, point, arrays, fetch)
-        for n in each.keep:
-            if n in arrays:
-                self.emitter.keep(n, arrays[n])
+    def _some_rows(self, points: list[Point], rows: _Rows) -> None:
+        """Pass by pass, and in each one row after the other: while one waits for what a pass reduced, the next one is computed."""
+        columns = self._kernel.cols
+        sweep = Sweep(self.emitter, self.lanes, i64(0), self._slots.dim(columns), columns if isinstance(columns, int) else None)
+        kept: list[int] = []
+        for point in points:
+            self.emitter.checks(point.scalar, [n for n in self._other_checks if self._body.deps[n]])
+        for number, each in enumerate(self._plan):
+            for at, point in enumerate(points):
+                arrays = rows.arrays[at] if rows.arrays else {}
+                for n in kept:
+                    self.emitter.keep(n, arrays[n])
+                fetch = rows.ahead.of(point, not rows.in_registers) if number == 1 else nothing
+                self._resolve(self._roots_within(each, frozenset("r")), [point.scalar])
+                self.emitter.prepare(each.roots(self._body, self._column_stores), self._stores_of(each), point, "r")
+                if rows.in_registers:
+                    self._columns_in_registers(each, point, fetch)
+                else:
+                    self._sweep(sweep, each, point, arrays, fetch)
+                self.emitter.release(kept)
+            kept += [n for n in each.keep if rows.arrays and n in rows.arrays[0]]
+        for at, point in enumerate(points):
+            for n in kept:
+                self.emitter.keep(n, rows.arrays[at][n])
+            self._store_others(point.scalar)
+            self.emitter.release(kept)
 
     def _sweep(
         self, sweep: Sweep, each: schedule.Pass, row: Point, arrays: dict[int, Val] | None = None, fetch: Fetch = nothing
     ) -> None:
-        """One pass over the columns with loops; what it reduces is provided afterwards."""
+        """One pass over the columns with loops; what it reduces is remembered afterwards."""
         reductions = self._reductions(each)
         roots = each.roots(self._body, self._column_stores)
         kept = [(n, arrays[n]) for n in each.keep if arrays and n in arrays]
@@ -197,8 +224,8 @@ class _Writer:
             self._effects(each, points)
             return result
 
-        states = sweep.run(row, self._unroll(each), reductions, visit)
-        self._provide(each, reductions, states)
+        states = sweep.run(row, self._choices.unroll(each, self._joined(each)), reductions, visit)
+        self._remember(each, reductions, states, row)
 
     def _columns_in_registers(self, each: schedule.Pass, row: Point, fetch: Fetch) -> None:
         """One pass over a row that is written out in full: its points are those of the pass before, so their values are still known."""
@@ -221,7 +248,7 @@ class _Writer:
             if (n + 1) % beside == 0 or n + 1 == len(points):
                 self._effects(each, points[n // beside * beside : n + 1])
         merged = merge_copies(reductions, copies)
-        self._provide(each, reductions, [r.across(state) for r, state in zip(reductions, merged)])
+        self._remember(each, reductions, [r.across(state) for r, state in zip(reductions, merged)], row)
 
     def _updated(self, each: schedule.Pass, reductions: list[Reduction], point: Point, states: list[State] | None) -> list[State]:
         """The states of the pass's reductions with one more point; None: it is the first one."""
@@ -241,9 +268,9 @@ class _Writer:
         if each.stores:
             self.emitter.stores_beside(points, self._column_stores)
 
-    def _provide(self, each: schedule.Pass, reductions: list[Reduction], states: list[State]) -> None:
+    def _remember(self, each: schedule.Pass, reductions: list[Reduction], states: list[State], row: Point) -> None:
         for n, value in zip(each.reductions, results(reductions, states)):
-            self.emitter.provide(n, value)
+            self.emitter.remember(n, row, value)
 
     def _position(self, point: Point) -> Val:
         c = self._fn.splat(point.axes["c"], point.lanes)
@@ -293,48 +320,20 @@ class _Writer:
         return reductions_of(self._fn, self._target, self._body, each.reductions, high is None or high >= 1 << 31)
 
     # -- choices -------------------------------------------------------------------------------------------------------
-    def _operations(self, each: schedule.Pass) -> int:
-        own = schedule.costs(self._body, self.lanes)
-        known: set[int] = set()
-        return sum(schedule.recompute_cost(self._body, n, own, known) for n in each.roots(self._body, self._column_stores))
-
     def _joined(self, each: schedule.Pass) -> int:
         """How many vectors beside each other the narrowest store of a pass needs to fill a register."""
         return max((self.emitter.joins(n, self.lanes) for n in self._stores_of(each)), default=1)
 
-    def _unroll(self, each: schedule.Pass) -> int:
-        """Enough vectors at once to hide latencies and to store whole registers; fewer where one is already a lot of code."""
-        operations = self._operations(each)
-        if self._depth is not None and any(node.op == "reduce" and node.axis == "k" for node in self._body.nodes):
-            return 4
-        enough = 4 if operations <= 12 else 2 if operations <= 60 else 1
-        joined = self._joined(each)
-        return max(enough, joined) if joined * operations <= _JOINED_OPERATIONS else enough
-
-    def _fits_in_registers(self) -> bool:
-        """Whether a row is so short that all its vectors stay in registers between the passes."""
-        columns = self._kernel.cols
-        if not isinstance(columns, int) or columns == 0 or len(self._plan) < 2 or self._depth is not None:
-            return False
-        vectors, tail = divmod(columns, self.lanes)
-        if tail and not self._target.masked_memory:
-            return False
-        vectors += 1 if tail else 0
-        alive = schedule.live_between(self._body, self._plan, self._column_stores)
-        budget = self._target.registers - (8 if self._target.registers > 16 else 6)
-        operations = sum(self._operations(each) for each in self._plan)
-        return vectors * alive <= budget and vectors * operations <= _UNROLLED_OPERATIONS
-
-    def _arrays(self, columns: Dim) -> dict[int, Val]:
-        """Arrays on the stack for what is worth keeping between passes, as far as they fit."""
+    def _arrays(self, columns: Dim, rows: int) -> list[dict[int, Val]]:
+        """Arrays on the stack for what is worth keeping between passes, for each of some rows, as far as they fit."""
         schedule.add_kept(self._body, self._plan, self._column_stores, self.lanes)
         high = bounds(columns)[1]
-        room = _SCRATCH_BYTES
-        arrays: dict[int, Val] = {}
-        for each in self._plan:
-            for n in each.keep:
-                size = (-(-(high or 0) // self.lanes) * self.lanes) * self._body.nodes[n].dtype.bytes
-                if high is not None and size <= room:
-                    arrays[n] = self._fn.alloca(max(size, 64))
-                    room -= size
+        room = _SCRATCH_BYTES // rows
+        arrays: list[dict[int, Val]] = [{} for _ in range(rows)]
+        for n in [n for each in self._plan for n in each.keep]:
+            size = (-(-(high or 0) // self.lanes) * self.lanes) * self._body.nodes[n].dtype.bytes
+            if high is not None and size <= room:
+                for of_row in arrays:
+                    of_row[n] = self._fn.alloca(max(size, 64))
+                room -= size
         return arrays

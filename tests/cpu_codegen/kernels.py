@@ -12,10 +12,10 @@ from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.contract import KernelCode
 from sashiko.cpu_codegen.elf import read_symbols
 from sashiko.cpu_codegen.loops import emit_loop_kernel
-from sashiko.graph.dims import evaluate
+from sashiko.graph.dims import evaluate, symbol
 from sashiko.graph.types import FROM_TORCH, DType, f32
 from sashiko.platforms.target import Target
-from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node
+from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
 from tests.emulation import Array, Runner, compiled, runners
 
 
@@ -84,3 +84,15 @@ def same(actual: torch.Tensor, expected: torch.Tensor, *, rtol: float = 0.0, ato
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def softmax(rows: int, cols: int, known: bool) -> LoopKernel:
+    """Of the rows of a matrix; known: the columns are."""
+    builder = BodyBuilder()
+    x, out = builder.buffer(f32), builder.buffer(f32)
+    width = cols if known else symbol("S")
+    r, c = axis("r", rows), axis("c", width)
+    value = builder.load(x, r * width + c)
+    e = builder.op("exp", f32, builder.op("sub", f32, value, reduce(builder, "max", value)))
+    builder.store(out, r * width + c, builder.op("div", f32, e, reduce(builder, "sum", e)))
+    return LoopKernel("softmax", builder.finish(), rows, width)

@@ -1,0 +1,88 @@
+"""How the loops of a kernel are cut: how many rows and vectors at a time, and whether rows stay in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph.dims import bounds, product
+from ..platforms.target import Target
+from ..stitch.loops import LoopKernel
+from . import schedule
+
+_JOINED_OPERATIONS = 400  # vector operations of a loop that is unrolled to store whole registers
+_UNROLLED_OPERATIONS = 900  # vector operations of rows written out without a loop
+_WORD = 4
+_SHORT_ROW = 1024  # columns: longer rows hardly notice what waits between their passes
+# Rows at a time. On Zen 4, softmax of 64 columns takes 0.83 of the time by fours, and layer norm of 256 with two results 0.8 by twos.
+_MANY_ROWS, _FEW_ROWS = 4, 2
+
+
+class Choices:
+    """Choices for one kernel with vectors of `lanes`. plan: its passes."""
+
+    def __init__(
+        self, target: Target, kernel: LoopKernel, plan: Sequence[schedule.Pass], column_stores: tuple[int, ...], lanes: int
+    ) -> None:
+        self._target, self._kernel, self._body, self._lanes = target, kernel, kernel.body, lanes
+        self._plan, self._column_stores = list(plan), column_stores
+
+    def unroll(self, each: schedule.Pass, joined: int) -> int:
+        """Vectors at once: enough to hide latencies and, with `joined`, to store whole registers; fewer where one is a lot of code."""
+        operations = self._operations(each)
+        if self._kernel.depth is not None and any(node.op == "reduce" and node.axis == "k" for node in self._body.nodes):
+            return 4
+        enough = 4 if operations <= 12 else 2 if operations <= 60 else 1
+        return max(enough, joined) if joined * operations <= _JOINED_OPERATIONS else enough
+
+    def rows(self) -> tuple[int, bool]:
+        """Rows at a time, and whether they stay in registers between the passes.
+
+        A pass waits for what the one before has reduced, and meanwhile there are other rows to go on with. Rows that do not all stay in
+        registers are read again in each pass, which is no loss where there is one array to read. Beyond the caches memory is what takes
+        the time, and it likes one row after the other; they are computed as the others are, so that the results are the same.
+        """
+        if not self._waits():
+            return 1, False
+        high = bounds(self._kernel.cols)[1]
+        again = high is not None and high <= _SHORT_ROW and self._arrays_read() == 1
+        many = next((rows for rows in (_MANY_ROWS, _FEW_ROWS) if self.in_registers(rows)), _FEW_ROWS if again else 1)
+        return 1 if self._beyond_caches() else many, self.in_registers(many)
+
+    def in_registers(self, rows: int) -> bool:
+        """Whether so many rows are so short that all their vectors stay in registers between the passes."""
+        columns = self._kernel.cols
+        if not isinstance(columns, int) or columns == 0 or not self._waits():
+            return False
+        vectors, tail = divmod(columns, self._lanes)
+        if tail and not self._target.masked_memory:
+            return False
+        vectors = rows * (vectors + (1 if tail else 0))
+        alive = schedule.live_between(self._body, self._plan, self._column_stores)
+        budget = self._target.registers - (8 if self._target.registers > 16 else 6)
+        operations = sum(self._operations(each) for each in self._plan)
+        return vectors * alive <= budget and vectors * operations <= _UNROLLED_OPERATIONS
+
+    def _waits(self) -> bool:
+        return len(self._plan) > 1 and self._kernel.depth is None
+
+    def _beyond_caches(self) -> bool:
+        """Whether what is read and what is written, as far as is known, do not stay in half of the last cache."""
+        elements = product((self._kernel.rows or 1, self._kernel.cols))
+        large = isinstance(elements, int) and elements * 2 * _WORD > max(self._target.l3, self._target.l2) // 2
+        return large or any(store.streams for store in self._body.stores)
+
+    def _arrays_read(self) -> int:
+        """How many elements a row's first pass reads for each column."""
+        seen: set[int] = set()
+        pending = self._plan[0].roots(self._body, self._column_stores)
+        while pending:
+            n = pending.pop()
+            if n not in seen:
+                seen.add(n)
+                pending += self._body.operands(n)
+        return sum(self._body.nodes[n].op == "load" and self._body.deps[n] >= {"r", "c"} for n in seen)
+
+    def _operations(self, each: schedule.Pass) -> int:
+        own = schedule.costs(self._body, self._lanes)
+        known: set[int] = set()
+        return sum(schedule.recompute_cost(self._body, n, own, known) for n in each.roots(self._body, self._column_stores))
