@@ -18,6 +18,11 @@ __all__ = [
 LoopBody = Callable[[Val, list[Val]], Sequence[Val]]
 
 
+def _numbers(a: Val, b: Val) -> tuple[int, int] | None:
+    """Two numbers of 64 bits that are known, neither negative: what follows from them LLVM finds out within a block alone."""
+    return (int(a.ref), int(b.ref)) if a.ty == b.ty == I64 and a.ref.isdigit() and b.ref.isdigit() else None
+
+
 class Function:
     """One function under construction; `finish()` adds it to the module.
 
@@ -88,26 +93,29 @@ class Function:
         return self.emit(a.ty, f"{floating if a.ty.is_float else integer} {a.ty} {a.ref}, {b.ref}")
 
     def add(self, a: Val, b: Val) -> Val:
-        if not a.ty.lanes and a.ty.scalar == "i64":
+        if a.ty == I64:
             if a.ref == "0":
                 return b
             if b.ref == "0":
                 return a
-            if a.ref.isdigit() and b.ref.isdigit():
-                return i64(int(a.ref) + int(b.ref))
+        known = _numbers(a, b)
+        if known is not None:
+            return i64(known[0] + known[1])
         return self._binary("add", "fadd", a, b)
 
     def sub(self, a: Val, b: Val) -> Val:
-        return self._binary("sub", "fsub", a, b)
+        known = _numbers(a, b)
+        return self._binary("sub", "fsub", a, b) if known is None else i64(known[0] - known[1])
 
     def mul(self, a: Val, b: Val) -> Val:
-        if not a.ty.lanes and a.ty.scalar == "i64":
+        if a.ty == I64:
             if a.ref == "1":
                 return b
             if b.ref == "1":
                 return a
-            if a.ref.isdigit() and b.ref.isdigit():
-                return i64(int(a.ref) * int(b.ref))
+        known = _numbers(a, b)
+        if known is not None:
+            return i64(known[0] * known[1])
         return self._binary("mul", "fmul", a, b)
 
     def div(self, a: Val, b: Val) -> Val:
@@ -118,6 +126,9 @@ class Function:
         return self._binary("srem", "frem", a, b)
 
     def udiv(self, a: Val, b: Val) -> Val:
+        known = _numbers(a, b)
+        if known is not None and known[1]:
+            return i64(known[0] // known[1])
         return self._binary("udiv", "fdiv", a, b)
 
     def urem(self, a: Val, b: Val) -> Val:
@@ -165,10 +176,12 @@ class Function:
         return self.emit(a.ty, f"select {condition.ty} {condition.ref}, {a.ty} {a.ref}, {b.ty} {b.ref}")
 
     def smin(self, a: Val, b: Val) -> Val:
-        return self.intrinsic("smin", a.ty, [a, b])
+        known = _numbers(a, b)
+        return self.intrinsic("smin", a.ty, [a, b]) if known is None else i64(min(known))
 
     def smax(self, a: Val, b: Val) -> Val:
-        return self.intrinsic("smax", a.ty, [a, b])
+        known = _numbers(a, b)
+        return self.intrinsic("smax", a.ty, [a, b]) if known is None else i64(max(known))
 
     # -- conversion and lanes -----------------------------------------------------------------------------------
     def convert(self, op: str, a: Val, to: Ty) -> Val:

@@ -113,6 +113,12 @@ def costs(body: Body, lanes: int) -> list[int]:
     return result
 
 
+def column_cost(body: Body, lanes: int, without: tuple[str, ...] = ()) -> int:
+    """Operations for one vector of columns, those named in `without` apart, in a body that needs one pass."""
+    own = costs(body, lanes)
+    return sum(own[n] for n in needed(body) if "c" in body.deps[n] and body.nodes[n].op not in without)
+
+
 def add_kept(body: Body, plan: list[Pass], column_stores: Iterable[int], lanes: int) -> None:
     """Fills in `keep` of each pass: the largest values that a later pass uses again and that cost more than keeping them."""
     own = costs(body, lanes)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
-from ..graph.dims import Dim, bounds
+from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
 from .micro import MicroKernel
 from .spec import GemmSpec
@@ -88,11 +88,11 @@ class Blocking:
     def partial_tiles(self, m: Dim) -> list[bool]:
         """For each variant whether some of `m` rows, or of those that are left from a whole number of the first tiles on, are a tile of it
         that is not whole."""
-        result, left = [], m
+        result: list[bool] = []
         for variant in self.variants:
-            rest = left % variant.micro.mr if isinstance(left, int) else variant.least
-            result.append(rest >= variant.least)
-            left = left if not isinstance(left, int) else 0 if result[-1] else rest
+            m = mod(m, variant.micro.mr)
+            result.append(not isinstance(m, int) or m >= variant.least)
+            m = 0 if isinstance(m, int) and result[-1] else m
         return result
 
     def pack_late(self, variant: Variant) -> bool:
@@ -110,7 +110,7 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     pieces, k_block = _pieces(target, spec, micros)
     widest = max(micro.panels for micro in micros)
     nr = micros[0].packing.nr
-    panel_block = max(widest, _GROUP_COLUMNS // nr // widest * widest)
+    panel_block = max(widest, _group_columns(target, spec, micros[0]) // nr // widest * widest)
     most = min(target.l2 // 2, _STACK_BYTES)
     variants: list[Variant] = []
     for position, micro in enumerate(micros):
@@ -179,20 +179,39 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
 
 
 def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
-    """The tiles that so few rows may need; the last one at least."""
-    most = bounds(spec.m)[1]
+    """The tiles that so few rows may need, the last one at least, up to the one that leaves none over."""
+    most, left = bounds(spec.m)[1], spec.m
     first = next((n for n in range(len(micros)) if most is None or _least(micros[n:]) <= most), len(micros) - 1)
+    for last in range(first, len(micros)):
+        left = mod(left, micros[last].mr)
+        if left == 0 or (isinstance(left, int) and left >= _least(micros[last:])):
+            return micros[first : last + 1]
     return micros[first:]
 
 
 def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int) -> int:
     """Rows of a block: some tiles while the weights stay in L2, else as many as fit a part of it, so that weights are read less often."""
-    weights = bounds(spec.n * spec.k)[1]
-    stay = weights is not None and weights * spec.rhs.bits // 8 <= target.l2 // 2 and not micro.unpacked_bytes(1)
-    tiles = spec.choice.tiles or (_sharing_tiles(spec, micro) if stay else _MOST_TILES)
+    tiles = spec.choice.tiles or (_sharing_tiles(spec, micro) if _stays(target, spec, micro) else _MOST_TILES)
     by_lhs = min(target.l2 // 2, _STACK_BYTES) // (micro.mr * row_bytes)
     by_tiles = _SCRATCH_TILES_BYTES // (micro.mr * columns * 4) if pieces != 1 else by_lhs
     return micro.mr * max(1, min(by_lhs, by_tiles, tiles))
+
+
+def _stays(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
+    """Whether the weights are small enough for L2."""
+    weights = bounds(spec.n * spec.k)[1]
+    return weights is not None and weights * spec.rhs.bits // 8 <= target.l2 // 2 and not micro.unpacked_bytes(1)
+
+
+def _group_columns(target: Target, spec: GemmSpec, micro: MicroKernel) -> int:
+    """Columns whose accumulators wait while the pieces of k pass. Tile registers are faster than weights come from beyond L2: few enough
+    for all the rows that fit a part of it, whose lhs is read again for each group."""
+    if not micro.overlaps or _stays(target, spec, micro) or not isinstance(spec.k, int):
+        return _GROUP_COLUMNS
+    tiles = min(_MOST_TILES, target.l2 // 2 // (micro.mr * spec.k * spec.lhs.bytes))
+    most = bounds(spec.m)[1]
+    tiles = tiles if most is None else min(tiles, -(-most // micro.mr))
+    return min(_GROUP_COLUMNS, _SCRATCH_TILES_BYTES // (4 * micro.mr * max(1, tiles)))
 
 
 def _sharing_tiles(spec: GemmSpec, micro: MicroKernel) -> int:

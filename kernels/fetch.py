@@ -31,12 +31,12 @@ class Access:
 def accesses(target: Target, spec: GemmSpec) -> tuple[Access, ...]:
     """What is worth fetching: whole matrices, where the result does not stay in L2 anyway."""
     body = spec.epilogue
-    most = bounds(spec.batch * spec.m * spec.n)[1]
-    if most is not None and 4 * most <= target.l2 // 2:
-        return ()
     found = [_access(node.buffer, node.index, node.dtype.bytes, False) for node in body.nodes if node.op == "load" and not node.args]
     found += [_access(store.buffer, store.index, body.buffers[store.buffer].bytes, True) for store in body.stores if store.guard < 0]
-    return tuple(dict.fromkeys(access for access in found if access is not None))
+    whole = tuple(dict.fromkeys(access for access in found if access is not None))
+    most = bounds(spec.batch * spec.m * spec.n)[1]
+    stays = most is not None and most * max((access.bytes for access in whole), default=0) <= target.l2 // 2
+    return () if stays else whole
 
 
 def _access(buffer: int, index: Dim, size: int, writes: bool) -> Access | None:

@@ -40,9 +40,7 @@ def applies(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
         return False
     if any(node.op == "check" for node in body.nodes) or any("c" not in {s.name for s in symbols(store.index)} for store in body.stores):
         return False
-    nodes = [n for n in schedule.needed(body) if "c" in body.deps[n]]
-    costs = schedule.costs(body, lanes(micro))
-    return sum(costs[n] for n in nodes) <= _SHORT
+    return schedule.column_cost(body, lanes(micro)) <= _SHORT
 
 
 def emit_finished(

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sashiko.graph.types import bf16, f32
+from sashiko.graph.dims import Dim
+from sashiko.graph.types import bf16, f32, i8
 from sashiko.kernels import amx, x86_vector
 from sashiko.kernels.blocking import Variant, choose, tailored
 from sashiko.kernels.spec import GemmSpec, Strides
@@ -61,6 +62,15 @@ def test_tiles_that_are_not_whole(m: int, expected: list[bool]) -> None:
     assert found.partial_tiles(m) == expected
 
 
+@pytest.mark.parametrize(
+    ("m", "heights"), [(512, [32]), (33, [32, 4, 1]), (36, [32]), (32 * M, [32]), (30, [32]), (1, [1]), (M, [32, 4, 1])]
+)
+def test_tiles_that_no_row_is_left_to_are_not_written(m: Dim, heights: list[int]) -> None:
+    micros = amx.amx(i8, i8)
+    found = choose(TARGET, spec_of(Case(100, 80, 500), i8, i8, m=m), micros)
+    assert [variant.micro.mr for variant in found.variants] == heights
+
+
 @pytest.mark.parametrize(("n", "tiles"), [(128, 4), (48, 1), (64, 4)])
 def test_tiles_of_rows_share_panels_that_are_read_again(n: int, tiles: int) -> None:
     """The weights stay in L2, and a result of three panels is one tile wide."""
@@ -72,3 +82,13 @@ def test_tiles_of_rows_share_panels_that_are_read_again(n: int, tiles: int) -> N
 def test_tile_registers_share_panels_where_there_are_few_rows() -> None:
     tall, low = (spec_of(Case(m, 256, 256), bf16, bf16, m=m) for m in (512, 128))
     assert [choose(TARGET, spec, amx.amx(bf16, bf16)).variants[0].rows for spec in (tall, low)] == [32, 128]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "rows", "columns"), [(128, 768, 128, 192), (512, 768, 192, 128), (M, 768, 192, 128), (512, 128, 32, 256)]
+)
+def test_tile_registers_read_weights_from_beyond_l2_for_more_rows(m: Dim, n: int, rows: int, columns: int) -> None:
+    """Narrower groups of columns leave room for the accumulators of all rows whose lhs stays in L2."""
+    found = choose(TARGET, spec_of(Case(100, n, 3072), i8, i8, m=m), amx.amx(i8, i8)[:1])
+    assert found.pieces is not None and found.pieces > 1
+    assert (found.variants[0].rows, found.panel_block * 16) == (rows, columns)

@@ -27,6 +27,14 @@ def residual() -> Body:
     return b.finish()
 
 
+def short() -> Body:
+    """acc, stored in bf16."""
+    b = BodyBuilder()
+    out = b.buffer(bf16)
+    b.store(out, ROW * N + COLUMN, b.cast(b.add(Node("acc", f32)), bf16))
+    return b.finish()
+
+
 def spec(rows: int) -> GemmSpec:
     return GemmSpec(f32, f32, rows, N, 64, Strides(0, 64), residual())
 
@@ -37,4 +45,11 @@ def test_matrices_are_fetched_and_rows_and_columns_are_not() -> None:
 
 def test_a_result_that_stays_in_the_cache_is_not_fetched() -> None:
     assert accesses(TARGET, spec(64)) == ()
+    # 4 bytes of each element are read, 512 KiB of them stay.
+    assert accesses(TARGET, spec(512)) == () and accesses(TARGET, spec(513)) != ()
     assert accesses(TARGET, replace(spec(64), m=symbol("M", 1))) != ()
+
+
+def test_a_result_of_short_elements_stays_with_more_of_them() -> None:
+    assert accesses(TARGET, replace(spec(1024), epilogue=short())) == ()
+    assert accesses(TARGET, replace(spec(1025), epilogue=short())) == (Access(0, 0, N, 2, True),)

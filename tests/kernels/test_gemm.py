@@ -14,7 +14,7 @@ from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.dims import evaluate, floordiv, mod, symbol
 from sashiko.graph.types import DType, bf16, f16, f32, i8, u8
 from sashiko.kernels import amx, gemm, neon, reference, x86_vector
-from sashiko.kernels.blocking import tailored
+from sashiko.kernels.blocking import choose, tailored
 from sashiko.kernels.packing import pack_rhs, unpack_rhs
 from sashiko.kernels.spec import BATCH, GemmSpec, Packing, Strides, dense
 from sashiko.kernels.table import TABLE
@@ -99,6 +99,16 @@ def test_an_epilogue_between_the_steps_of_the_next_tile(lhs: DType, target: Targ
     for case in (Case(96, 64, 64), Case(65, 64, 512), Case(33, 70, 2000)):
         run(runner, *of_micros(micros), case, lhs, micros[0].rhs)
         run(shrunk(runner, 1 << 12, 1 << 15), *of_micros(micros), case, lhs, micros[0].rhs)
+
+
+@pytest.mark.parametrize("lhs", [i8, bf16], ids=str)
+@pytest.mark.isa("avx512_vnni")
+def test_groups_of_columns_that_are_narrower_for_the_sake_of_more_rows(lhs: DType, target: Target) -> None:
+    micros = amx.amx(lhs, i8 if lhs == i8 else bf16, tiles_on(target))
+    runner = shrunk(Native(target), 3 << 10, lhs.bytes * 80 << 10)
+    for case in (Case(150, 200, 300), Case(70, 390, 300)):
+        assert choose(runner.target, spec_of(case, lhs, micros[0].rhs), micros).panel_block < 256 // 16
+        run(runner, *of_micros(micros), case, lhs, micros[0].rhs)
 
 
 @pytest.mark.parametrize(("micros", "runner"), PAIRS)
