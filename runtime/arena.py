@@ -16,7 +16,7 @@ SLACK = 128
 
 @dataclass(frozen=True)
 class Life:
-    """A buffer's size in bytes and the first and last section that touch it.
+    """A buffer's size in bytes and the first and last step that touch it.
 
     `inherits`: a buffer whose memory this one takes over: it must end where this one begins, and they share when this one fits.
     """
@@ -55,7 +55,7 @@ def padded(nbytes: int) -> int:
 
 
 def arrange(lives: Sequence[Life]) -> Layout:
-    """Returns where each buffer goes; offsets are multiples of 64, and buffers alive in the same section never overlap,
+    """Returns where each buffer goes; offsets are multiples of 64, and buffers alive in the same step never overlap,
     except those that inherit one another's memory."""
     blocks: list[_Block] = []
     of: dict[int, _Block] = {}

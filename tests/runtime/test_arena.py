@@ -49,7 +49,7 @@ def test_live_buffers_never_overlap(lives: list[Life]) -> None:
             second = lives[b]
             if first.first > second.last or second.first > first.last or not overlaps(lives, layout, a, b):
                 continue
-            # Sharing while both live is right only in the one section where one ends and its heir begins.
+            # Sharing while both live is right only in the one step where one ends and its heir begins.
             assert a in chain(lives, b) or b in chain(lives, a)
             assert first.first == second.last or second.first == first.last
 
