@@ -50,10 +50,10 @@ FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
 CASES = (Case(1, 1, 1), Case(3, 70, 7, 5), Case(37, 49, 66, 3), Case(64, 96, 128))
 
 
-def pairs() -> Iterator[ParameterSet]:
-    """Every family with every machine that can run it. The widest x86 families run on this machine only."""
+def pairs(few: bool = False) -> Iterator[ParameterSet]:
+    """Every family with every machine that can run it, or with one of each kind. The widest x86 families run on this machine only."""
     for name, (micros, needs) in FAMILIES.items():
-        found = runners(needs=needs)
+        found = runners(needs=needs, few=few)
         if not found:
             skip = pytest.mark.skip(reason=f"no machine here has {', '.join(needs)}")
             yield pytest.param(micros, None, id=name, marks=skip)
@@ -62,6 +62,7 @@ def pairs() -> Iterator[ParameterSet]:
 
 
 PAIRS = tuple(pairs())
+FEW = tuple(pairs(few=True))  # for how products are cut and read, which no feature beyond those of the family changes
 INTEGERS = tuple(each for each in PAIRS if not each.values[0][0].lhs.is_float)
 
 
@@ -76,14 +77,14 @@ def test_products_with_all_tails(micros: Micros, runner: Runner) -> None:
         run(runner, *of_micros(micros), case, micros[0].lhs, micros[0].rhs)
 
 
-@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+@pytest.mark.parametrize(("micros", "runner"), FEW)
 def test_products_cut_into_blocks(micros: Micros, runner: Runner) -> None:
     """Pieces of k packed before and in the loop over panels, blocks of several tiles of rows."""
     for small, case in (((1 << 10, 1 << 12), Case(33, 100, 300)), ((1 << 12, 1 << 15), Case(70, 90, 260, 5))):
         run(shrunk(runner, *small), *of_micros(micros), case, micros[0].lhs, micros[0].rhs)
 
 
-@pytest.mark.parametrize(("micros", "runner"), [pair for pair in PAIRS if pair.values[0][0].layout.direct])
+@pytest.mark.parametrize(("micros", "runner"), [pair for pair in FEW if pair.values[0][0].layout.direct])
 def test_rows_read_in_place_in_pieces(micros: Micros, runner: Runner) -> None:
     """Blocks of several tiles, the last one not whole; k that ends within a step."""
     run(shrunk(runner, 1 << 15, 1 << 18), *of_micros(micros), Case(45, 50, 1601), micros[0].lhs, micros[0].rhs)
@@ -101,7 +102,7 @@ def test_an_epilogue_between_the_steps_of_the_next_tile(lhs: DType, target: Targ
         run(shrunk(runner, 1 << 12, 1 << 15), *of_micros(micros), case, lhs, micros[0].rhs)
 
 
-@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+@pytest.mark.parametrize(("micros", "runner"), FEW)
 def test_tiles_that_fit_a_known_number_of_rows(micros: Micros, runner: Runner) -> None:
     """One tile, several of one height, two heights; one, three and five panels; pieces of k."""
     for case in (Case(9, 10, 7), Case(13, 40, 6), Case(15, 70, 9), Case(31, 47, 10, 2)):
@@ -154,7 +155,7 @@ def batched(micros: Micros, heads: int, transposed: bool) -> tuple[GemmSpec, Str
     return spec, rhs
 
 
-@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+@pytest.mark.parametrize(("micros", "runner"), FEW)
 @pytest.mark.parametrize("transposed", [False, True], ids=["n_by_k", "k_by_n"])
 def test_batches_with_a_dynamic_rhs(micros: Micros, runner: Runner, transposed: bool) -> None:
     heads, sizes, depth = 3, {"B": 2, "S": 17, "T": 21}, 40

@@ -16,7 +16,7 @@ from sashiko.kernels.packing import pack_rhs
 from sashiko.kernels.spec import BATCH, GemmSpec, Pieces, Strides
 from tests.emulation import Runner
 from tests.kernels.products import Case, M, Micros, acc_of, array, compare, halves, plain_store, random
-from tests.kernels.test_gemm import PAIRS, shrunk
+from tests.kernels.test_gemm import FEW, shrunk
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,19 @@ def check(runner: Runner, micros: Micros, case: Windows, n: int) -> None:
     assert evaluate(code.rows.domain, {"M": m}) == m
 
 
-@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+@pytest.mark.parametrize(("micros", "runner"), FEW)
 def test_windows_are_read_in_place(micros: Micros, runner: Runner) -> None:
     for case in CASES:
         check(runner, micros, case, 37)
 
 
-@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+@pytest.mark.parametrize(("micros", "runner"), FEW)
 def test_pieces_of_rows_and_pieces_of_k_need_not_agree(micros: Micros, runner: Runner) -> None:
     """With caches so small that k is cut in the middle of a piece."""
     check(shrunk(runner, 1 << 10, 1 << 12), micros, Windows(8, 29, 3), 70)
 
 
-@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+@pytest.mark.parametrize(("micros", "runner"), FEW)
 def test_parts_of_rows_times_weights_in_turn(micros: Micros, runner: Runner) -> None:
     """Windows of 3 x 3 over each third of the channels, with a weight of its own, as of a convolution in groups."""
     groups, width, n, case = 3, 7, 21, Windows(8, 21, 3)

@@ -51,11 +51,11 @@ def weight_spec(case: Case, lhs: DType, rhs: DType, group: int, m: Dim = M) -> G
     return replace(plain, rhs=rhs, group=packed_group(group) if rhs == i4 else 0)
 
 
-def pairs() -> Iterator[ParameterSet]:
-    """Every row with every machine that can run it."""
+def pairs(few: bool = False) -> Iterator[ParameterSet]:
+    """Every row with every machine that can run it, or with one of each kind."""
     for row in (*ROWS, *EMULATED):
         needs = features(row)
-        found = runners(needs=needs)
+        found = runners(needs=needs, few=few)
         if not found:
             yield pytest.param(row, None, id=row.name, marks=pytest.mark.skip(reason=f"no machine here has {', '.join(needs)}"))
         for each in found if not needs or needs[0] in ("neon", "bf16") else found[:1]:
@@ -123,7 +123,7 @@ def test_products_with_all_tails(row: Kernel, runner: Runner) -> None:
             run(runner, row, case, group)
 
 
-@pytest.mark.parametrize(("row", "runner"), PAIRS)
+@pytest.mark.parametrize(("row", "runner"), tuple(pairs(few=True)))
 def test_products_cut_into_blocks(row: Kernel, runner: Runner) -> None:
     """Pieces of k, packed before and in the loop over panels, and blocks of several tiles of rows."""
     cases = ((1 << 10, 1 << 12, Case(33, 100, 288)), (1 << 12, 1 << 15, Case(70, 90, 256, 5)), (1 << 10, 1 << 12, Case(1, 90, 512)))
