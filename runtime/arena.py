@@ -96,9 +96,3 @@ def _best_gap(block: _Block, neighbours: list[_Block]) -> int:
             best, best_size = end, gap
         end = max(end, other.offset + other.size)
     return end if best < 0 else best
-
-
-def lower_bound(lives: Sequence[Life]) -> int:
-    """The most bytes alive at one time without sharing by inheritance; no arrangement of such buffers is smaller."""
-    moments = {life.first for life in lives}
-    return max((sum(padded(life.nbytes) for life in lives if life.first <= moment <= life.last) for moment in moments), default=0)

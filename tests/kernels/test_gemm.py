@@ -15,7 +15,7 @@ from sashiko.graph.dims import evaluate, floordiv, mod, symbol
 from sashiko.graph.types import DType, bf16, f16, f32, i8, u8
 from sashiko.kernels import amx, gemm, neon, reference, x86_vector
 from sashiko.kernels.blocking import tailored
-from sashiko.kernels.packing import pack_rhs, unpack_rhs
+from sashiko.kernels.packing import int_of, pack_rhs
 from sashiko.kernels.spec import BATCH, GemmSpec, Packing, Strides, dense
 from sashiko.kernels.table import TABLE
 from sashiko.platforms.target import Target
@@ -171,6 +171,14 @@ def test_batches_with_a_dynamic_rhs(micros: Micros, runner: Runner, transposed: 
     product.run()
 
 
+def unpack_rhs(packed: torch.Tensor, packing: Packing, n: int, k: int, dtype: DType) -> torch.Tensor:
+    """The weight [n, k] that `pack_rhs` packed."""
+    panels, depth = int_of(packing.panels(n)), int_of(packing.k_padded(k))
+    size = int_of(packing.sums_offset(n, k, dtype))
+    groups = packed[:size].view(dtype.torch).view(panels, depth // packing.kr, packing.nr, packing.kr)
+    return groups.transpose(1, 2).reshape(panels * packing.nr, depth)[:n, :k].contiguous()
+
+
 @pytest.mark.parametrize("case", [(1, 1), (16, 64), (33, 130), (7, 3)])
 def test_packing_round_trip(case: tuple[int, int]) -> None:
     for packing in {micros[0].packing for micros, _ in FAMILIES.values()}:
@@ -178,7 +186,7 @@ def test_packing_round_trip(case: tuple[int, int]) -> None:
             w = random(case, dtype, 5)
             packed = pack_rhs(w, packing)
             assert packed.numel() == packing.bytes(*case, dtype) and packed.numel() % 64 == 0
-            assert torch.equal(unpack_rhs(packed, packing, *case, w.dtype), w)
+            assert torch.equal(unpack_rhs(packed, packing, *case, dtype), w)
 
 
 def test_packed_sums_are_those_of_the_columns() -> None:
