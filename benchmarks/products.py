@@ -2,7 +2,7 @@
 
     python -P benchmarks/products.py [--targets host,x86_64_vnni,x86_64_v3] [--shapes 512x256x256,...] [--kinds fp32,bf16,int8] [--json F]
 
-A shape is M x N x K. The time is that of the product's own section with its epilogue, on one pinned core; operands are random. The peak
+A shape is M x N x K. The time is that of the product's own step with its epilogue, on one pinned core; operands are random. The peak
 is measured in the same run with operands in L1 (`sashiko.kernels.peaks`). Targets that this machine cannot run are left out.
 """
 
@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sashiko.cli.bench.cases import parse_shape
+from sashiko.cli.bench.product import product
 from sashiko.cli.bench.record import story
-from sashiko.cli.bench.sections import product
 from sashiko.cli.bench.timing import pin
 from sashiko.kernels.peaks import measure_kind
 from sashiko.platforms.catalogue import CATALOGUE
@@ -53,13 +53,13 @@ def runnable(names: Sequence[str]) -> list[tuple[str, Target]]:
 
 
 def measure(name: str, target: Target, kind: str, shape: tuple[int, ...], peak: float) -> Product:
-    """Times the product's section of a compiled linear layer."""
+    """Times the product's step of a compiled linear layer."""
     m, n, k = shape
     torch.manual_seed(0)
-    section = product(kind, shape, target)
-    seconds = section.seconds(REPEAT)
+    step = product(kind, shape, target)
+    seconds = step.seconds(REPEAT)
     giga = 2 * m * n * k / seconds / 1e9
-    return Product(name, kind, "x".join(map(str, shape)), section.kernel, seconds * 1e6, giga, giga / peak)
+    return Product(name, kind, "x".join(map(str, shape)), step.kernel, seconds * 1e6, giga, giga / peak)
 
 
 def table(found: Sequence[Product]) -> Table:

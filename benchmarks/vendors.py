@@ -4,7 +4,7 @@
 
 M is drawn from 1-2048, N and K from 32-4096, their logarithms uniformly. Weights are constant and packed beforehand on both sides;
 operands are random; one pinned core; candidates take turns, for longer where the ratio is near 0.95. Ours is the time of the product's
-own section, a library's that of the fastest of its calls, each less what the same takes for 1 x 32 x 32, so that neither side pays for
+own step, a library's that of the fastest of its calls, each less what the same takes for 1 x 32 x 32, so that neither side pays for
 Python.
 """
 
@@ -28,8 +28,8 @@ from rich.table import Table
 from torch import nn
 
 from sashiko.cli.bench.cases import parse_shape
+from sashiko.cli.bench.product import product
 from sashiko.cli.bench.record import story
-from sashiko.cli.bench.sections import product
 from sashiko.cli.bench.timing import pin
 
 ROUNDS, SECONDS = 5, 0.01
@@ -119,15 +119,15 @@ class Candidates:
     """Both sides of one shape."""
 
     def __init__(self, kind: str, shape: Shape) -> None:
-        self.shape, self.section, self.calls = shape, product(kind, shape), vendor_calls(kind, shape)
-        self.repeat = max(2, min(200, int(SECONDS / self.section.seconds(2))))
+        self.shape, self.step, self.calls = shape, product(kind, shape), vendor_calls(kind, shape)
+        self.repeat = max(2, min(200, int(SECONDS / self.step.seconds(2))))
         for call in self.calls.values():
             call()
 
     def timed(self) -> Timed:
         """One round."""
         theirs = {name: shortest(call, self.repeat) for name, call in self.calls.items()}
-        return Timed(self.shape, self.section.kernel, self.section.seconds(self.repeat), theirs)
+        return Timed(self.shape, self.step.kernel, self.step.seconds(self.repeat), theirs)
 
 
 def fastest(rounds: Sequence[Timed]) -> Timed:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 from .. import __version__
 from ..diagnostics import env
-from ..diagnostics.errors import SashikoError
+from ..diagnostics.errors import InputError, SashikoError
 from . import doctor, explain, quantize
 from .bench import command as bench
 
-OK = 0
-FAILED = 1
+FAILED, USAGE = 1, 2
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,8 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def run(arguments: Sequence[str], commands: Sequence[Command] = COMMANDS) -> int:
-    """Runs one command line and returns the exit status: 0 done, 1 a SashikoError (printed to stderr), 2 wrong usage.
+    """Runs one command line and returns the exit status: 0 done, 2 wrong arguments, 1 another SashikoError; they are printed to
+    stderr.
 
     With SASHIKO_DEBUG >= 2 a SashikoError is raised instead, with its traceback.
     """
@@ -61,4 +61,4 @@ def run(arguments: Sequence[str], commands: Sequence[Command] = COMMANDS) -> int
         if env.debug_level() >= 2:
             raise
         print(f"sashiko {chosen.name}: {error}", file=sys.stderr)
-        return FAILED
+        return USAGE if isinstance(error, InputError) else FAILED

@@ -7,16 +7,17 @@ import importlib
 from typing import Any
 
 from ..diagnostics.errors import InputError
-from .source import load_function
+from .source import result_of
 
-_FORM = "MODULE:FUNCTION, where the function takes nothing and returns (model, example_inputs)"
+FORM = "MODULE:FUNCTION, where the function takes nothing and returns (model, example_inputs)"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `sashiko explain`."""
-    parser.add_argument("source", metavar="MODULE:FUNCTION", help=f"{_FORM}; MODULE is an importable name or a .py file")
+    parser.add_argument("source", metavar="MODULE:FUNCTION", help=f"{FORM}; MODULE is an importable name or a .py file")
     parser.add_argument("--target", default=None, help="name of the target to compile for; this machine when not given")
-    parser.add_argument("--precision", choices=("fp32", "bf16", "auto"), default="fp32")
+    precision = "of floating point; %(default)s when not given"
+    parser.add_argument("--precision", choices=("fp32", "bf16", "auto"), default="fp32", help=precision)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
 def load_example(source: str) -> tuple[Any, Any]:
     """Returns the model and the example inputs that `MODULE:FUNCTION` gives; InputError when there is no such thing."""
-    result = load_function(source, _FORM)()
+    result = result_of(source, FORM)
     if not isinstance(result, tuple) or len(result) != 2:
-        raise InputError(f"{source} returned {type(result).__name__}, not (model, example_inputs)", hint=f"give {_FORM}")
+        raise InputError(f"{source} returned {type(result).__name__}, not (model, example_inputs)", hint=f"give {FORM}")
     return result

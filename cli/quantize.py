@@ -6,11 +6,11 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..diagnostics.errors import InputError
-from .source import load_function
+from .source import load_function, result_of
+from .values import count, file_to_write, folder_to_write, seconds
 
 if TYPE_CHECKING:
     from ..quant import QuantizedModule, QuantRecord
@@ -28,24 +28,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODULE:FUNCTION", help=f"{_MODEL}; MODULE is an importable name or a .py file")
     parser.add_argument("--data", metavar="MODULE:FUNCTION", required=True, help=_DATA)
     written = f"folder for {MODULE_FILE} and {SUMMARY_FILE}, and after a search {CODE_FILE}"
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help=written)
-    parser.add_argument("--preset", default="int8", help="a preset's name; auto searches for the precision of every operation")
-    parser.add_argument("--max-batches", type=int, metavar="N", help="stop calibrating after so many batches")
+    parser.add_argument("--out", metavar="DIR", type=folder_to_write, required=True, help=written)
+    preset = "%(default)s when not given; auto searches for the precision of every operation"
+    parser.add_argument("--preset", default="int8", help=preset)
+    parser.add_argument("--max-batches", type=count, metavar="N", help="stop calibrating after so many batches")
     parser.add_argument("--eval", metavar="MODULE:FUNCTION", help=_EVAL)
     parser.add_argument("--max-drop", type=float, metavar="X", help="search for the fastest mix that loses at most so much of --eval")
-    parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="for the search")
-    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write the report as a page, too")
+    parser.add_argument("--budget", type=seconds, default=60.0, metavar="SECONDS", help="for the search; %(default)g when not given")
+    parser.add_argument("--report", type=file_to_write, metavar="FILE.html", help="write the report as a page, too")
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes the files and prints the report."""
     from ..quant.presets import AUTO
 
-    model = load_function(options.model, _MODEL)()
-    data = load_function(options.data, _DATA)()
-    measure = load_function(options.eval, _EVAL) if options.eval else None
-    if options.max_drop is not None and measure is None:
+    if options.max_drop is not None and options.eval is None:
         raise InputError("--max-drop needs something that can drop", hint=f"give --eval {_EVAL}")
+    model = result_of(options.model, _MODEL)
+    data = result_of(options.data, _DATA)
+    measure = load_function(options.eval, _EVAL) if options.eval else None
     options.out.mkdir(parents=True, exist_ok=True)
     searched = options.preset == AUTO or options.max_drop is not None
     small = _searched(model, data, measure, options) if searched else _plain(model, data, measure, options)
@@ -70,7 +71,7 @@ def _plain(model: Any, data: Any, measure: Callable[[Any], Any] | None, options:
 
     small = measured(calibrate(model, data, resolve(options.preset), max_batches=options.max_batches))
     if measure is not None:
-        small.record = replace(small.record, metric=Metric(_name(options), float(measure(model)), float(measure(small))))
+        small.record = replace(small.record, metric=Metric(_name(options), *(_number(measure(each), options) for each in (model, small))))
     return small
 
 
@@ -88,6 +89,13 @@ def _searched(model: Any, data: Any, measure: Callable[[Any], Any] | None, optio
     if record.metric is not None:
         fast.quantized.record = replace(record, metric=replace(record.metric, name=_name(options)))
     return fast.quantized
+
+
+def _number(value: Any, options: argparse.Namespace) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{options.eval} returned {value!r}, not a number", hint=f"give {_EVAL}") from error
 
 
 def _name(options: argparse.Namespace) -> str:

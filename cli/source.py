@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -16,13 +17,31 @@ from ..diagnostics.errors import InputError
 
 def load_function(source: str, form: str) -> Callable[..., Any]:
     """The function that `MODULE:FUNCTION` names; InputError when there is no such thing. form: what it should be, for the hint."""
-    module_name, separator, function_name = source.rpartition(":")
-    if not separator or not module_name or not function_name:
-        raise InputError(f"{source!r} is not of the form MODULE:FUNCTION", hint=f"give {form}")
+    module_name, function_name = named(source, form)
     function: Callable[..., Any] | None = getattr(_load_module(module_name), function_name, None)
     if not callable(function):
         raise InputError(f"{module_name} has no function {function_name!r}", hint=f"give {form}")
     return function
+
+
+def result_of(source: str, form: str) -> Any:
+    """What the function returns that `MODULE:FUNCTION` names; InputError when there is none, or it takes arguments."""
+    function = load_function(source, form)
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise InputError(f"{source} cannot be called: {error}", hint=f"give {form}") from error
+    return function()
+
+
+def named(source: str, form: str) -> tuple[str, str]:
+    """The module and the function of `MODULE:FUNCTION`, not imported; InputError when the form is wrong or a file is not there."""
+    module, _, function = source.rpartition(":")
+    if not module or not function:
+        raise InputError(f"{source!r} is not of the form MODULE:FUNCTION", hint=f"give {form}")
+    if module.endswith(".py") and not Path(module).is_file():
+        raise InputError(f"there is no file {module!r}", hint=f"give {form}")
+    return module, function
 
 
 def _load_module(name: str) -> ModuleType:
@@ -44,8 +63,6 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise InputError(f"there is no file {str(path)!r}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{str(path)!r} cannot be imported")

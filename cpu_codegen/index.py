@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from ..graph.dims import Atom, Dim, Func, Poly, Symbol, bounds, divides, product, symbols
 
 Varies = Callable[[str], bool]
-Terms = dict[tuple[Atom, ...], Dim]
 
 
 @dataclass(frozen=True)

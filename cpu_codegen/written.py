@@ -17,8 +17,8 @@ from ..platforms.target import Target
 from ..stitch.loops import Body, BodyBuilder, LoopKernel, Node
 from .ranges import decided
 
-# How many rows, the best first. Measured on Zen 4: 4 to 8 are alike, 2 take up to 1.5 times as long where everything is in L2. Where sums
-# of few terms wait for memory instead, 2 take 0.85 of the time of 4, which read pixels far apart before those in between.
+# How many rows, the best first (`benchmarks/convolutions.py --only depthwise`): 4 to 8 are alike, 2 share too little where everything is
+# in L2. Where sums of few terms wait for memory instead, 2 are better than 4, which read pixels far apart before those in between.
 _ROWS, _FAR_ROWS, _FEW_TERMS = (4, 7, 6, 5, 8, 3, 2), (2, 3, 4, 5, 7), 16
 _MOST_TERMS = 64  # of a sum; and of all rows:
 _MOST_PRODUCTS = 400

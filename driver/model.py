@@ -14,7 +14,7 @@ from ..quant import QuantizedModule
 from ..quant import save as saved
 from ..runtime import save as artifact
 from ..runtime.executable import Executable
-from ..runtime.timing import SectionTime
+from ..runtime.timing import StepTime
 from .build import Built
 from .explain import explained
 from .found import SearchResult
@@ -77,7 +77,7 @@ class CompiledModel:
         story = explained(self.built) if self.built is not None else self._explanation
         return story if self.search is None else f"{story}\n{self.search.text()}"
 
-    def times(self, *args: Any, repeat: int = 10, **kwargs: Any) -> tuple[SectionTime, ...]:
+    def times(self, *args: Any, repeat: int = 10, **kwargs: Any) -> tuple[StepTime, ...]:
         """The time of every step of a call, in order: the shortest of `repeat` runs."""
         return self.executable.times(*self.signature.taken(self.signature.flatten(args, kwargs)), *self._state, repeat=repeat)
 
@@ -94,7 +94,7 @@ class CompiledModel:
 
     def __repr__(self) -> str:
         plan = self.executable.plan
-        native = sum(hasattr(s, "sections") for s in plan.segments)
+        native = sum(hasattr(s, "steps") for s in plan.segments)
         return f"CompiledModel({plan.name}: {native} native segments, {len(plan.segments) - native} operations left to PyTorch)"
 
 

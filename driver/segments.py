@@ -16,7 +16,7 @@ from ..kernels import table
 from ..kernels.attention_spec import AttentionSpec
 from ..kernels.spec import Choice, GemmSpec
 from ..platforms.target import Target
-from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, Section, SegmentOutput, Step, single
+from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, SegmentOutput, Step
 from ..runtime.records import LARGE
 from ..stitch.constants import compute, watched_tensors
 from ..stitch.loops import LoopKernel, in_place
@@ -141,7 +141,7 @@ class SegmentBuilder:
         self.buffers: list[Buffer] = []
         self.numbers: dict[Value, int] = {}
         self.notes: list[Note] = []
-        self.products: list[Product | None] = []  # of every section
+        self.products: list[Product | None] = []  # of every step
         self.measurable: list[GemmSpec | None] = []  # likewise: what a choice about it would be for
         self._constant_values = set(program.constants)
         self._packed: dict[int, int] = {}
@@ -175,16 +175,16 @@ class SegmentBuilder:
         return updates
 
     def build(self) -> NativeSegment:
-        sections: list[Section] = []
+        steps: list[Step] = []
         for item, spec in zip(self.program.items, self.specs, strict=True):
-            made = self._sections(item, spec)
-            sections += made
+            made = self._steps(item, spec)
+            steps += made
             self.products += [None if isinstance(item, LoopItem) else product_of(self.notes[-1])] * len(made)
             self.measurable += [unchosen(spec) if isinstance(spec, GemmSpec) else None] * len(made)
         outputs = tuple(SegmentOutput(self.ids[v], v.tensor, self._updates.get(n)) for n, v in enumerate(self.program.outputs))
-        return NativeSegment(tuple(self.ids[v] for v in self.program.inputs), outputs, tuple(self.buffers), tuple(sections))
+        return NativeSegment(tuple(self.ids[v] for v in self.program.inputs), outputs, tuple(self.buffers), tuple(steps))
 
-    def _sections(self, item: LoopItem | ContractionItem | CallItem, spec: ItemSpec) -> list[Section]:
+    def _steps(self, item: LoopItem | ContractionItem | CallItem, spec: ItemSpec) -> list[Step]:
         if isinstance(item, LoopItem):
             assert isinstance(spec, tuple)
             return self._loop(item, *spec)
@@ -195,11 +195,11 @@ class SegmentBuilder:
         assert isinstance(spec, GemmSpec)
         return self._gemm(item, spec)
 
-    def _call(self, item: CallItem) -> list[Section]:
+    def _call(self, item: CallItem) -> list[Step]:
         code = self.kernels.call(item.value)
         operands = tuple(self._operand(v) for v in (*item.value.inputs, item.value))
         note = self._note(item.value, (item.value,), code.symbol)
-        return [single(Step(code, operands, (len(operands) - 1,), note.label))]
+        return [Step(code, operands, (len(operands) - 1,), note.label)]
 
     def _add(self, value: Value, kind: str, index: int) -> int:
         self.numbers[value] = self._buffer(kind, index, value.tensor.nbytes, value)
@@ -216,21 +216,20 @@ class SegmentBuilder:
             number = self._add(value, "constant", self.constants.number(value))
         return Operand(number, offset)
 
-    def _loop(self, item: LoopItem, usual: LoopKernel, around: LoopKernel) -> list[Section]:
+    def _loop(self, item: LoopItem, usual: LoopKernel, around: LoopKernel) -> list[Step]:
         code, large = self.kernels.loop(usual), self.kernels.loop(around)
         operands = tuple(self._operand(v) for v in item.operands)
         writes = tuple(n for n, v in enumerate(item.operands) if v in item.writes)
         note = self._note(item.writes[-1], item.fused, code.symbol)
         reuses = in_place(item.kernel.body) if all(v.op != "put" for v in item.writes) else ()
         beyond = max(_beyond(item, value, self.kernels.target) for value in item.writes)
-        step = Step(code, operands, writes, note.label, reuses=reuses, large=None if large == code else large, large_from=beyond)
-        return [single(step)]
+        return [Step(code, operands, writes, note.label, reuses=reuses, large=None if large == code else large, large_from=beyond)]
 
-    def _gemm(self, item: ContractionItem, spec: GemmSpec) -> list[Section]:
+    def _gemm(self, item: ContractionItem, spec: GemmSpec) -> list[Step]:
         code, selection = self.kernels.gemm(spec)
         lhs, rhs = item.pointers
         note = self._note(item.anchor, (item.anchor, *item.fused), selection.kernel.name, selection.refusals)
-        sections: list[Section] = []
+        steps: list[Step] = []
         left = self._operand(lhs.value, lhs.offset * lhs.value.dtype.bytes)
         if spec.constant_rhs:
             constant = self.constants.packed((rhs.value, *item.anchor.inputs[2:]), selection.kernel, blocks_of(item, True))
@@ -241,7 +240,7 @@ class SegmentBuilder:
             right = self._operand(rhs.value, rhs.offset * rhs.value.dtype.bytes)
             if code.pack is not None:
                 packed = Operand(self._scratch(code.packed_bytes, item.anchor))
-                sections.append(single(Step(code.pack, (right, packed), (1,), f"{note.label} (pack)")))
+                steps.append(Step(code.pack, (right, packed), (1,), f"{note.label} (pack)"))
                 right = packed
         operands = [left, right, *(self._operand(v) for v in item.operands)]
         reuses = tuple((2 + written, 2 + read) for written, read in in_place(item.epilogue))
@@ -249,19 +248,19 @@ class SegmentBuilder:
         if code.workspace_bytes != 0:
             writes.append(len(operands))
             operands.append(Operand(self._scratch(code.workspace_bytes, item.anchor)))
-        sections.append(single(Step(code.rows, tuple(operands), tuple(writes), note.label, 1, code.columns, reuses)))
-        return sections
+        steps.append(Step(code.rows, tuple(operands), tuple(writes), note.label, code.columns, reuses))
+        return steps
 
-    def _attention(self, item: ContractionItem, spec: AttentionSpec) -> list[Section]:
+    def _attention(self, item: ContractionItem, spec: AttentionSpec) -> list[Step]:
         code, selection = self.kernels.attention(spec)
         note = self._note(item.anchor, (item.anchor, *item.fused), selection.kernel.name, selection.refusals)
         pointers = tuple(self._operand(p.value) for p in item.pointers)
         workspace = Operand(self._scratch(code.workspace_bytes if code.workspace_bytes != 0 else 64, item.anchor))
         operands = (*pointers, self._operand(item.anchor), workspace, *(self._operand(v) for v in item.operands))
-        sections = []
+        steps = []
         if code.pack is not None:
-            sections.append(single(Step(code.pack, operands, (4,), f"{note.label} (pack)")))
-        return [*sections, single(Step(code.run, operands, (3,) if code.pack is not None else (3, 4), note.label))]
+            steps.append(Step(code.pack, operands, (4,), f"{note.label} (pack)"))
+        return [*steps, Step(code.run, operands, (3,) if code.pack is not None else (3, 4), note.label)]
 
     def _scratch(self, nbytes: Dim, value: Value) -> int:
         self.buffers.append(Buffer("arena", 0, nbytes, i8, f"{value.op} scratch"))

@@ -1,7 +1,7 @@
 """`tune=True`: the products of a model measured in their places, by every way of computing them that could be the fastest.
 
 The estimates of the kernel table and of the blocking are right for most machines and shapes, not for all. Here the model is compiled
-several times, each time with other choices for all its products, and the sections of these models are timed in turns with the arguments
+several times, each time with other choices for all its products, and the steps of these models are timed in turns with the arguments
 of a call. What was found is kept beside the compiled objects, for this processor, so that it is measured once.
 """
 
@@ -85,7 +85,7 @@ def _model(captured: Captured, options: Options) -> CompiledModel:
 
 
 def _faster(example: Example, usual: CompiledModel, other: CompiledModel, deadline: float) -> CompiledModel:
-    before, after = map(sum, _section_times((usual, other), example, deadline))
+    before, after = map(sum, _step_times((usual, other), example, deadline))
     return other if after < before else usual
 
 
@@ -105,13 +105,13 @@ def _measured(
         now = time.perf_counter()
         if 2 * now - started > (begin + deadline) / 2:
             break
-    times = _section_times(models, example, deadline)
+    times = _step_times(models, example, deadline)
     found = {spec: _best(spec, rounds, models, times) for spec in products}
     return {spec: replace(each, complete=len(ways[spec]) < len(models)) for spec, each in found.items()}
 
 
-def _section_times(models: Sequence[CompiledModel], example: Example, deadline: float) -> list[list[float]]:
-    """The shortest time of every section of each model; the models take turns. Nothing is written to their buffers or the arguments."""
+def _step_times(models: Sequence[CompiledModel], example: Example, deadline: float) -> list[list[float]]:
+    """The shortest time of every step of each model; the models take turns. Nothing is written to their buffers or the arguments."""
 
     def turn(model: CompiledModel, repeat: int) -> list[float]:
         return [t.seconds for t in model.times(*example.args, repeat=repeat, **example.kwargs)]

@@ -252,8 +252,8 @@ class VectorMicro(MicroKernel):
     lanes: int = 16
 
     parts = 1
-    # How many steps ahead the panels are prefetched into L1. Measured on Cascade Lake: 8 gives 88-95 % of the f32 peak where 0 gives
-    # 72-80 % and 16 gives 82-91 %, since a panel seldom is in L1.
+    # How many steps ahead the panels are prefetched into L1, where a panel seldom is; `benchmarks/products.py` shows what another number
+    # costs.
     ahead = 8
     # Where panels come from beyond L2, tiles of so many rows fetch the panels that follow into it.
     tall = 6

@@ -20,8 +20,8 @@ from ..platforms.target import Target
 from .micro import MicroKernel
 from .transpose import transposed
 
-# How many rows ahead the lhs is fetched into L1 while it is packed. Measured on Zen 4 for 64-200 columns of 2048-4096 f32: the product
-# takes 0.93-0.99 of the time, with one or two rows 0.96-1.
+# How many rows ahead the lhs is fetched into L1 while it is packed. It counts for few columns of a long k (`benchmarks/vendors.py --shapes
+# 512x128x4096`), where packing is a good part of the product; one or two rows come too late.
 _ROWS_AHEAD = 4
 Convert = Callable[[Function, Val], Val]
 

@@ -39,14 +39,6 @@ def pack_rhs(weight: torch.Tensor, packing: Packing) -> torch.Tensor:
     return result
 
 
-def unpack_rhs(packed: torch.Tensor, packing: Packing, n: int, k: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the weight [n, k] that `pack_rhs` packed."""
-    panels, depth = int_of(packing.panels(n)), int_of(packing.k_padded(k))
-    size = int_of(packing.sums_offset(n, k, FROM_TORCH[dtype]))
-    groups = packed[:size].view(dtype).view(panels, depth // packing.kr, packing.nr, packing.kr)
-    return groups.transpose(1, 2).reshape(panels * packing.nr, depth)[:n, :k].contiguous()
-
-
 MOST_GROUPED = 256  # more k in one piece would not fit the scratch memory of tall tiles
 
 

@@ -173,7 +173,7 @@ _BF16 = (
 )
 _F32 = (
     _small(x86_vector.fma(16), _AVX512, 32),
-    mkl_row := Kernel(mkl.NAME, mkl.when, mkl.pack, mkl.emit, 32),
+    Kernel(mkl.NAME, mkl.when, mkl.pack, mkl.emit, 32),
     _row(x86_vector.fma(16), _AVX512, 32),
     _small(x86_vector.fma(8), _AVX2, 16),
     _row(x86_vector.fma(8), _AVX2, 16),

@@ -80,7 +80,7 @@ class DotBf16Micro(VectorMicro):
         return fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
 
     def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
-        # The instruction itself broadcasts from memory what comes last: a tile of one panel takes 0.77 of the time so (Zen 4).
+        # The instruction itself broadcasts from memory what comes last. That spares a load, and tiles of one panel wait for loads.
         pairs = BF16.vec(2 * self.lanes)
         operands = [acc, fn.convert("bitcast", b, pairs), fn.convert("bitcast", a, pairs)]
         return fn.call(f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}", acc.ty, operands)

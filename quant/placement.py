@@ -102,9 +102,10 @@ def dynamic(activation: ActivationScheme | None) -> bool:
 def _check_used(overrides: tuple[Override, ...], used: set[int], names: Iterable[str]) -> None:
     for i, override in enumerate(overrides):
         if i not in used:
-            where = override.where if isinstance(override.where, str) else getattr(override.where, "pattern", None) or repr(override.where)
-            close = difflib.get_close_matches(str(where), names, 3, 0.3)
-            hint = f"did you mean {', '.join(close)}?" if close else "report(quantize(model, batches)) lists the names"
+            wanted = override.where
+            where = wanted if isinstance(wanted, str) else wanted.__name__ if isinstance(wanted, type) else wanted.pattern
+            close = difflib.get_close_matches(where, names, 3, 0.3)
+            hint = f"did you mean {', '.join(close)}?" if close else "quantize(model, batches).report() lists the names"
             raise InputError(f"{where!r} matches no operation of the model", "quantize(exclude=...) or Override(...)", hint)
 
 

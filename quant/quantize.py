@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import nn
 
-from ..diagnostics.errors import CalibrationError
+from ..diagnostics.errors import CalibrationError, InputError
 from .bias import output_means
 from .calibrate import call_of, numbered, total
 from .calibration import Calibration, calibrated
@@ -79,7 +79,7 @@ def calibrate(
     """Exports a model, runs the calibration data through it and keeps what was learnt; arguments and errors as in `quantize`."""
     rules = (exclude,) if isinstance(exclude, (str, re.Pattern, type)) else tuple(exclude)
     with Shards(sharded) as shards:
-        _check_evaluating(model)
+        _check(model)
         stream = ((number, call_of(model, batch, number)) for number, batch in numbered(batches, max_batches, transform))
         held = [(number, call.own()) for number, call in islice(stream, scheme.sample)]
         dealt = shards.interleaved(held, scheme.sample)
@@ -106,7 +106,9 @@ def _typical(sample: tuple[Call, ...]) -> Call:
     return sample[0]
 
 
-def _check_evaluating(model: nn.Module) -> None:
+def _check(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module", "quantize(model, ...)")
     training = [name or type(model).__name__ for name, module in model.named_modules() if module.training]
     if training:
         raise CalibrationError(

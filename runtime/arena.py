@@ -16,7 +16,7 @@ SLACK = 128
 
 @dataclass(frozen=True)
 class Life:
-    """A buffer's size in bytes and the first and last section that touch it.
+    """A buffer's size in bytes and the first and last step that touch it.
 
     `inherits`: a buffer whose memory this one takes over: it must end where this one begins, and they share when this one fits.
     """
@@ -55,7 +55,7 @@ def padded(nbytes: int) -> int:
 
 
 def arrange(lives: Sequence[Life]) -> Layout:
-    """Returns where each buffer goes; offsets are multiples of 64, and buffers alive in the same section never overlap,
+    """Returns where each buffer goes; offsets are multiples of 64, and buffers alive in the same step never overlap,
     except those that inherit one another's memory."""
     blocks: list[_Block] = []
     of: dict[int, _Block] = {}
@@ -96,9 +96,3 @@ def _best_gap(block: _Block, neighbours: list[_Block]) -> int:
             best, best_size = end, gap
         end = max(end, other.offset + other.size)
     return end if best < 0 else best
-
-
-def lower_bound(lives: Sequence[Life]) -> int:
-    """The most bytes alive at one time without sharing by inheritance; no arrangement of such buffers is smaller."""
-    moments = {life.first for life in lives}
-    return max((sum(padded(life.nbytes) for life in lives if life.first <= moment <= life.last) for moment in moments), default=0)

@@ -37,7 +37,6 @@ from .plan import (
     OutputDim,
     OutputTensor,
     Plan,
-    Section,
     Segment,
     SegmentOutput,
     Step,
@@ -109,7 +108,7 @@ def _segment_json(segment: Segment) -> Json:
         "inputs": segment.inputs,
         "outputs": [{"value": output.value, "type": type_json(output.type), "updates": output.updates} for output in segment.outputs],
         "buffers": [_buffer_json(buffer) for buffer in segment.buffers],
-        "sections": [_section_json(section) for section in segment.sections],
+        "steps": [_step_json(step) for step in segment.steps],
         "orders": segment.orders,
     }
 
@@ -129,7 +128,7 @@ def _segment_from(data: Json) -> Segment:
         ints(data["inputs"]),
         tuple(map(_segment_output_from, data["outputs"])),
         tuple(map(_buffer_from, data["buffers"])),
-        tuple(map(_section_from, data["sections"])),
+        tuple(map(_step_from, _steps_of(data))),
         tuple(map(order_from, data["orders"])),
     )
 
@@ -145,21 +144,16 @@ def _buffer_from(data: Json) -> Buffer:
     return Buffer(kind, int(index), dim_from(nbytes), BY_NAME[dtype], str(label))
 
 
-def _section_json(section: Section) -> Json:
-    steps = [_step_json(step) for step in section.steps]
-    return {"steps": steps, "units": dim_json(section.units), "block_units": dim_json(section.block_units), "grain": section.grain}
-
-
-def _section_from(data: Json) -> Section:
-    steps = tuple(map(_step_from, data["steps"]))
-    return Section(steps, dim_from(data["units"]), dim_from(data["block_units"]), int(data["grain"]))
+def _steps_of(segment: Json) -> list[Json]:
+    """In files of versions 1 and 2 steps came in sections, whose steps may as well run one after the other."""
+    return [step for section in segment["sections"] for step in section["steps"]] if "sections" in segment else segment["steps"]
 
 
 def _step_json(step: Step) -> Json:
     return {
         "kernel": kernel_json(step.kernel),
         "operands": [[operand.buffer, dim_json(operand.offset)] for operand in step.operands],
-        "writes": step.writes, "label": step.label, "unit_rows": dim_json(step.unit_rows),
+        "writes": step.writes, "label": step.label,
         "alternative": kernel_json(step.alternative), "reuses": step.reuses,
         "large": kernel_json(step.large), "large_from": step.large_from,
     }
@@ -171,7 +165,6 @@ def _step_from(data: Json) -> Step:
         tuple(Operand(int(buffer), dim_from(offset)) for buffer, offset in data["operands"]),
         ints(data["writes"]),
         str(data["label"]),
-        dim_from(data["unit_rows"]),
         None if data["alternative"] is None else kernel_from(data["alternative"]),
         tuple((int(written), int(read)) for written, read in data["reuses"]),
         None if data.get("large") is None else kernel_from(data["large"]),  # files of version 1 may lack both

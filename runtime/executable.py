@@ -30,7 +30,7 @@ from .records import ShapeRecord, make_record
 from .results import Results
 from .runner import CHANGED
 from .segments import Values, last_uses, run_aten, take_inputs, untrusted, written
-from .timing import SectionTime, Stopwatch, fastest
+from .timing import StepTime, Stopwatch, fastest
 from .verify import verify
 
 # Another thread may write the weights all the time; then a call uses what it derived last instead of trying for ever.
@@ -190,7 +190,7 @@ class Executable:
                 self._contexts.append(context)
             order.give()
         if failed:
-            raise IndexError(f"an index is out of range in {segment.sections[failed - 1].label}")
+            raise IndexError(f"an index is out of range in {segment.steps[failed - 1].label}")
         return results
 
     def _context(self) -> Context:
@@ -244,8 +244,8 @@ class Executable:
         """The derived constants as the weights are now; not copies."""
         return self._fresh_constants().tensors
 
-    def times(self, *inputs: Any, repeat: int = 10) -> tuple[SectionTime, ...]:
-        """The time of every section and ATen step, in order: the shortest of `repeat` runs. Nothing is written into the inputs."""
+    def times(self, *inputs: Any, repeat: int = 10) -> tuple[StepTime, ...]:
+        """The time of every step, in order: the shortest of `repeat` runs. Nothing is written into the inputs."""
         inputs = tuple(value.clone() if n in self._written else value for n, value in enumerate(inputs))
         runs = []
         for _ in range(repeat):

@@ -15,16 +15,15 @@ from functools import partial
 import torch
 
 from ..cpu_codegen.contract import BufferSlot, DimSlot, KernelCode
-from ..diagnostics.errors import InvalidGraph
 from ..graph.dims import Dim
 from .constants import ConstantSet
 from .memory import Arena
-from .plan import NativeSegment, Operand, Section, Step
+from .plan import NativeSegment, Operand, Step
 from .records import Numbers, SegmentRecord, ShapeRecord, number
-from .runner import HEADER, SECTION, STEP
+from .runner import HEADER, STEP
 from .turns import CALLERS
 
-# Scalar operations below which a section is not split, and twice the least that a thread is woken for. Measured with kernels of 3 and
+# Scalar operations below which a step is not split, and twice the least that a thread is woken for. Measured with kernels of 3 and
 # 22 operations an element on a 2.5 GHz AVX-512 machine with 2 cores: one thread does 25 to 40 operations in 1 ns, so this is 13 to
 # 20 us. Two threads that are awake gain from 4 us of work on, but waking one that sleeps costs up to 8 us.
 MIN_WORK = 1 << 19
@@ -33,7 +32,7 @@ MAX_FRAMES = 64  # frames that a context keeps, and shapes that an executable ke
 
 @dataclass(frozen=True)
 class Machine:
-    """What frames need of the loaded code: kernel addresses, and the work below which a section stays in the calling thread."""
+    """What frames need of the loaded code: kernel addresses, and the work below which a step stays in the calling thread."""
 
     kernels: Mapping[str, int]
     min_work: int
@@ -45,17 +44,14 @@ class Frame:
     `inside`: 1 for words that hold a word's number, to become its address, 0 for others.
     """
 
-    __slots__ = ("_memory", "_words", "address", "bind", "constants", "sections", "used")
+    __slots__ = ("_memory", "_words", "address", "bind", "constants", "used")
 
-    def __init__(
-        self, words: torch.Tensor, inside: torch.Tensor, constants: ConstantSet, externals: tuple[int, int], sections: int
-    ) -> None:
+    def __init__(self, words: torch.Tensor, inside: torch.Tensor, constants: ConstantSet, externals: tuple[int, int]) -> None:
         self._words = torch.empty_like(words)
         self.address = self._words.data_ptr()
         torch.add(words, inside, alpha=self.address, out=self._words)
         self._memory = (ctypes.c_int64 * len(words)).from_address(self.address)
         self.constants = constants  # keeps the memory of the constants while native code may read it
-        self.sections = sections
         self.used = 0
         self.bind: Callable[..., None] = partial(struct.Struct(f"={externals[1]}q").pack_into, self._memory, externals[0] * 8)
 
@@ -63,13 +59,13 @@ class Frame:
         self._memory[word] = value
 
     def limit(self, first: int, end: int) -> None:
-        """Lets the next runs execute sections [first, end) only; `sections` is their number."""
+        """Lets the next runs execute steps [first, end) only."""
         self._memory[5], self._memory[6] = first, end
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where and for what a frame is written: the shape, the address of the arena, the constants, the most threads of a section,
+    """Where and for what a frame is written: the shape, the address of the arena, the constants, the most threads of a step,
     and whether the run looks for changed weights."""
 
     record: SegmentRecord
@@ -82,23 +78,20 @@ class Site:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A section in numbers, and each step's kernel with its rows in one unit."""
+    """The kernel that runs a step, the rows of its domain, and how many threads share them."""
 
-    units: int
-    block: int
-    grain: int
+    code: KernelCode
+    rows: int
     threads: int
-    codes: tuple[tuple[KernelCode, int], ...]
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A section whose cut depends on the shapes: the words of it and of its first step, and what ran it for the first shape."""
+    """A step whose cut depends on the shapes: its first word, and the kernel that runs it for the first shape."""
 
-    section: Section
+    step: Step
     word: int
-    steps: int
-    kernels: tuple[KernelCode, ...]
+    code: KernelCode
 
 
 class Pattern:
@@ -106,7 +99,6 @@ class Pattern:
     only the words that depend on the shape are written. Sequences that grow by one make a new shape in every call."""
 
     def __init__(self, segment: NativeSegment, machine: Machine, site: Site) -> None:
-        """InvalidGraph when threads or blocks would cut a kernel off its grain."""
         self._segment, self._machine, self._site = segment, machine, site
         writer = _Writer(segment, machine, site)
         words = writer.words()
@@ -120,18 +112,15 @@ class Pattern:
         """The frame for a shape, None when the shape needs other kernels or other places."""
         first = self._site
         same = site.arena == first.arena and site.constants is first.constants and site.record.offsets == first.record.offsets
-        cuts = [_cut(place.section, self._segment, self._machine, site) for place in self._places] if same else []
-        if not same or any(tuple(c for c, _ in cut.codes) != place.kernels for cut, place in zip(cuts, self._places)):
+        cuts = [_cut(place.step, self._segment, self._machine, site) for place in self._places] if same else []
+        if not same or any(cut.code != place.code for cut, place in zip(cuts, self._places)):
             return None
-        frame = Frame(self._words, self._inside, site.constants, self._externals, len(self._segment.sections))
+        frame = Frame(self._words, self._inside, site.constants, self._externals)
         for word, dim, base in self._dims:
             frame.put(word, base + site.numbers[dim])
         for place, cut in zip(self._places, cuts):
-            for n, value in enumerate((cut.units, cut.block, cut.grain, cut.threads), place.word + 2):
-                frame.put(n, value)
-            for row, (code, rows) in zip(range(place.steps, place.steps + STEP * len(cut.codes), STEP), cut.codes):
-                frame.put(row + 2, rows)
-                frame.put(row + 3, number(site.numbers, code.domain))
+            frame.put(place.word + 2, cut.rows)
+            frame.put(place.word + 4, cut.threads)
         frame.put(8, max([self._threads, *(cut.threads for cut in cuts)]))
         return frame
 
@@ -145,7 +134,7 @@ class _Writer:
         self.inside: list[int] = []
         self.dims: list[tuple[int, Dim, int]] = []  # the number of an expression, and what is added to it
         self.places: list[_Place] = []
-        self.threads = 1  # the most of a section that is cut the same for all shapes
+        self.threads = 1  # the most of a step that is cut the same for all shapes
         self.externals = (0, 0)
         self._patches: list[tuple[int, int, Dim]] = []
         self._params: dict[tuple[float, ...], int] = {}
@@ -170,16 +159,16 @@ class _Writer:
         self._put(*[0] * HEADER)
         count = len(segment.inputs) + len(segment.outputs)
         externals = self._put(*[0] * count)
-        sections = self._put(*[0] * (SECTION * len(segment.sections)))
-        for at, section in enumerate(segment.sections):
-            self._section(section, sections + at * SECTION)
+        steps = self._put(*[0] * (STEP * len(segment.steps)))
+        for at, step in enumerate(segment.steps):
+            self._step(step, steps + at * STEP)
         table = self._put()
         for word, external, offset in self._patches:
             row = self._put(0, external, 0)
             self._point(row, word)
             self._number(row + 2, offset)
-        words[2], words[6] = len(self._patches), len(segment.sections)
-        for word, target in ((1, table), (3, externals), (4, sections)):
+        words[2], words[6] = len(self._patches), len(segment.steps)
+        for word, target in ((1, table), (3, externals), (4, steps)):
             self._point(word, target)
         words[9] = ctypes.addressof(CALLERS)
         if self._site.watch:
@@ -189,18 +178,12 @@ class _Writer:
         self.externals = externals, count
         return words
 
-    def _section(self, section: Section, at: int) -> None:
-        cut = _cut(section, self._segment, self._machine, self._site)
-        steps = self._put(*[0] * (STEP * len(cut.codes)))
-        self._words[at : at + SECTION] = [0, len(cut.codes), cut.units, cut.block, cut.grain, cut.threads, 0, 0]
-        self._point(at, steps)
-        for n, (step, (code, rows)) in enumerate(zip(section.steps, cut.codes, strict=True)):
-            slots = self._slots(step, code)
-            row = steps + n * STEP
-            self._words[row : row + STEP] = [self._machine.kernels[code.symbol], 0, rows, number(self._site.numbers, code.domain)]
-            self._point(row + 1, slots)
-        if _depends_on_shape(section):
-            self.places.append(_Place(section, at, steps, tuple(code for code, _ in cut.codes)))
+    def _step(self, step: Step, at: int) -> None:
+        cut = _cut(step, self._segment, self._machine, self._site)
+        self._words[at : at + STEP] = [self._machine.kernels[cut.code.symbol], 0, cut.rows, cut.code.grain, cut.threads]
+        self._point(at + 1, self._slots(step, cut.code))
+        if _depends_on_shape(step):
+            self.places.append(_Place(step, at, cut.code))
         else:
             self.threads = max(self.threads, cut.threads)
 
@@ -236,31 +219,22 @@ class _Writer:
         return self._params[values]
 
 
-def _depends_on_shape(section: Section) -> bool:
-    """Whether the cut of a section may differ from shape to shape."""
-    dims = [section.units, section.block_units]
-    for step in section.steps:
-        dims += [step.unit_rows, *(dim for code in step.variants for dim in (code.domain, code.work))]
-    return any(not isinstance(dim, int) for dim in dims) or any(step.large is not None for step in section.steps)
+def _depends_on_shape(step: Step) -> bool:
+    """Whether the cut of a step may differ from shape to shape."""
+    return step.large is not None or any(not isinstance(dim, int) for code in step.variants for dim in (code.domain, code.work))
 
 
-def _cut(section: Section, segment: NativeSegment, machine: Machine, site: Site) -> _Cut:
-    """How threads and blocks divide a section for a shape, and which kernels run it."""
+def _cut(step: Step, segment: NativeSegment, machine: Machine, site: Site) -> _Cut:
+    """Which kernel runs a step for a shape, and how many threads divide its rows."""
     numbers = site.numbers
-    units, block, grain = number(numbers, section.units), number(numbers, section.block_units), section.grain
-    codes = tuple((_kernel(step, segment, numbers), number(numbers, step.unit_rows)) for step in section.steps)
-    threads = team(sum(number(numbers, step.kernel.work) for step in section.steps), site.threads, machine.min_work)
-    other = section.steps[0].alternative
-    if len(section.steps) == 1 and other is not None and pieces(units, grain) < threads:
+    code, other = _kernel(step, segment, numbers), step.alternative
+    rows = number(numbers, code.domain)
+    threads = team(number(numbers, step.kernel.work), site.threads, machine.min_work)
+    if other is not None and pieces(rows, code.grain) < threads:
         domain = number(numbers, other.domain)
-        if pieces(domain, other.grain) > pieces(units, grain):
-            units, block, grain, codes = domain, 0, other.grain, ((other, 1),)
-    threads = max(1, min(threads, pieces(units, grain)))
-    block = block or max(units, 1)
-    for code, rows in codes:
-        if (threads > 1 and grain * rows % code.grain) or (block < units and block * rows % code.grain):
-            raise InvalidGraph(f"ranges of {code.symbol} start off its grain {code.grain}", f"section {section.label}")
-    return _Cut(units, block, grain, threads, codes)
+        if pieces(domain, other.grain) > pieces(rows, code.grain):
+            code, rows = other, domain
+    return _Cut(code, rows, max(1, min(threads, pieces(rows, code.grain))))
 
 
 def _kernel(step: Step, segment: NativeSegment, numbers: Numbers) -> KernelCode:
@@ -271,9 +245,9 @@ def _kernel(step: Step, segment: NativeSegment, numbers: Numbers) -> KernelCode:
     return step.large if all(number(numbers, b.nbytes) >= step.large_from for b in written) else step.kernel
 
 
-def pieces(units: int, grain: int) -> int:
-    """How many pieces of whole grains a section can be cut into."""
-    return -(-units // grain)
+def pieces(rows: int, grain: int) -> int:
+    """How many pieces of whole grains a step can be cut into."""
+    return -(-rows // grain)
 
 
 def team(work: int, threads: int, min_work: int) -> int:

@@ -49,17 +49,15 @@ class Step:
     """One kernel on its operands: `BufferSlot(i)` of `kernel.slots` is `operands[i]`.
 
     `writes`: numbers of the operands that are written. `reuses`: pairs (written operand, read operand) that may be the same
-    memory, for kernels that read every element before they write it. `unit_rows`: how many rows of the kernel's domain one
-    unit of the section is. `alternative`: the same work cut along another domain, used when that one has too few pieces
-    for the threads; it has the same operands. `large`: the same kernel for results of `large_from` bytes and more, which it stores around
-    the caches.
+    memory, for kernels that read every element before they write it. `alternative`: the same work cut along another domain,
+    used when that one has too few pieces for the threads; it has the same operands. `large`: the same kernel for results of
+    `large_from` bytes and more, which it stores around the caches.
     """
 
     kernel: KernelCode
     operands: tuple[Operand, ...]
     writes: tuple[int, ...]
     label: str = ""
-    unit_rows: Dim = 1
     alternative: KernelCode | None = None
     reuses: tuple[tuple[int, int], ...] = ()
     large: KernelCode | None = None
@@ -68,30 +66,6 @@ class Step:
     @property
     def variants(self) -> tuple[KernelCode, ...]:
         return tuple(code for code in (self.kernel, self.alternative, self.large) if code is not None)
-
-
-@dataclass(frozen=True)
-class Section:
-    """Steps over the same units, entered by the threads once: each thread takes a range of units and runs, for each block of
-    `block_units` of them, every step on that block.
-
-    A step may read what an earlier step of the section wrote for the same units only. `grain`: ranges start at multiples
-    of it. `block_units` 0: one block, which is right for a single step.
-    """
-
-    steps: tuple[Step, ...]
-    units: Dim
-    block_units: Dim = 0
-    grain: int = 1
-
-    @property
-    def label(self) -> str:
-        return " + ".join(step.label or step.kernel.symbol for step in self.steps)
-
-
-def single(step: Step) -> Section:
-    """The section of one step: its units are the rows of the kernel's domain."""
-    return Section((step,), step.kernel.domain, 0, step.kernel.grain)
 
 
 @dataclass(frozen=True)
@@ -106,7 +80,7 @@ class SegmentOutput:
 
 @dataclass(frozen=True)
 class NativeSegment:
-    """Sections in order of execution. `inputs` are values: dense tensors (others are copied first).
+    """Steps in order of execution. `inputs` are values: dense tensors (others are copied first).
 
     `orders`: for each input the physical order of its dimensions, outermost first, None for row-major; () when all are row-major.
     """
@@ -114,32 +88,25 @@ class NativeSegment:
     inputs: tuple[int, ...]
     outputs: tuple[SegmentOutput, ...]
     buffers: tuple[Buffer, ...]
-    sections: tuple[Section, ...]
+    steps: tuple[Step, ...]
     orders: tuple[tuple[int, ...] | None, ...] = ()
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
-        return tuple(step for section in self.sections for step in section.steps)
-
-    @cached_property
     def spans(self) -> dict[int, tuple[int, int, int | None]]:
-        """For each arena buffer that is used the first and the last section that touch it, and which buffer's memory it may take over, by
+        """For each arena buffer that is used the first and the last step that touch it, and which buffer's memory it may take over, by
         the position of that one in this dict."""
         spans: dict[int, tuple[int, int]] = {}
         takes: dict[int, int] = {}
-        for at, section in enumerate(self.sections):
-            for operand in (operand for step in section.steps for operand in step.operands):
+        for at, step in enumerate(self.steps):
+            for operand in step.operands:
                 if self.buffers[operand.buffer].kind == "arena":
                     spans[operand.buffer] = spans.get(operand.buffer, (at, at))[0], at
-            takes.update(self._reuses(section))
+            takes.update(self._reuses(step))
         order = {buffer: position for position, buffer in enumerate(spans)}
         return {buffer: (*span, order.get(takes.get(buffer, -1))) for buffer, span in spans.items()}
 
-    def _reuses(self, section: Section) -> dict[int, int]:
-        """Buffers written in place of one read, for a section of one step; in others a later block may still read what goes."""
-        if len(section.steps) != 1:
-            return {}
-        (step,) = section.steps
+    def _reuses(self, step: Step) -> dict[int, int]:
+        """Buffers that a step writes in place of one that it reads."""
         found: dict[int, int] = {}
         for written, read in step.reuses:
             target, source = step.operands[written], step.operands[read]
@@ -257,10 +224,7 @@ def _native_dims(segment: NativeSegment) -> Iterator[Dim]:
         yield from output.type.shape
         yield from output.type.strides
     yield from (buffer.nbytes for buffer in segment.buffers)
-    for section in segment.sections:
-        yield from (section.units, section.block_units)
     for step in segment.steps:
-        yield step.unit_rows
         yield from (operand.offset for operand in step.operands)
         for code in step.variants:
             yield from (code.domain, code.work)

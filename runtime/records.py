@@ -113,8 +113,7 @@ arranged = lru_cache(maxsize=64)(arrange)
 def lives(segment: NativeSegment, numbers: Numbers) -> dict[int, Life]:
     """Size and life of each arena buffer that is used, by buffer number; `inherits` counts in the order of this dict.
 
-    Lives are counted in sections: steps of one section interleave over blocks and threads. Sizes that depend on the shapes are rounded up,
-    so that similar shapes have the same places.
+    Lives are counted in steps. Sizes that depend on the shapes are rounded up, so that similar shapes have the same places.
     """
 
     def size(dim: Dim) -> int:

@@ -2,17 +2,16 @@
 
 It is the same code for every model; what differs is the frame, a block of 8-byte words that `frames.py` writes:
 
-    header    10 words: status (i32), patches, patch count, externals, sections, first section, end section, watch, most threads,
+    header    10 words: status (i32), patches, patch count, externals, steps, first step, end step, watch, most threads,
               the callers that run and those that wait (address of two words)
     patch     3 words: address of a slot, number of an external pointer, bytes to add
-    section   8 words: steps, step count, units, units in a block, grain, threads, 0, 0
-    step      4 words: kernel, its slots, rows of one unit, domain
+    step      5 words: kernel, its slots, rows of its domain, grain, threads
     watch     2 words: rows, row count; a row is 3 words: tensor handle, version, data pointer
 
 First the watched weights are compared: run_plan returns -1 when one has changed. Then the patches put the call's own pointers into
-slots. Then the sections run; the first one that sets the status word stops the run, and its number plus 1 is returned. 0 is success.
+slots. Then the steps run; the first one that sets the status word stops the run, and its number plus 1 is returned. 0 is success.
 
-Threads are those of torch's OpenMP runtime; `team.py` says how they share the sections of a run.
+Threads are those of torch's OpenMP runtime; `team.py` says how they share the steps of a run.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from . import team
 from .team import word as _word
 
 SYMBOL = "run_plan"
-HEADER, PATCH, SECTION, STEP, ROW = 10, 3, 8, 4, 3
+HEADER, PATCH, STEP, ROW = 10, 3, 5, 3
 CHANGED = -1
 # TensorBase::_version() of libtorch_cpu; a member function without arguments is called like a C function of `this`.
 _VERSION = "_ZNK2at10TensorBase8_versionEv"
@@ -43,7 +42,7 @@ def ir(arch: str) -> str:
     module = Module()
     _emit_range(module)
     team.emit_follow(module, arch)
-    _emit_sections(module, arch)
+    _emit_steps(module, arch)
     _emit_member(module)
     _emit_row_changed(module)
     _emit_run(module)
@@ -93,31 +92,17 @@ def _row(f: Function, table: Val, index: Val, words: int) -> Val:
 
 
 def _emit_range(module: Module) -> None:
-    """section_range(section, begin, end): the steps on units [begin, end), block after block."""
-    f = Function(module, "section_range", VOID, [PTR, I64, I64], internal=True)
-    section, begin, end = f.args
-    steps, count, block = _pointer(f, section, 0), _int(f, section, 1), _int(f, section, 3)
+    """step_range(step, begin, end): the kernel of a step on rows [begin, end), if there are any."""
+    f = Function(module, "step_range", VOID, [PTR, I64, I64], internal=True)
+    step, begin, end = f.args
 
-    def run_block(at: Val, _: list[Val]) -> list[Val]:
-        stop = f.smin(f.add(at, block), end)
+    def call() -> list[Val]:
+        f.call_pointer(_pointer(f, step, 0), VOID, [_pointer(f, step, 1), begin, end])
+        return []
 
-        def run_step(number: Val, _: list[Val]) -> list[Val]:
-            step = _row(f, steps, number, STEP)
-            rows, domain = _int(f, step, 2), _int(f, step, 3)
-            first, last = f.mul(at, rows), f.smin(f.mul(stop, rows), domain)
-            f.branch(f.icmp("slt", first, last), lambda: _call(f, step, first, last))
-            return []
-
-        return f.loop(i64(0), count, 1, [], run_step)
-
-    f.loop(begin, end, block, [], run_block)
+    f.branch(f.icmp("slt", begin, end), call)
     f.ret()
     f.finish()
-
-
-def _call(f: Function, step: Val, first: Val, last: Val) -> list[Val]:
-    f.call_pointer(_pointer(f, step, 0), VOID, [_pointer(f, step, 1), first, last])
-    return []
 
 
 def _emit_member(module: Module) -> None:
@@ -126,7 +111,7 @@ def _emit_member(module: Module) -> None:
     (state,) = f.args
 
     def lead() -> list[Val]:
-        f.store(f.call("run_sections", I64, [_pointer(f, state, team.FRAME), state]), _word(f, state, team.RESULT))
+        f.store(f.call("run_steps", I64, [_pointer(f, state, team.FRAME), state]), _word(f, state, team.RESULT))
         team.emit_dismiss(f, state)
         return []
 
@@ -171,7 +156,7 @@ def _emit_run(module: Module) -> None:
     state = f.alloca(team.BYTES)
 
     def alone() -> list[Val]:
-        return [f.call("run_sections", I64, [frame, state])]
+        return [f.call("run_steps", I64, [frame, state])]
 
     def several() -> list[Val]:
         threads = team.emit_begin(f, state, frame, most, _pointer(f, frame, 9))
@@ -192,11 +177,11 @@ def _emit_run(module: Module) -> None:
     f.finish()
 
 
-def _emit_sections(module: Module, arch: str) -> None:
-    """run_sections(frame, state) -> i64: patches, then sections while the status word is 0; the failed one's number plus 1, or 0."""
-    f = Function(module, "run_sections", I64, [PTR, PTR], internal=True)
+def _emit_steps(module: Module, arch: str) -> None:
+    """run_steps(frame, state) -> i64: patches, then steps while the status word is 0; the failed one's number plus 1, or 0."""
+    f = Function(module, "run_steps", I64, [PTR, PTR], internal=True)
     frame, state = f.args
-    patches, externals, sections = _pointer(f, frame, 1), _pointer(f, frame, 3), _pointer(f, frame, 4)
+    patches, externals, steps = _pointer(f, frame, 1), _pointer(f, frame, 3), _pointer(f, frame, 4)
 
     def patch(number: Val, _: list[Val]) -> list[Val]:
         row = _row(f, patches, number, PATCH)
@@ -207,25 +192,25 @@ def _emit_sections(module: Module, arch: str) -> None:
     f.loop(i64(0), _int(f, frame, 2), 1, [], patch)
     f.store(const(I32, 0), frame, 4)
 
-    def section(number: Val, before: list[Val]) -> list[Val]:
+    def step(number: Val, before: list[Val]) -> list[Val]:
         def run() -> list[Val]:
-            _section(f, _row(f, sections, number, SECTION), state, arch)
+            _step(f, _row(f, steps, number, STEP), state, arch)
             bad = f.icmp("ne", f.load(I32, frame, 4), const(I32, 0))
             return [f.select(bad, f.add(number, i64(1)), i64(0))]
 
         return f.branch(f.icmp("eq", before[0], i64(0)), run, lambda: [before[0]])
 
-    f.ret(f.loop(_int(f, frame, 5), _int(f, frame, 6), 1, [i64(0)], section)[0])
+    f.ret(f.loop(_int(f, frame, 5), _int(f, frame, 6), 1, [i64(0)], step)[0])
     f.finish()
 
 
-def _section(f: Function, section: Val, state: Val, arch: str) -> None:
+def _step(f: Function, step: Val, state: Val, arch: str) -> None:
     def split() -> list[Val]:
-        team.emit_lead(f, section, state, arch)
+        team.emit_lead(f, step, state, arch)
         return []
 
     def serial() -> list[Val]:
-        f.call("section_range", VOID, [section, i64(0), _int(f, section, 2)])
+        f.call("step_range", VOID, [step, i64(0), _int(f, step, 2)])
         return []
 
-    f.branch(f.icmp("sgt", _int(f, section, 5), i64(1)), split, serial)
+    f.branch(f.icmp("sgt", _int(f, step, 4), i64(1)), split, serial)

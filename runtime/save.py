@@ -25,10 +25,11 @@ from ..graph.encode import Json
 from ..platforms.host import host
 from ..platforms.target import Target
 from .encode_plan import plan_from, plan_json
-from .executable import Code, Executable
+from .executable import Code, Executable, with_runner
 
 FORMAT = "sashiko"
-VERSION = 2
+VERSION = 3
+_OWN_RUNNER = 3  # the runner of an older file reads frames of another form
 
 
 @dataclass(frozen=True)
@@ -78,5 +79,7 @@ def _assemble(metadata: Mapping[str, str], entries: Mapping[str, torch.Tensor]) 
     constants = [entries[f"constants.{n}"] for n in range(len(data["plan"]["constants"]))]
     count = sum(name.startswith("kernels.") for name in entries)
     kernels = tuple(container.tensor_bytes(entries[f"kernels.{n}"]) for n in range(count))
-    plan = plan_from(data["plan"], constants)
-    return Loaded(Executable(plan, Code(kernels, container.tensor_bytes(entries["runner"]), _target(metadata))), data["notes"])
+    plan, target = plan_from(data["plan"], constants), _target(metadata)
+    fits = int(metadata["version"]) >= _OWN_RUNNER
+    code = Code(kernels, container.tensor_bytes(entries["runner"]), target) if fits else with_runner(kernels, target)
+    return Loaded(Executable(plan, code), data["notes"])

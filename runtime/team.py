@@ -1,18 +1,18 @@
-"""How the threads of a run share its sections.
+"""How the threads of a run share its steps.
 
-One OpenMP region spans the run: its first thread leads, the others follow. A section is as many shares as the run has threads, each a
-range of units in whole grains; which share is which depends on the section alone, so the same thread meets the same rows again in its
-cache. The leader says which section is on, and everybody claims shares, the own one first. A thread that is not there, because the
+One OpenMP region spans the run: its first thread leads, the others follow. A step is as many shares as the run has threads, each a
+range of rows in whole grains; which share is which depends on the step alone, so the same thread meets the same rows again in its
+cache. The leader says which step is on, and everybody claims shares, the own one first. A thread that is not there, because the
 machine runs something else on its core, takes none: the leader does its shares and waits only for shares that somebody has begun. So
 a busy core costs what it would have helped, and a caller inside a parallel region, whose team is one thread, gets the right result.
 Runs that are under way at once divide the threads: beside many callers each uses its own thread only.
 
-A share is claimed by raising its word from the number of the section before to that of the section that is on, both counted from 1.
-Every share of every section is claimed once, so who comes too late with an old number finds all words raised and can do no harm.
+A share is claimed by raising its word from the number of the step before to that of the step that is on, both counted from 1.
+Every share of every step is claimed once, so who comes too late with an old number finds all words raised and can do no harm.
 
 The state of a run, in 8-byte words on the leader's stack; words that different threads write are on different lines:
 
-    0 number of the section that is on (-1: go home)    1 its address    2 frame    3 result    4 threads    5 shares so far
+    0 number of the step that is on (-1: go home)    1 its address    2 frame    3 result    4 threads    5 shares so far
     8 shares done    16... the word of each share
 """
 
@@ -22,7 +22,7 @@ from ..cpu_codegen.builder import I32, I64, PTR, VOID, Function, Module, Ty, Val
 from ..cpu_codegen.intrinsics import pause
 
 EXTERNALS = ("GOMP_parallel", "omp_get_thread_num", "sched_yield")
-ON, SECTION, FRAME, RESULT, THREADS, TOTAL, DONE, SHARES = 0, 1, 2, 3, 4, 5, 8, 16
+ON, STEP, FRAME, RESULT, THREADS, TOTAL, DONE, SHARES = 0, 1, 2, 3, 4, 5, 8, 16
 MOST = 512  # threads of a run
 BYTES = 8 * (SHARES + MOST)
 _HOME = -1
@@ -65,11 +65,11 @@ def emit_dismiss(f: Function, state: Val) -> None:
     _publish(f, state, i64(_HOME))
 
 
-def emit_lead(f: Function, section: Val, state: Val, arch: str) -> None:
-    """A section with the team: returns when all of it is done."""
+def emit_lead(f: Function, step: Val, state: Val, arch: str) -> None:
+    """A step with the team: returns when all of it is done."""
     number = f.add(f.load(I64, word(f, state, ON)), i64(1))
     threads = f.load(I64, word(f, state, THREADS))
-    f.store(section, word(f, state, SECTION), 8)
+    f.store(step, word(f, state, STEP), 8)
     _publish(f, state, number)
     _shares(f, state, number, threads, i64(0))
     total = f.add(f.load(I64, word(f, state, TOTAL)), threads)
@@ -121,18 +121,18 @@ def emit_follow(module: Module, arch: str) -> None:
 
 
 def _emit_share(module: Module) -> None:
-    """run_share(section, share, threads): the units of one share, shares differing by one grain at most; nothing beyond the section's
-    own number of threads."""
+    """run_share(step, share, threads): the rows of one share, shares differing by one grain at most; nothing beyond the step's own
+    number of threads."""
     f = Function(module, "run_share", VOID, [PTR, I64, I64], internal=True)
-    section, share, threads = f.args
-    units, grain, wanted = (f.load(I64, word(f, section, n)) for n in (2, 4, 5))
+    step, share, threads = f.args
+    rows, grain, wanted = (f.load(I64, word(f, step, n)) for n in (2, 3, 4))
     parts = f.smin(wanted, threads)
-    grains = f.udiv(f.sub(f.add(units, grain), i64(1)), grain)
+    grains = f.udiv(f.sub(f.add(rows, grain), i64(1)), grain)
 
     def run() -> list[Val]:
         begin = f.mul(f.udiv(f.mul(grains, share), parts), grain)
         end = f.mul(f.udiv(f.mul(grains, f.add(share, i64(1))), parts), grain)
-        f.call("section_range", VOID, [section, begin, f.smin(end, units)])
+        f.call("step_range", VOID, [step, begin, f.smin(end, rows)])
         return []
 
     f.branch(f.icmp("slt", share, parts), run)
@@ -141,14 +141,14 @@ def _emit_share(module: Module) -> None:
 
 
 def _shares(f: Function, state: Val, number: Val, threads: Val, first: Val) -> None:
-    """Claims shares of section `number`, beginning with share `first`, and runs those it gets."""
+    """Claims shares of step `number`, beginning with share `first`, and runs those it gets."""
 
     def one(index: Val, _: list[Val]) -> list[Val]:
         share = f.urem(f.add(index, first), threads)
         place = f.gep(word(f, state, SHARES), share, I64)
 
         def run() -> list[Val]:
-            f.call("run_share", VOID, [f.load(PTR, word(f, state, SECTION), 8), share, threads])
+            f.call("run_share", VOID, [f.load(PTR, word(f, state, STEP), 8), share, threads])
             f.emit(I64, f"atomicrmw add ptr {word(f, state, DONE).ref}, i64 1 acq_rel, align 8")
             return []
 

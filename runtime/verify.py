@@ -49,12 +49,8 @@ def _verify_native(segment: NativeSegment, constants: int, where: str) -> None:
         number for number, buffer in enumerate(segment.buffers)
         if buffer.kind in ("input", "constant") or (buffer.kind == "output" and buffer.index in updated)
     }
-    for section in segment.sections:
-        _require(bool(section.steps) and section.grain > 0, f"section {section.label!r} has no steps or no grain", where)
-        alone = len(section.steps) == 1 or all(step.alternative is None for step in section.steps)
-        _require(alone, "an alternative needs its own section", where)
-        for step in section.steps:
-            _verify_step(step, segment.buffers, ready, f"{step.label or step.kernel.symbol} in {where}")
+    for step in segment.steps:
+        _verify_step(step, segment.buffers, ready, f"{step.label or step.kernel.symbol} in {where}")
     unwritten = {b.index for n, b in enumerate(segment.buffers) if b.kind == "output" and n in ready}
     lacking = sorted(set(range(len(segment.outputs))) - unwritten)
     _require(not lacking, f"outputs {lacking} are never written", where)

@@ -188,7 +188,6 @@ def body_lines(body: Body) -> list[str]:
 
 ROW: Dim = symbol("r")
 COLUMN: Dim = symbol("c")
-DEPTH: Dim = symbol("k")
 
 
 def axis(name: str, extent: Dim) -> Dim:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ...diagnostics.errors import InputError
-from ..explain import load_example
+from ..explain import FORM, load_example
+from ..source import named
 from .encoder import batches, load_encoder, sentences
 
 Shape = tuple[int, ...]
@@ -51,6 +52,7 @@ class Case:
 def find(name: str) -> Case:
     """The case of that name, or the user's own by `FILE.py:FUNCTION`, as `sashiko explain` takes it."""
     if ":" in name:
+        named(name, FORM)
         return Case(name, "your own", "", ((),), lambda shape: custom(name))
     for case in CASES:
         if case.name == name:

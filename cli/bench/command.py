@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...diagnostics.errors import InputError
+from ..values import count, file_to_read, file_to_write, seconds
 
 if TYPE_CHECKING:
     from .measure import Plan, Settings
@@ -27,18 +27,19 @@ _DEFAULTS = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     add = parser.add_argument
-    add("--models", default=_DEFAULTS["models"], metavar="A,B", help="names (`list` shows them) or FILE.py:FUNCTION; %(default)s")
+    add("--models", default=_DEFAULTS["models"], metavar="A,B", help="names (`list` shows them) or FILE.py:FUNCTION (default: %(default)s)")
     add("--shapes", default=_DEFAULTS["shapes"], metavar="8x64,...", help="instead of each model's own")
-    add("--precision", default=_DEFAULTS["precision"], metavar="P,Q", help="fp32, bf16, and presets of quantization; %(default)s")
-    add("--threads", default=_DEFAULTS["threads"], metavar="1,2", help="numbers of cores to use; %(default)s")
-    add("--vs", default=_DEFAULTS["vs"], metavar="A,B", help="peers; eager fp32 is always there; %(default)s")
-    add("--rounds", type=int, default=0, metavar="N", help="how often each candidate has its turn; 11, or 5 with --quick")
+    add("--precision", default=_DEFAULTS["precision"], metavar="P,Q", help="fp32, bf16, and presets of quantization (default: %(default)s)")
+    add("--threads", default=_DEFAULTS["threads"], metavar="1,2", help="numbers of cores to use (default: %(default)s)")
+    add("--vs", default=_DEFAULTS["vs"], metavar="A,B", help="peers; eager fp32 is always there (default: %(default)s)")
+    add("--rounds", type=count, default=0, metavar="N", help="how often each candidate has its turn (default: 11, or 5 with --quick)")
     add("--quick", action="store_true", help="the first shape of each model, short turns, no second compilation")
-    add("--tune", type=float, default=0.0, metavar="SECONDS", help="measure our products first, for presets but auto: compile(tune=...)")
-    add("--json", type=Path, metavar="F", help="write the run to this file")
-    add("--plot", type=Path, metavar="F.png", help="draw the run into this file (needs matplotlib)")
-    add("--from", type=Path, metavar="F", nargs="+", dest="saved", help="show, draw or compare saved runs of one machine, measure nothing")
-    add("--against", type=Path, metavar="OLD", help="compare with a saved run; the exit status is 1 when something got slower")
+    add("--tune", type=seconds, default=0.0, metavar="SECONDS", help="measure our products first, for presets but auto: compile(tune=...)")
+    add("--json", type=file_to_write, metavar="F", help="write the run to this file")
+    add("--plot", type=file_to_write, metavar="F.png", help="draw the run into this file (needs matplotlib)")
+    saved = "show, draw or compare saved runs of one machine, measure nothing"
+    add("--from", type=file_to_read, metavar="F", nargs="+", dest="saved", help=saved)
+    add("--against", type=file_to_read, metavar="OLD", help="compare with a saved run; the exit status is 1 when something got slower")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -96,13 +97,16 @@ def planned(options: argparse.Namespace) -> Iterator[Plan]:
     from .frameworks import FRAMEWORKS, OURS
     from .measure import Plan, candidates
 
-    peers, precisions = split(options.vs), split(options.precision)
+    peers, precisions, models = split(options.vs), split(options.precision), split(options.models)
+    for option, given in (("--models", models), ("--precision", precisions)):
+        if not given:
+            raise InputError("nothing is named", f"bench {option}", "leave it out for the usual ones")
     _check("--vs", [name for name in peers if name not in PEERS], PEERS)
     known = [p for p in precisions if any(f.offers(p) for f in FRAMEWORKS.values())]
     _check("--precision", [p for p in precisions if p not in known], _precisions())
     shapes = tuple(cases.parse_shape(text) for text in split(options.shapes))
     beside = candidates([name for name in FRAMEWORKS if name in peers and name != OURS], precisions)
-    for name in split(options.models):
+    for name in models:
         case = cases.find(name)
         wrong = [cases.shape_text(shape) for shape in shapes if not case.fits(shape)]
         if wrong:

@@ -8,7 +8,6 @@ from ...platforms.target import Target
 from ...stitch.lower import MAGIC
 from ..builder import I1, I32, Function, Ty, Val, const, i64
 
-ABS_MASK, SIGN_MASK, INFINITY = 0x7FFFFFFF, -0x80000000, 0x7F800000
 _ALL_LANES = Val(Ty("i16"), "-1")
 _AS_SET = 4  # rounding as the control register says
 _DOWN = 9  # to integers, downwards, without a word of what is lost

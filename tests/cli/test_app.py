@@ -12,11 +12,15 @@ import pytest
 
 from sashiko import __version__
 from sashiko.cli.app import COMMANDS, Command, run
-from sashiko.diagnostics.errors import Unsupported
+from sashiko.diagnostics.errors import InputError, Unsupported
 
 
 def fail(options: argparse.Namespace) -> int:
     raise Unsupported("no such thing", "model.py:1", "leave it")
+
+
+def refuse(options: argparse.Namespace) -> int:
+    raise InputError("not that")
 
 
 def add_number(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +29,7 @@ def add_number(parser: argparse.ArgumentParser) -> None:
 
 TABLE = (
     Command("fail", "fails", lambda parser: None, fail),
+    Command("refuse", "refuses", lambda parser: None, refuse),
     Command("give", "gives its number back", add_number, lambda options: int(options.number)),
 )
 
@@ -33,7 +38,9 @@ def test_the_chosen_command_runs_and_gives_the_status() -> None:
     assert run(["give", "--number", "7"], TABLE) == 7
 
 
-def test_errors_are_printed_and_give_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_printed_and_give_one_or_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["refuse"], TABLE) == 2
+    assert capsys.readouterr().err == "sashiko refuse: not that\n"
     assert run(["fail"], TABLE) == 1
     assert capsys.readouterr().err == "sashiko fail: no such thing\n  where: model.py:1\n  hint: leave it\n"
 

@@ -14,7 +14,7 @@ from sashiko.cli import explain
 from sashiko.cli.app import run
 from sashiko.diagnostics.errors import InputError
 
-SOURCE = "def make():\n    return 'model', (1, 2)\n\ndef wrong():\n    return 'model'\n\nvalue = 3\n"
+SOURCE = "def make():\n    return 'model', (1, 2)\n\ndef wrong():\n    return 'model'\n\ndef needs(more):\n    return more\n\nvalue = 3\n"
 
 
 @pytest.fixture
@@ -47,6 +47,7 @@ def test_modules_and_files_are_found(source: str) -> None:
         ("explained_example:wrong", "returned str"),
         ("nowhere.at_all:make", "no module 'nowhere.at_all'"),
         ("absent.py:make", "no file 'absent.py'"),
+        ("explained_example:needs", "cannot be called: missing a required argument: 'more'"),
     ],
 )
 def test_what_is_wrong_is_said(source: str, message: str) -> None:

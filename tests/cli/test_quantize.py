@@ -28,6 +28,12 @@ def agreement(candidate):
     x, reference = torch.randn(5, 8), model()
     with torch.no_grad():
         return -float((candidate(x) - reference(x)).abs().max())
+
+def text(candidate):
+    return "good"
+
+def takes(x):
+    return [x]
 """
 
 
@@ -72,13 +78,35 @@ def test_a_search_writes_code_too(user: str, tmp_path: Path, capsys: pytest.Capt
         (("--preset", "int7"), "no preset 'int7'"),
         (("--data", "absent.py:data"), "no file 'absent.py'"),
         (("--eval", "agreement"), "form MODULE:FUNCTION"),
+        (("--out", __file__), "no folder that can be written"),
+        (("--report", "/absent/page.html"), "'/absent/page.html' cannot be written"),
+        (("--max-batches", "0"), "'0' is not a whole number from 1 on"),
+        (("--budget", "-1"), "'-1' is not a number of seconds"),
     ],
 )
 def test_what_is_wrong_is_said(
     changed: tuple[str, str], message: str, user: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(tmp_path / "out"), *changed]) == 1
+    assert run(["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(tmp_path / "out"), *changed]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [(("--eval", ":text"), "returned 'good', not a number"), (("--data", ":takes"), "cannot be called: missing a required argument: 'x'")],
+)
+def test_functions_that_do_not_fit_are_named(
+    changed: tuple[str, str], message: str, user: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    option, function = changed
+    arguments = ["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(tmp_path / "out"), option, f"{user}{function}"]
+    assert run(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_no_model_is_named(user: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["quantize", f"{user}:data", "--data", f"{user}:data", "--out", str(tmp_path / "out")]) == 2
+    assert "the model is a generator, not a torch.nn.Module" in capsys.readouterr().err
 
 
 def test_data_and_out_are_needed(capsys: pytest.CaptureFixture[str]) -> None:

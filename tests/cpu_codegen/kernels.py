@@ -31,7 +31,7 @@ def built(kernel: LoopKernel, target: Target, allowed: frozenset[str] = frozense
 
 def few() -> list[ParameterSet]:
     """One target of each kind: this machine, 256-bit x86 and 128-bit AArch64. What differs in conversions alone is tested elsewhere."""
-    return [param for param in runners() if param.id not in ("x86_64_v4", "neoverse_n2")]
+    return runners(few=True)
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:

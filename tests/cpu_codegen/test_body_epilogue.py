@@ -19,7 +19,7 @@ from sashiko.platforms.catalogue import CATALOGUE
 from sashiko.platforms.target import Target
 from sashiko.stitch.loops import Body, BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import empty, from_numpy, normal, reduce, same, to_numpy
-from tests.emulation import Runner, runners
+from tests.emulation import Runner, compiled, runners
 
 TILE_ROWS, TILE_COLS = 4, 32
 ROWS = 4
@@ -40,10 +40,10 @@ def body(cols: int, acc: DType, offset: int = 0) -> Body:
     return builder.finish()
 
 
-def tile_kernel(target: Target, cols: int, acc: DType, known: bool) -> tuple[str, Slots]:
-    """Accumulators acc[cols / 32 tiles][4][32] as operand 0; then the buffers of the body. known: how many the last tile has."""
-    module = Module()
-    fn = Function(module, "tiles", VOID, [PTR, I64, I64])
+def tile_kernel(module: Module, target: Target, cols: int, acc: DType, known: bool) -> Slots:
+    """Adds tiles_<cols>. Accumulators acc[cols / 32 tiles][4][32] as operand 0; then the buffers of the body. known: how many the last
+    tile has."""
+    fn = Function(module, f"tiles_{cols}", VOID, [PTR, I64, I64])
     slots = Slots(fn)
     emitter = BodyEmitter(fn, target, body(cols, acc), slots, buffer_offset=1)
     ty = F32 if acc == f32 else I32
@@ -60,7 +60,7 @@ def tile_kernel(target: Target, cols: int, acc: DType, known: bool) -> tuple[str
     fn.loop(i64(0), i64(cols), TILE_COLS, [], tile)
     fn.ret()
     fn.finish()
-    return module.text(), slots
+    return slots
 
 
 def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -72,13 +72,15 @@ def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("acc", [f32, i32], ids=str)
 @pytest.mark.parametrize("runner", runners())
 def test_tiles(runner: Runner, acc: DType, known: bool) -> None:
-    for cols in (32, 33, 47, 64, 71):
+    module = Module()
+    kernels = {cols: tile_kernel(module, runner.target, cols, acc, known) for cols in (32, 33, 47, 64, 71)}
+    code = compiled(module.text(), runner.target)
+    for cols, slots in kernels.items():
         tiles = -(-cols // TILE_COLS)
         accumulators = (normal(tiles, TILE_ROWS, TILE_COLS) * 100).to(acc.torch)
         scale, bias, residual = normal(cols, seed=1) * 0.01, normal(cols, seed=2), normal(ROWS, cols, seed=3)
         tensors = [accumulators, scale, bias, residual, empty(ROWS, cols, dtype=torch.int8), empty(ROWS, cols), empty(ROWS)]
-        text, slots = tile_kernel(runner.target, cols, acc, known)
-        arrays = runner.run(text, "tiles", [to_numpy(t) for t in tensors], order=slots.order)
+        arrays = runner.run(code, f"tiles_{cols}", [to_numpy(t) for t in tensors], order=slots.order)
         out, wide, seen = (from_numpy(array, like) for array, like in zip(arrays[4:], tensors[4:]))
         joined = torch.cat(list(accumulators), 1)[:ROWS, :cols].float()
         expected = fused(joined, scale, bias) + residual

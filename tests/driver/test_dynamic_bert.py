@@ -22,7 +22,7 @@ class Encoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+        sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
         self.bert = BertModel(BertConfig(vocab_size=WORDS, **sizes))
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -111,15 +112,20 @@ def amx(monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
     yield machine
 
 
+@cache
+def prepared(precision: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A layer, quantized where `precision` is a preset, and its inputs."""
+    model = Encoder(layers=1).eval()
+    example = inputs(model)
+    return (model if precision == "bf16" else sashiko.quantize(model, [example], preset=precision)), example
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int8-static"])
 @pytest.mark.parametrize("target", CATALOGUE, ids=lambda target: target.name)
 def test_every_target_has_a_plan(target: Target, precision: str) -> None:
     """A wrong plan is refused by the compiler itself (`runtime/verify.py`)."""
-    model = Encoder(layers=1).eval()
-    example = inputs(model)
-    if precision != "bf16":
-        model, precision = sashiko.quantize(model, [example], preset=precision), "auto"
-    compiled = sashiko.compile(model, example, precision=precision, target=target)
+    model, example = prepared(precision)
+    compiled = sashiko.compile(model, example, precision="bf16" if precision == "bf16" else "auto", target=target)
     assert "0 left to PyTorch" in sashiko.explain(compiled)
 
 

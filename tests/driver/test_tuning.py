@@ -27,11 +27,11 @@ def rigged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Measuring that always finds the last model the fastest, and the number of models of each measurement."""
     measured: list[int] = []
 
-    def section_times(models: Sequence[CompiledModel], *_: Any) -> list[list[float]]:
+    def step_times(models: Sequence[CompiledModel], *_: Any) -> list[list[float]]:
         measured.append(len(models))
         return [[1.0 / (1 + number)] * len(model.built.measurable) for number, model in enumerate(models) if model.built]
 
-    monkeypatch.setattr(tuning, "_section_times", section_times)
+    monkeypatch.setattr(tuning, "_step_times", step_times)
     monkeypatch.setattr(tuning, "_faster", lambda example, usual, other, deadline: other)
     return measured
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,12 +28,20 @@ Micros = Sequence[MicroKernel]
 
 @dataclass(frozen=True)
 class Case:
-    """m rows, n columns, k products; pitch: elements between the rows of the lhs that belong to nobody."""
+    """m rows, n columns, k products; pitch: elements between the rows of the lhs that belong to nobody.
+
+    caches: bytes of L1 and L2 as if they were so small, so that small products are cut into blocks.
+    """
 
     m: int
     n: int
     k: int
     pitch: int = 0
+    caches: tuple[int, int] | None = None
+
+    def on(self, target: Target) -> Target:
+        """The machine with these caches."""
+        return target if self.caches is None else replace(target, l1d=self.caches[0], l2=self.caches[1])
 
 
 def plain_store(n: Dim, acc: DType) -> Body:
@@ -78,34 +87,76 @@ def bound(lhs: torch.Tensor, rhs: torch.Tensor, terms: int) -> torch.Tensor:
     return (terms + 2) * 2.0**-24 * (lhs.double().abs() @ rhs.double().abs().mT)
 
 
-def run(
-    runner: Runner, emit: Emit, pack: Callable[[torch.Tensor], torch.Tensor], case: Case, lhs: DType, rhs: DType, known_rows: bool = False
-) -> None:
-    """Runs a product through both of its kernels, each in two calls as two threads would, and compares it with the exact one."""
-    spec = spec_of(case, lhs, rhs, m=case.m if known_rows else M)
-    module = Module()
-    code = emit(module, runner.target, spec, "product")
-    x, w = random((case.m, case.k + case.pitch), lhs, 1), random((case.n, case.k), rhs, 2)
-    packed = pack(w)
-    sizes = {"M": case.m}
-    assert packed.numel() == evaluate(code.packed_bytes, sizes)
-    kernels = [code.rows] if code.columns is None else [code.rows, code.columns]
-    out = np.full((case.m, case.n), 77, np.float32 if lhs.is_float else np.int32)
-    calls = [call for n, kernel in enumerate(kernels) for call in halves(kernel, 2 + n, sizes)]
-    arrays = runner.run_calls(module.text(), [array(x), packed.numpy(), *[out] * len(kernels)], calls)
-    for result in arrays[2:]:
-        compare(result, x[:, : case.k], w, case)
+class Together:
+    """Products in one module that run in one process, which costs less than a module and a process for each."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.module = runner, Module()
+        self.calls: list[Call] = []
+        self._arrays: list[Array] = []
+        self._checks: list[tuple[int, Callable[[Array], None]]] = []
+
+    def name(self) -> str:
+        """A name for the next product's kernels."""
+        return f"product_{len(self._checks)}"
+
+    def place(self, array: Array) -> int:
+        """The number of one more array."""
+        self._arrays.append(array)
+        return len(self._arrays) - 1
+
+    def add(
+        self, kernels: Sequence[KernelCode], lhs: int, rhs: int, out: Array, sizes: Mapping[str, int], check: Callable[[Array], None]
+    ) -> None:
+        """Kernels of one product on the arrays `lhs` and `rhs`, each in two calls as two threads would, each to an `out` of its own, which
+        `check` looks at afterwards."""
+        for kernel in kernels:
+            at = self.place(out)
+            self.calls += halves(kernel, (lhs, rhs, at), sizes)
+            self._checks.append((at, check))
+
+    def run(self) -> None:
+        results = self.runner.run_calls(self.module.text(), self._arrays, self.calls)
+        for at, check in self._checks:
+            check(results[at])
 
 
-def halves(kernel: KernelCode, out: int, sizes: dict[str, int]) -> list[Call]:
-    """Two calls that share the domain; operands are arrays 0, 1 and `out`."""
+def halves(kernel: KernelCode, places: Sequence[int], sizes: Mapping[str, int]) -> list[Call]:
+    """Two calls that share the domain."""
+    end = evaluate(kernel.domain, sizes)
+    middle = end // 2 // kernel.grain * kernel.grain
+    return [call(kernel, places, first, last, sizes) for first, last in ((0, middle), (middle, end)) if first < last]
+
+
+def call(kernel: KernelCode, places: Sequence[int], begin: int, end: int, sizes: Mapping[str, int]) -> Call:
+    """places: the number of the array for each operand."""
     slots: list[Buffer | int] = []
     for slot in kernel.slots:
         assert not isinstance(slot, ParamSlot)
-        slots.append(Buffer(slot.index if slot.index < 2 else out) if isinstance(slot, BufferSlot) else evaluate(slot.dim, sizes))
-    end = evaluate(kernel.domain, sizes)
-    middle = end // 2 // kernel.grain * kernel.grain
-    return [Call(kernel.symbol, tuple(slots), first, last) for first, last in ((0, middle), (middle, end)) if first < last]
+        slots.append(Buffer(places[slot.index]) if isinstance(slot, BufferSlot) else evaluate(slot.dim, sizes))
+    return Call(kernel.symbol, tuple(slots), begin, end)
+
+
+def run(
+    runner: Runner, emit: Emit, pack: Callable[[torch.Tensor], torch.Tensor], cases: Sequence[Case], lhs: DType, rhs: DType,
+    known_rows: bool = False,
+) -> None:
+    """Runs products through both of their kernels and compares them with the exact ones."""
+    products = Together(runner)
+    for case in cases:
+        spec = spec_of(case, lhs, rhs, m=case.m if known_rows else M)
+        code = emit(products.module, case.on(runner.target), spec, products.name())
+        x, w = random((case.m, case.k + case.pitch), lhs, 1), random((case.n, case.k), rhs, 2)
+        packed, sizes = pack(w), {"M": case.m}
+        assert packed.numel() == evaluate(code.packed_bytes, sizes)
+        out = np.full((case.m, case.n), 77, np.float32 if lhs.is_float else np.int32)
+        check = partial(compare, x=x[:, : case.k], w=w, case=case)
+        products.add(kernels_of(code), products.place(array(x)), products.place(packed.numpy()), out, sizes, check)
+    products.run()
+
+
+def kernels_of(code: GemmCode) -> list[KernelCode]:
+    return [code.rows] if code.columns is None else [code.rows, code.columns]
 
 
 def compare(result: Array, x: torch.Tensor, w: torch.Tensor, case: Case) -> None:

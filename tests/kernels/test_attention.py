@@ -44,7 +44,7 @@ def referenced(module: Module, target: Target, spec: AttentionSpec, name: str) -
     return ATTENTION[-1].emit(module, target, spec, name)
 
 
-@pytest.mark.parametrize("runner", MACHINES)
+@pytest.mark.parametrize("runner", runners(few=True))
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_f32(runner: Runner, case: Case) -> None:
     given = problem(case, f32)
@@ -78,7 +78,7 @@ def test_bf16_dots(runner: Runner, case: Case) -> None:
     check(run(runner, dotted, given), given)
 
 
-@pytest.mark.parametrize("runner", MACHINES)
+@pytest.mark.parametrize("runner", runners(few=True))
 @pytest.mark.parametrize("dtype", [f32, bf16, f16, f64], ids=str)
 @pytest.mark.parametrize("name", ["keep", "odd"])
 def test_reference_row(runner: Runner, dtype: DType, name: str) -> None:

@@ -15,12 +15,12 @@ from sashiko.graph.dims import evaluate, floordiv, mod, symbol
 from sashiko.graph.types import DType, bf16, f16, f32, i8, u8
 from sashiko.kernels import amx, gemm, neon, reference, x86_vector
 from sashiko.kernels.blocking import choose, tailored
-from sashiko.kernels.packing import pack_rhs, unpack_rhs
+from sashiko.kernels.packing import int_of, pack_rhs
 from sashiko.kernels.spec import BATCH, GemmSpec, Packing, Strides, dense
 from sashiko.kernels.table import TABLE
 from sashiko.platforms.target import Target
 from tests.emulation import Array, Native, Runner, runners
-from tests.kernels.products import Case, M, Micros, array, compare, of_micros, plain_store, random, run, spec_of
+from tests.kernels.products import Case, M, Micros, Together, array, call, compare, of_micros, plain_store, random, run, spec_of
 from tests.kernels.tile_emulation import EmulatedTiles, tiles_on
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
@@ -50,10 +50,10 @@ FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
 CASES = (Case(1, 1, 1), Case(3, 70, 7, 5), Case(37, 49, 66, 3), Case(64, 96, 128))
 
 
-def pairs() -> Iterator[ParameterSet]:
-    """Every family with every machine that can run it. The widest x86 families run on this machine only."""
+def pairs(few: bool = False) -> Iterator[ParameterSet]:
+    """Every family with every machine that can run it, or with one of each kind. The widest x86 families run on this machine only."""
     for name, (micros, needs) in FAMILIES.items():
-        found = runners(needs=needs)
+        found = runners(needs=needs, few=few)
         if not found:
             skip = pytest.mark.skip(reason=f"no machine here has {', '.join(needs)}")
             yield pytest.param(micros, None, id=name, marks=skip)
@@ -62,31 +62,26 @@ def pairs() -> Iterator[ParameterSet]:
 
 
 PAIRS = tuple(pairs())
+FEW = tuple(pairs(few=True))  # for how products are cut and read, which no feature beyond those of the family changes
 INTEGERS = tuple(each for each in PAIRS if not each.values[0][0].lhs.is_float)
-
-
-def shrunk(runner: Runner, l1d: int, l2: int) -> Runner:
-    """The same machine as if its caches were smaller, so that small products are cut into blocks."""
-    return type(runner)(replace(runner.target, l1d=l1d, l2=l2))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("micros", "runner"), PAIRS)
 def test_products_with_all_tails(micros: Micros, runner: Runner) -> None:
-    for case in CASES:
-        run(runner, *of_micros(micros), case, micros[0].lhs, micros[0].rhs)
+    run(runner, *of_micros(micros), CASES, micros[0].lhs, micros[0].rhs)
 
 
-@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+@pytest.mark.parametrize(("micros", "runner"), FEW)
 def test_products_cut_into_blocks(micros: Micros, runner: Runner) -> None:
     """Pieces of k packed before and in the loop over panels, blocks of several tiles of rows."""
-    for small, case in (((1 << 10, 1 << 12), Case(33, 100, 300)), ((1 << 12, 1 << 15), Case(70, 90, 260, 5))):
-        run(shrunk(runner, *small), *of_micros(micros), case, micros[0].lhs, micros[0].rhs)
+    cases = (Case(33, 100, 300, caches=(1 << 10, 1 << 12)), Case(70, 90, 260, 5, (1 << 12, 1 << 15)))
+    run(runner, *of_micros(micros), cases, micros[0].lhs, micros[0].rhs)
 
 
-@pytest.mark.parametrize(("micros", "runner"), [pair for pair in PAIRS if pair.values[0][0].layout.direct])
+@pytest.mark.parametrize(("micros", "runner"), [pair for pair in FEW if pair.values[0][0].layout.direct])
 def test_rows_read_in_place_in_pieces(micros: Micros, runner: Runner) -> None:
     """Blocks of several tiles, the last one not whole; k that ends within a step."""
-    run(shrunk(runner, 1 << 15, 1 << 18), *of_micros(micros), Case(45, 50, 1601), micros[0].lhs, micros[0].rhs)
+    run(runner, *of_micros(micros), [Case(45, 50, 1601, caches=(1 << 15, 1 << 18))], micros[0].lhs, micros[0].rhs)
 
 
 @pytest.mark.parametrize("lhs", [i8, bf16], ids=str)
@@ -95,29 +90,29 @@ def test_an_epilogue_between_the_steps_of_the_next_tile(lhs: DType, target: Targ
     """Fewer steps than shares of the rows, as many, and more; tiles of one row; pieces of k."""
     micros = amx.amx(lhs, i8 if lhs == i8 else bf16, tiles_on(target))
     assert micros[0].overlaps
-    runner = Native(target)
-    for case in (Case(96, 64, 64), Case(65, 64, 512), Case(33, 70, 2000)):
-        run(runner, *of_micros(micros), case, lhs, micros[0].rhs)
-        run(shrunk(runner, 1 << 12, 1 << 15), *of_micros(micros), case, lhs, micros[0].rhs)
+    cases = (Case(96, 64, 64), Case(65, 64, 512), Case(33, 70, 2000))
+    small = [replace(case, caches=(1 << 12, 1 << 15)) for case in cases]
+    run(Native(target), *of_micros(micros), [*cases, *small], lhs, micros[0].rhs)
 
 
 @pytest.mark.parametrize("lhs", [i8, bf16], ids=str)
 @pytest.mark.isa("avx512_vnni")
 def test_groups_of_columns_that_are_narrower_for_the_sake_of_more_rows(lhs: DType, target: Target) -> None:
     micros = amx.amx(lhs, i8 if lhs == i8 else bf16, tiles_on(target))
-    runner = shrunk(Native(target), 3 << 10, lhs.bytes * 80 << 10)
-    for case in (Case(150, 200, 300), Case(70, 390, 300)):
-        assert choose(runner.target, spec_of(case, lhs, micros[0].rhs), micros).panel_block < 256 // 16
-        run(runner, *of_micros(micros), case, lhs, micros[0].rhs)
+    caches = 3 << 10, lhs.bytes * 80 << 10
+    cases = [Case(150, 200, 300, 0, caches), Case(70, 390, 300, 0, caches)]
+    for case in cases:
+        assert choose(case.on(target), spec_of(case, lhs, micros[0].rhs), micros).panel_block < 256 // 16
+    run(Native(target), *of_micros(micros), cases, lhs, micros[0].rhs)
 
 
-@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+@pytest.mark.parametrize(("micros", "runner"), FEW)
 def test_tiles_that_fit_a_known_number_of_rows(micros: Micros, runner: Runner) -> None:
     """One tile, several of one height, two heights; one, three and five panels; pieces of k."""
-    for case in (Case(9, 10, 7), Case(13, 40, 6), Case(15, 70, 9), Case(31, 47, 10, 2)):
-        run(runner, *of_micros(micros), case, micros[0].lhs, micros[0].rhs, known_rows=True)
-    for case in (Case(30, 80, 300), Case(86, 105, 260)):
-        run(shrunk(runner, 1 << 10, 1 << 12), *of_micros(micros), case, micros[0].lhs, micros[0].rhs, known_rows=True)
+    small = (1 << 10, 1 << 12)
+    cases = [Case(9, 10, 7), Case(13, 40, 6), Case(15, 70, 9), Case(31, 47, 10, 2)]
+    cases += [Case(30, 80, 300, 0, small), Case(86, 105, 260, 0, small)]
+    run(runner, *of_micros(micros), cases, micros[0].lhs, micros[0].rhs, known_rows=True)
 
 
 @pytest.mark.parametrize(
@@ -164,30 +159,35 @@ def batched(micros: Micros, heads: int, transposed: bool) -> tuple[GemmSpec, Str
     return spec, rhs
 
 
-@pytest.mark.parametrize(("micros", "runner"), PAIRS)
+@pytest.mark.parametrize(("micros", "runner"), FEW)
 @pytest.mark.parametrize("transposed", [False, True], ids=["n_by_k", "k_by_n"])
 def test_batches_with_a_dynamic_rhs(micros: Micros, runner: Runner, transposed: bool) -> None:
     heads, sizes, depth = 3, {"B": 2, "S": 17, "T": 21}, 40
     spec, _ = batched(micros, heads, transposed)
-    module = Module()
-    code = gemm.emit(module, runner.target, spec, micros, "product")
+    product = Together(runner)
+    code = gemm.emit(product.module, runner.target, spec, micros, product.name())
     assert code.pack is not None and code.columns is not None
     x = random((2, 17, heads, depth), spec.lhs, 3)
     w = random((2 * heads, 21, depth), spec.rhs, 4)
-    packed = np.zeros(evaluate(code.packed_bytes, sizes), np.int8)
-    stored = array(w.mT if transposed else w)
-    ir = module.text()
-    end = evaluate(code.pack.domain, sizes)
-    stored, packed = runner.run(ir, code.pack.symbol, [stored, packed], end=end, order=code.pack.slots, dims=sizes)
-    for kernel in (code.rows, code.columns):
-        out = np.zeros((2 * heads, 17, 21), np.float32 if spec.lhs.is_float else np.int32)
-        end = evaluate(kernel.domain, sizes)
-        arrays = [array(x), packed, out]
-        middle = end // 2 // kernel.grain * kernel.grain
-        for first, last in ((0, middle), (middle, end)):
-            arrays = runner.run(ir, kernel.symbol, arrays, begin=first, end=last, order=kernel.slots, dims=sizes)
+    stored = product.place(array(w.mT if transposed else w))
+    packed = product.place(np.zeros(evaluate(code.packed_bytes, sizes), np.int8))
+    product.calls.append(call(code.pack, (stored, packed), 0, evaluate(code.pack.domain, sizes), sizes))
+
+    def check(result: Array) -> None:
         for b in range(2 * heads):
-            compare(arrays[2][b], x[b // heads, :, b % heads], w[b], Case(17, 21, depth))
+            compare(result[b], x[b // heads, :, b % heads], w[b], Case(17, 21, depth))
+
+    out = np.zeros((2 * heads, 17, 21), np.float32 if spec.lhs.is_float else np.int32)
+    product.add((code.rows, code.columns), product.place(array(x)), packed, out, sizes, check)
+    product.run()
+
+
+def unpack_rhs(packed: torch.Tensor, packing: Packing, n: int, k: int, dtype: DType) -> torch.Tensor:
+    """The weight [n, k] that `pack_rhs` packed."""
+    panels, depth = int_of(packing.panels(n)), int_of(packing.k_padded(k))
+    size = int_of(packing.sums_offset(n, k, dtype))
+    groups = packed[:size].view(dtype.torch).view(panels, depth // packing.kr, packing.nr, packing.kr)
+    return groups.transpose(1, 2).reshape(panels * packing.nr, depth)[:n, :k].contiguous()
 
 
 @pytest.mark.parametrize("case", [(1, 1), (16, 64), (33, 130), (7, 3)])
@@ -197,7 +197,7 @@ def test_packing_round_trip(case: tuple[int, int]) -> None:
             w = random(case, dtype, 5)
             packed = pack_rhs(w, packing)
             assert packed.numel() == packing.bytes(*case, dtype) and packed.numel() % 64 == 0
-            assert torch.equal(unpack_rhs(packed, packing, *case, w.dtype), w)
+            assert torch.equal(unpack_rhs(packed, packing, *case, dtype), w)
 
 
 def test_packed_sums_are_those_of_the_columns() -> None:

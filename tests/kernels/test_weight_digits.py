@@ -68,8 +68,8 @@ def product(runner: Runner, small: Small, x: torch.Tensor, w: Weights) -> torch.
     code = row.emit(module, runner.target, weight_spec(case, lhs, rhs, w.group), "product")
     packed = row.pack(w.integers) if w.scales is None else row.pack(w.integers, w.scales)
     out = np.full((case.m, case.n), 77, np.float32)
-    arrays = runner.run_calls(module.text(), [array(x), packed.numpy(), out], halves(code.rows, 2, {"M": case.m}))
-    return torch.from_numpy(arrays[2])
+    calls = halves(code.rows, (0, 1, 2), {"M": case.m})
+    return torch.from_numpy(runner.run_calls(module.text(), [array(x), packed.numpy(), out], calls)[2])
 
 
 def check(runner: Runner, small: Small, x: torch.Tensor, w: Weights) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ from sashiko.kernels.weight_digits import UNGROUPED, DigitMicro
 from sashiko.kernels.weight_only import AVX512, AVX512_VNNI, LEAST_GROUP
 from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.target import Target
-from tests.emulation import Runner, runners
-from tests.kernels.products import Case, M, array, halves, random, spec_of
+from tests.emulation import Array, Runner, runners
+from tests.kernels.products import Case, M, Together, array, random, spec_of
 from tests.kernels.tile_emulation import EmulatedTiles
 
 FEW = symbol("M", 1, 4)
@@ -51,11 +52,11 @@ def weight_spec(case: Case, lhs: DType, rhs: DType, group: int, m: Dim = M) -> G
     return replace(plain, rhs=rhs, group=packed_group(group) if rhs == i4 else 0)
 
 
-def pairs() -> Iterator[ParameterSet]:
-    """Every row with every machine that can run it."""
+def pairs(few: bool = False) -> Iterator[ParameterSet]:
+    """Every row with every machine that can run it, or with one of each kind."""
     for row in (*ROWS, *EMULATED):
         needs = features(row)
-        found = runners(needs=needs)
+        found = runners(needs=needs, few=few)
         if not found:
             yield pytest.param(row, None, id=row.name, marks=pytest.mark.skip(reason=f"no machine here has {', '.join(needs)}"))
         for each in found if not needs or needs[0] in ("neon", "bf16") else found[:1]:
@@ -73,31 +74,35 @@ def weight(case: Case, rhs: DType, group: int) -> tuple[torch.Tensor, torch.Tens
     return integers >> 4, torch.rand((case.n, case.k // group), generator=torch.Generator().manual_seed(3)) + 0.1
 
 
-def run(runner: Runner, row: Kernel, case: Case, group: int) -> None:
-    """Both kernels of the row, each in two calls, against the exact product of what is multiplied."""
+def run(runner: Runner, row: Kernel, cases: Sequence[tuple[Case, int]]) -> None:
+    """Both kernels of the row for each case and size of groups, against the exact product of what is multiplied."""
     lhs, rhs = row.micros[0].lhs, row.micros[0].rhs
-    spec = weight_spec(case, lhs, rhs, group)
-    module = Module()
-    code = row.emit(module, runner.target, spec, "product")
-    assert code.columns is not None
-    integers, scales = weight(case, rhs, group)
-    packed = row.pack(integers) if scales is None else row.pack(integers, scales)
-    sizes = {"M": case.m}
-    assert packed.numel() == evaluate(code.packed_bytes, sizes)
-    x = random((case.m, case.k + case.pitch), lhs, 1)
-    out = np.full((case.m, case.n), 77, np.float32)
-    calls = [call for n, kernel in enumerate((code.rows, code.columns)) for call in halves(kernel, 2 + n, sizes)]
-    arrays = runner.run_calls(module.text(), [array(x), packed.numpy(), out, out], calls)
-    real = integers.double() if scales is None else integers.double() * scales.double().repeat_interleave(group, 1)
-    left = x[:, : case.k].double()
+    products = Together(runner)
+    for case, group in cases:
+        code = row.emit(products.module, case.on(runner.target), weight_spec(case, lhs, rhs, group), products.name())
+        assert code.columns is not None
+        integers, scales = weight(case, rhs, group)
+        packed = row.pack(integers) if scales is None else row.pack(integers, scales)
+        sizes = {"M": case.m}
+        assert packed.numel() == evaluate(code.packed_bytes, sizes)
+        x = random((case.m, case.k + case.pitch), lhs, 1)
+        real = integers.double() if scales is None else integers.double() * scales.double().repeat_interleave(group, 1)
+        check = partial(compare, row=row, case=case, group=group, left=x[:, : case.k].double(), real=real)
+        out = np.full((case.m, case.n), 77, np.float32)
+        products.add((code.rows, code.columns), products.place(array(x)), products.place(packed.numpy()), out, sizes, check)
+    products.run()
+
+
+def compare(result: Array, row: Kernel, case: Case, group: int, left: torch.Tensor, real: torch.Tensor) -> None:
+    """With left [m, k] times real [n, k], f64."""
+    lhs, rhs = row.micros[0].lhs, row.micros[0].rhs
     # k + 2 roundings of an f32 sum, one of a scaled weight, one of the sum of a step; where weights become bf16, that rounding.
     narrow = 2.0**-9 if rhs == i4 and lhs == bf16 and _narrows(row) else 0.0
     allowed = ((case.k + 4) * 2.0**-24 + narrow) * (left.abs() @ real.abs().mT)
     if any(isinstance(micro, DigitMicro) for micro in row.micros) and (rhs == i8 or group >= LEAST_GROUP):
         allowed = allowed + digits_bound(left, real, packed_group(group) if rhs == i4 else UNGROUPED)
-    for result in arrays[2:]:
-        difference = (torch.from_numpy(result).double() - left @ real.mT).abs()
-        assert bool((difference <= allowed).all()), f"{case} in groups of {group}: {(difference / allowed).max().item():.3g} of the bound"
+    difference = (torch.from_numpy(result).double() - left @ real.mT).abs()
+    assert bool((difference <= allowed).all()), f"{case} in groups of {group}: {(difference / allowed).max().item():.3g} of the bound"
 
 
 def digits_bound(x: torch.Tensor, real: torch.Tensor, step: int) -> torch.Tensor:
@@ -116,27 +121,24 @@ def _narrows(row: Kernel) -> bool:
 def test_products_with_all_tails(row: Kernel, runner: Runner) -> None:
     """One row, few, many; ragged columns and k; sizes that fill tiles exactly; one group and several."""
     if row.micros[0].rhs == i8:
-        for case in (Case(1, 1, 1), Case(1, 130, 67), Case(3, 70, 7, 5), Case(8, 65, 64), Case(37, 49, 66, 3), Case(64, 96, 128)):
-            run(runner, row, case, 0)
+        cases = (Case(1, 1, 1), Case(1, 130, 67), Case(3, 70, 7, 5), Case(8, 65, 64), Case(37, 49, 66, 3), Case(64, 96, 128))
+        run(runner, row, [(case, 0) for case in cases])
     else:
-        for case, group in ((Case(1, 1, 32), 32), (Case(1, 130, 192), 64), (Case(7, 70, 96, 5), 32), (Case(37, 49, 128, 3), 128)):
-            run(runner, row, case, group)
+        run(runner, row, [(Case(1, 1, 32), 32), (Case(1, 130, 192), 64), (Case(7, 70, 96, 5), 32), (Case(37, 49, 128, 3), 128)])
 
 
-@pytest.mark.parametrize(("row", "runner"), PAIRS)
+@pytest.mark.parametrize(("row", "runner"), tuple(pairs(few=True)))
 def test_products_cut_into_blocks(row: Kernel, runner: Runner) -> None:
     """Pieces of k, packed before and in the loop over panels, and blocks of several tiles of rows."""
-    cases = ((1 << 10, 1 << 12, Case(33, 100, 288)), (1 << 12, 1 << 15, Case(70, 90, 256, 5)), (1 << 10, 1 << 12, Case(1, 90, 512)))
-    for l1d, l2, case in cases:
-        small = type(runner)(replace(runner.target, l1d=l1d, l2=l2))  # type: ignore[call-arg]
-        run(small, row, case, 32)
+    small = (1 << 10, 1 << 12)
+    cases = (Case(33, 100, 288, caches=small), Case(70, 90, 256, 5, (1 << 12, 1 << 15)), Case(1, 90, 512, caches=small))
+    run(runner, row, [(case, 32) for case in cases])
 
 
 def test_groups_of_any_size_that_words_fill() -> None:
     [runner] = [each.values[0] for each in runners(host_only=True)][:1]
     row = table.select(runner.target, weight_spec(Case(1, 16, 64), f32, i4, 8)).kernel
-    for case, group in ((Case(3, 20, 24), 8), (Case(20, 40, 160), 40), (Case(1, 50, 1200), 600), (Case(40, 50, 1032), 1032)):
-        run(runner, row, case, group)
+    run(runner, row, [(Case(3, 20, 24), 8), (Case(20, 40, 160), 40), (Case(1, 50, 1200), 600), (Case(40, 50, 1032), 1032)])
 
 
 @pytest.mark.parametrize(("group", "packed"), [(64, 64), (256, 256), (4096, 256), (768, 256), (1000, 200), (8 * 37, 8)])

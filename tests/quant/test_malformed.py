@@ -234,12 +234,18 @@ def applied(call: Any, function: Callable[..., Any]) -> Any:
     return function(**call) if isinstance(call, dict) else function(*call)
 
 
-@pytest.mark.parametrize("kind", sorted(NESTED))
-def test_nested_arguments(kind: str) -> None:
-    """Containers are compared by the places of their leaves, both in calibration and when the result is called."""
+@pytest.fixture(scope="module")
+def nested() -> tuple[nn.Module, QuantizedModule]:
+    """A model and what it becomes."""
     torch.manual_seed(0)
     original = Nested().eval()
-    small = quantize(original, [NESTED["good"]])
+    return original, quantize(original, [NESTED["good"]])
+
+
+@pytest.mark.parametrize("kind", sorted(NESTED))
+def test_nested_arguments(nested: tuple[nn.Module, QuantizedModule], kind: str) -> None:
+    """Containers are compared by the places of their leaves, both in calibration and when the result is called."""
+    original, small = nested
     if kind in FITTING:
         sound(quantize(original, [NESTED["good"], NESTED[kind]]), original, [NESTED[kind]])
         assert torch.equal(applied(NESTED[kind], small), applied(NESTED[kind], quantize(original, [NESTED["good"]])))

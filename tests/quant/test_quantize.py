@@ -35,6 +35,8 @@ def case(name: str) -> Case:
 
 CASES = ("mlp", "no_bias", "attention", "bf16", "bert")
 STATIC = [name for name, scheme in PRESETS.items() if scheme.default.label == "int8"]
+# Presets differ in how they find ranges; the largest model is tried with one of unsigned and one of signed activations.
+FEW = [(name, preset) for name in CASES for preset in STATIC if name != "bert" or preset in ("int8-static", "int8-symmetric")]
 
 
 def call(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -45,8 +47,7 @@ def call(model: nn.Module, batch: Any) -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("preset", STATIC)
+@pytest.mark.parametrize(("name", "preset"), FEW)
 def test_simulation_is_integer_arithmetic(name: str, preset: str) -> None:
     model, data = case(name)
     small = quantize(model, data, preset=preset)

@@ -24,10 +24,8 @@ from sashiko.runtime.plan import (
     Operand,
     OutputTensor,
     Plan,
-    Section,
     SegmentOutput,
     Step,
-    single,
 )
 
 ROWS: Dim = symbol("s0", 0)
@@ -148,22 +146,22 @@ class Chain:
         code = KernelCode(kernel, slots(len(reads), number, self.cols), self.rows, 1, self.work)
         operands = tuple(Operand(b) for b in (*reads, to))
         reuses = ((len(reads), 0),) if reuse else ()
-        self.steps.append(Step(code, operands, (len(reads),), f"{kernel} {len(self.steps)}", 1, None, reuses))
+        self.steps.append(Step(code, operands, (len(reads),), f"{kernel} {len(self.steps)}", None, reuses))
         return to
 
     def arena(self) -> int:
         return self.buffer("arena")
 
-    def segment(self, inputs: list[int], outputs: list[int], sections: list[Section] | None = None) -> NativeSegment:
+    def segment(self, inputs: list[int], outputs: list[int]) -> NativeSegment:
         kind = TensorType(f32, (self.rows, self.cols))
         made = tuple(SegmentOutput(value, kind) for value in outputs)
-        return NativeSegment(tuple(inputs), made, tuple(self.buffers), tuple(sections or map(single, self.steps)))
+        return NativeSegment(tuple(inputs), made, tuple(self.buffers), tuple(self.steps))
 
-    def plan(self, inputs: int, outputs: int, sections: list[Section] | None = None) -> Plan:
+    def plan(self, inputs: int, outputs: int) -> Plan:
         """The plan of one segment: values 0.. are the inputs, 100.. the outputs."""
         kind = TensorType(f32, (self.rows, self.cols))
         results = [100 + n for n in range(outputs)]
-        segment = self.segment(list(range(inputs)), results, sections)
+        segment = self.segment(list(range(inputs)), results)
         arguments = tuple(InputTensor(f"x{n}", kind, n) for n in range(inputs))
         return Plan(arguments, tuple(OutputTensor(r) for r in results), (segment,), tuple(self.sources))
 

@@ -46,7 +46,7 @@ def test_eight_threads_at_once(affine: Executable, expected: Reference) -> None:
         assert list(pool.map(caller, range(CALLERS))) == [0] * CALLERS
 
 
-def test_parallel_sections_from_several_threads(code: Code, chain: type) -> None:
+def test_parallel_steps_from_several_threads(code: Code, chain: type) -> None:
     c = chain(work=MIN_WORK * 4)
     (x,) = c.inputs(1)
     middle = c.step("scale", [x], c.arena(), 2.0)

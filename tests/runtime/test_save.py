@@ -16,11 +16,13 @@ from sashiko.cpu_codegen.contract import KernelCode
 from sashiko.diagnostics.errors import ArtifactError, Unsupported
 from sashiko.graph import dims
 from sashiko.graph.attrs import Slot
+from sashiko.graph.encode import Json
 from sashiko.graph.types import TensorType, f32
 from sashiko.platforms.target import Target
 from sashiko.runtime import encode_plan
+from sashiko.runtime import save as saved
 from sashiko.runtime.executable import Code, Executable
-from sashiko.runtime.plan import AtenStep, ConstantSource, InputInt, InputTensor, OutputDim, OutputTensor, Plan, Section, Step
+from sashiko.runtime.plan import AtenStep, ConstantSource, InputInt, InputTensor, OutputDim, OutputTensor, Plan, Step
 from sashiko.runtime.save import load, save
 
 ATEN = torch.ops.aten
@@ -36,12 +38,12 @@ def model(code: Code, chain: type) -> Executable:
     c.constant(ConstantSource((), lambda: torch.tensor([True, False, True]), "mask"))
     total = c.step("add", [x, w], c.arena())
     c.step("scale", [total], c.buffer("output", 0), 2.0, reuse=True)
-    steps = [replace(s, alternative=KernelCode(s.kernel.symbol, s.kernel.slots, 3)) for s in c.steps]
-    sections = [Section((step,), 3, dims.ceildiv(dims.symbol("n", 0), 2) + 1, 1) for step in steps]
+    work = dims.ceildiv(dims.symbol("n", 0), 2) + 1
+    c.steps[:] = [replace(s, alternative=KernelCode(s.kernel.symbol, s.kernel.slots, 3, 1, work)) for s in c.steps]
     sort = AtenStep(ATEN.sort.default, (Slot(0),), (("descending", True),), (1,), (2, None), "no native sort", True)
     inputs = (InputTensor("x", TensorType(f32, (3, 4)), 0), InputInt("n", dims.symbol("n", 0)))
     outputs = (OutputTensor(2), None, OutputDim(dims.symbol("n", 0) * 3), OutputTensor(7))
-    return Executable(Plan(inputs, outputs, (c.segment([0], [1], sections), sort), tuple(c.sources), ((7, 1),)), code)
+    return Executable(Plan(inputs, outputs, (c.segment([0], [1]), sort), tuple(c.sources), ((7, 1),)), code)
 
 
 def same(a: Executable, b: Executable) -> bool:
@@ -180,12 +182,31 @@ def test_a_plan_is_the_same_after_a_round_trip(model: Executable) -> None:
 
 def test_a_plan_from_before_stores_around_the_caches(model: Executable) -> None:
     data = json.loads(json.dumps(encode_plan.plan_json(model.plan)))
-    for step in (step for segment in data["segments"] for section in segment.get("sections", ()) for step in section["steps"]):
+    for step in (step for segment in data["segments"] for step in segment.get("steps", ())):
         del step["large"], step["large_from"]
     assert encode_plan.plan_from(data, model.constants()).segments[0] == model.plan.segments[0]
 
 
+def test_a_file_from_before_steps_were_entered_one_by_one(model: Executable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan has sections of steps, and its runner reads frames of another form: it must not run."""
+
+    def in_sections(plan: Plan) -> Json:
+        data = encode_plan.plan_json(plan)
+        for segment in (segment for segment in data["segments"] if "steps" in segment):
+            segment["sections"] = [{"steps": segment.pop("steps"), "units": 3, "block_units": 2, "grain": 1}]
+        return data
+
+    monkeypatch.setattr(saved, "VERSION", 2)
+    monkeypatch.setattr(saved, "plan_json", in_sections)
+    own, model.code = model.code, replace(model.code, runner=b"for other frames")
+    save(model, tmp_path / "model")
+    monkeypatch.undo()
+    loaded = load(tmp_path / "model").executable
+    assert same(model, loaded)
+    assert loaded.plan.segments[0] == model.plan.segments[0] and loaded.code == own
+
+
 def test_steps_are_all_saved() -> None:
     """A field that is added to a step must be added to its JSON form, too."""
-    names = {"kernel", "operands", "writes", "label", "unit_rows", "alternative", "reuses", "large", "large_from"}
+    names = {"kernel", "operands", "writes", "label", "alternative", "reuses", "large", "large_from"}
     assert set(Step.__dataclass_fields__) == names

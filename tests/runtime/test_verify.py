@@ -11,7 +11,7 @@ import torch
 from sashiko.cpu_codegen.contract import BufferSlot, KernelCode
 from sashiko.diagnostics.errors import InvalidGraph
 from sashiko.graph.attrs import Slot
-from sashiko.runtime.plan import AtenStep, NativeSegment, Operand, OutputTensor, Plan, Section
+from sashiko.runtime.plan import AtenStep, NativeSegment, Operand, OutputTensor, Plan
 from sashiko.runtime.verify import verify
 
 
@@ -32,19 +32,12 @@ def native(plan: Plan, **changes: object) -> Plan:
     return replace(plan, segments=(replace(segment, **changes),))  # type: ignore[arg-type]
 
 
-def sections(plan: Plan, first: dict[str, object], second: dict[str, object] | None = None) -> Plan:
+def steps(plan: Plan, first: dict[str, object], second: dict[str, object] | None = None) -> Plan:
     """The plan with fields of its two steps changed."""
     (segment,) = plan.segments
     assert isinstance(segment, NativeSegment)
-    steps = [replace(step, **(change or {})) for step, change in zip(segment.steps, (first, second), strict=True)]  # type: ignore[arg-type]
-    return native(plan, sections=tuple(replace(s, steps=(step,)) for s, step in zip(segment.sections, steps, strict=True)))
-
-
-def both(plan: Plan) -> Plan:
-    (segment,) = plan.segments
-    assert isinstance(segment, NativeSegment)
-    first, second = segment.steps
-    return native(plan, sections=(Section((replace(first, alternative=first.kernel), second), 4),))
+    changed = (replace(step, **(change or {})) for step, change in zip(segment.steps, (first, second), strict=True))  # type: ignore[arg-type]
+    return native(plan, steps=tuple(changed))
 
 
 WRONG: tuple[tuple[str, Callable[[Plan], Plan], str], ...] = (
@@ -54,15 +47,13 @@ WRONG: tuple[tuple[str, Callable[[Plan], Plan], str], ...] = (
     ("constant that is not there", lambda p: replace(p, constant_values=((9, 0),)), "constant 0 of 0"),
     ("input that is not there", lambda p: native(p, inputs=()), "input 0 of 0"),
     ("orders of some", lambda p: native(p, orders=(None, None)), "orders"),
-    ("output not written", lambda p: native(p, sections=p.segments[0].sections[:1]), r"outputs \[0\]"),  # type: ignore[union-attr]
-    ("read before written", lambda p: native(p, sections=p.segments[0].sections[::-1]), "before it is written"),  # type: ignore[union-attr]
-    ("empty section", lambda p: native(p, sections=(Section((), 3),)), "no steps"),
-    ("two forms in a shared section", both, "its own section"),
-    ("buffer that is not there", lambda p: sections(p, {"operands": (Operand(0), Operand(7))}), "no buffer 7"),
-    ("input written", lambda p: sections(p, {"writes": (0, 1)}), "must not be written"),
-    ("operand that is not there", lambda p: sections(p, {"kernel": KernelCode("scale", (BufferSlot(4),), 3)}), "operand 4 of 2"),
-    ("no grain", lambda p: sections(p, {"kernel": KernelCode("scale", (), 3, 0)}), "no grain"),
-    ("memory shared the wrong way", lambda p: sections(p, {}, {"reuses": ((0, 1),)}), "cannot share"),
+    ("output not written", lambda p: native(p, steps=p.segments[0].steps[:1]), r"outputs \[0\]"),  # type: ignore[union-attr]
+    ("read before written", lambda p: native(p, steps=p.segments[0].steps[::-1]), "before it is written"),  # type: ignore[union-attr]
+    ("buffer that is not there", lambda p: steps(p, {"operands": (Operand(0), Operand(7))}), "no buffer 7"),
+    ("input written", lambda p: steps(p, {"writes": (0, 1)}), "must not be written"),
+    ("operand that is not there", lambda p: steps(p, {"kernel": KernelCode("scale", (BufferSlot(4),), 3)}), "operand 4 of 2"),
+    ("no grain", lambda p: steps(p, {"kernel": KernelCode("scale", (), 3, 0)}), "no grain"),
+    ("memory shared the wrong way", lambda p: steps(p, {}, {"reuses": ((0, 1),)}), "cannot share"),
 )
 
 

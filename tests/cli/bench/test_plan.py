@@ -56,11 +56,28 @@ def test_presets_are_precisions_of_ours_only() -> None:
         (("--vs", "tensorrt"), "'tensorrt' is unknown"),
         (("--precision", "int4"), "'int4' is unknown"),
         (("--threads", "many"), "no list of numbers"),
+        (("--models", "absent.py:make"), "no file 'absent.py'"),
+        (("--models", ","), "nothing is named"),
     ],
 )
 def test_what_means_nothing_is_said(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         list(command.planned(options(*arguments)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rounds", "0"), "'0' is not a whole number from 1 on"),
+        (("--tune", "-1"), "'-1' is not a number of seconds"),
+        (("--json", "/absent/run.json"), "cannot be written"),
+        (("--against", "absent.json"), "there is no file 'absent.json'"),
+        (("--from", "absent.json"), "there is no file 'absent.json'"),
+    ],
+)
+def test_what_cannot_be_is_wrong_usage(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_the_command_repeats_what_differs_from_the_defaults() -> None:

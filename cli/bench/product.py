@@ -1,4 +1,4 @@
-"""The matrix product of one linear layer by itself: its kernel, and the time of its section, without the call around it."""
+"""The matrix product of one linear layer by itself: its kernel, and the time of its step, without the call around it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OPERATIONS = {"fp32": "linear", "bf16": "linear", "int8": "int_linear"}
 
 
 @dataclass(frozen=True)
-class ProductSection:
+class ProductStep:
     """kernel: its name. seconds: the shortest time in so many runs."""
 
     kernel: str
     seconds: Callable[[int], float]
 
 
-def product(kind: str, shape: tuple[int, ...], target: Target | None = None) -> ProductSection:
+def product(kind: str, shape: tuple[int, ...], target: Target | None = None) -> ProductStep:
     """The product of `nn.Linear` with M x N x K = `shape`, on random operands. kind: of `OPERATIONS`; int8 has fixed ranges."""
     m, n, k = shape
     layer, x = nn.Linear(k, n).eval(), torch.randn(m, k)
@@ -38,4 +38,4 @@ def product(kind: str, shape: tuple[int, ...], target: Target | None = None) -> 
         [taken] = [s.seconds for s in compiled.times(x, repeat=repeat) if s.label.split(" + ")[0] == OPERATIONS[kind]]
         return taken
 
-    return ProductSection(kernel, seconds)
+    return ProductStep(kernel, seconds)

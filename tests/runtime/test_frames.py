@@ -1,4 +1,4 @@
-"""How the native runner cuts work: threads, grains, blocks, alternatives, the status word."""
+"""How the native runner cuts work: threads, grains, alternatives, the status word."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 
 from sashiko.cpu_codegen import symbols
 from sashiko.cpu_codegen.contract import BufferSlot, KernelCode
-from sashiko.diagnostics.errors import InvalidGraph
 from sashiko.graph.dims import Dim, symbol
 from sashiko.graph.types import TensorType, f32, i64
 from sashiko.runtime.executable import Code, Executable
 from sashiko.runtime.frames import MIN_WORK, pieces, team
-from sashiko.runtime.plan import Buffer, InputTensor, NativeSegment, Operand, OutputTensor, Plan, Section, SegmentOutput, Step, single
+from sashiko.runtime.plan import Buffer, InputTensor, NativeSegment, Operand, OutputTensor, Plan, SegmentOutput, Step
 
 N: Dim = symbol("n", 0)
 
@@ -23,8 +22,8 @@ N: Dim = symbol("n", 0)
 def ranges_plan(work: Dim, grain: int, alternative: KernelCode | None = None, domain: Dim = N) -> Plan:
     """One step that writes, for each row, the begin of the range it was run in."""
     kernel = KernelCode("ranges", (BufferSlot(0),), domain, grain, work)
-    step = Step(kernel, (Operand(0),), (0,), "ranges", 1, alternative)
-    segment = NativeSegment((), (SegmentOutput(1, TensorType(i64, (N,))),), (Buffer("output", 0, 8 * N, i64),), (single(step),))
+    step = Step(kernel, (Operand(0),), (0,), "ranges", alternative)
+    segment = NativeSegment((), (SegmentOutput(1, TensorType(i64, (N,))),), (Buffer("output", 0, 8 * N, i64),), (step,))
     return Plan((InputTensor("x", TensorType(f32, (N,)), 0),), (OutputTensor(1),), (segment,))
 
 
@@ -91,53 +90,13 @@ def test_an_alternative_is_used_when_it_has_more_pieces(code: Code) -> None:
     assert begins(rows_kernel, code, 10) == [0], "one piece each way: the first form stays"
 
 
-def test_blocks_run_every_step_before_the_next_block(code: Code, chain: type) -> None:
-    c = chain()
-    (x,) = c.inputs(1)
-    middle = c.step("scale", [x], c.arena(), 2.0)
-    c.step("shift", [middle], c.buffer("output", 0), 1.0)
-    for work, block in ((0, 4), (0, 64), (MIN_WORK, 4), (MIN_WORK, 1)):
-        steps = tuple(Step(KernelCode(s.kernel.symbol, s.kernel.slots, s.kernel.domain, 1, work), s.operands, s.writes) for s in c.steps)
-        executable = Executable(c.plan(1, 1, [Section(steps, c.rows, block, 2)]), code)
-        for rows in (0, 1, 3, 4, 37):
-            data = torch.randn(rows, 5)
-            (got,) = executable(data)
-            torch.testing.assert_close(got, data * 2 + 1, rtol=0, atol=0)
-
-
-def test_steps_with_their_own_rows_in_a_unit(code: Code, chain: type) -> None:
-    """A unit is three rows of the first kernel and one row, three times as long, of the second."""
-    c = chain(rows=3 * N, cols=4)
-    (x,) = c.inputs(1)
-    middle = c.step("scale", [x], c.arena(), 2.0)
-    c.step("shift", [middle], c.buffer("output", 0), 1.0)
-    first = Step(KernelCode("scale", c.steps[0].kernel.slots, 3 * N), c.steps[0].operands, (1,), unit_rows=3)
-    wide = chain(rows=N, cols=12)
-    wide.step("shift", [0], 0, 1.0)
-    second = Step(wide.steps[0].kernel, c.steps[1].operands, (1,))
-    executable = Executable(c.plan(1, 1, [Section((first, second), N, 2)]), code)
-    data = torch.randn(21, 4)
-    (got,) = executable(data)
-    torch.testing.assert_close(got, data * 2 + 1, rtol=0, atol=0)
-
-
-def test_blocks_off_the_grain_are_refused(code: Code, chain: type) -> None:
-    c = chain()
-    (x,) = c.inputs(1)
-    c.step("scale", [x], c.buffer("output", 0), 2.0)
-    kernel = KernelCode("scale", c.steps[0].kernel.slots, c.rows, 16)
-    section = Section((Step(kernel, c.steps[0].operands, (1,)),), c.rows, 8, 16)
-    with pytest.raises(InvalidGraph, match="grain 16"):
-        Executable(c.plan(1, 1, [section]), code)(torch.zeros(100, 2))
-
-
 def check_plan() -> Plan:
     kernel = KernelCode("check", (BufferSlot(0), BufferSlot(1)), N)
     buffers = (Buffer("input", 0, 4 * N, f32), Buffer("arena", 0, 4 * N, f32), Buffer("output", 0, 4 * N, f32))
     first = Step(kernel, (Operand(0), Operand(1)), (1,), "first look")
     second = Step(kernel, (Operand(1), Operand(2)), (1,), "second look")
     kind = TensorType(f32, (N,))
-    segment = NativeSegment((0,), (SegmentOutput(1, kind),), buffers, (single(first), single(second)))
+    segment = NativeSegment((0,), (SegmentOutput(1, kind),), buffers, (first, second))
     return Plan((InputTensor("x", kind, 0),), (OutputTensor(1),), (segment,))
 
 
@@ -150,7 +109,7 @@ def test_the_status_word_becomes_an_index_error(code: Code) -> None:
     assert got.tolist() == [1.0, 2.0], "the next call starts clean"
 
 
-def test_times_name_every_section(code: Code) -> None:
+def test_times_name_every_step(code: Code) -> None:
     executable = Executable(check_plan(), code)
     times = executable.times(torch.ones(100), repeat=2)
     assert [t.label for t in times] == ["first look", "second look"]
@@ -159,7 +118,7 @@ def test_times_name_every_section(code: Code) -> None:
         executable.times(-torch.ones(3))
     (got,) = executable(torch.ones(3))
     assert isinstance(got, torch.Tensor)
-    assert got.tolist() == [1.0] * 3, "whole calls run all sections again"
+    assert got.tolist() == [1.0] * 3, "whole calls run all steps again"
 
 
 PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)

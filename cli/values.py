@@ -1,0 +1,49 @@
+"""Types of arguments for argparse: what it says of a wrong one, it says before any work is done."""
+
+from __future__ import annotations
+
+import math
+import os
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+
+def count(text: str) -> int:
+    """A whole number from 1 on."""
+    if not text.isdecimal() or int(text) == 0:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A finite number from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def file_to_read(text: str) -> Path:
+    if not Path(text).is_file():
+        raise ArgumentTypeError(f"there is no file {text!r}")
+    return Path(text)
+
+
+def file_to_write(text: str) -> Path:
+    """In a folder that exists."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArgumentTypeError(f"{text!r} cannot be written")
+    return path
+
+
+def folder_to_write(text: str) -> Path:
+    """It need not exist."""
+    path = Path(text)
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ArgumentTypeError(f"{text!r} is no folder that can be written")
+    return path
