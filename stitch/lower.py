@@ -212,7 +212,7 @@ class Lowering:
         if guard >= 0:
             raise NeedsBuffer(value, "reduction under a guard")
         names = {name for name, _ in self.reduce_axes}
-        if self.reduce_kind == "c" and any(s.name in names for i in index for s in symbols(i)):
+        if any(s.name in names for i in index for s in symbols(i)):
             raise NeedsBuffer(value, "its result is wanted along the reduced axis")
         inner = dict(zip(value.attrs.axes, axes(wanted, "q")[0]))
         kept = iter(index) if not value.attrs.keepdim else iter([i for a, i in enumerate(index) if a not in inner])

@@ -89,6 +89,17 @@ def test_reductions_over_everything_and_several_axes() -> None:
     check([b.reduce(x, "argmax", 1)], [x], [t], {"S": 5})
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_reductions_over_axes_of_one_length_that_are_not_one_axis(keep: bool) -> None:
+    """The mean over a sequence of what is normalized over features, as many of these as there are places."""
+    x = b.input_(0, f32, (2, 8, 8))
+    pooled = b.reduce(layer_norm(x, 8), "sum", 1, keep)
+    check([pooled], [x], [torch.randn(2, 8, 8)])
+    check([b.reduce(softmax(x), "max", 1, keep)], [x], [torch.randn(2, 8, 8)])
+    down = b.exp(b.sub(x, b.reduce(x, "max", 1, True)))
+    check([b.reduce(b.div(down, b.reduce(down, "sum", 1, True)), "sum", 2, keep)], [x], [torch.randn(2, 8, 8)])
+
+
 def test_views_cost_nothing() -> None:
     x = b.input_(0, f32, (B, S, 24))
     heads = b.permute(b.reshape(x, (B, S, 3, 8)), (0, 2, 1, 3))
