@@ -11,7 +11,7 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, bounds, product
 from ..ir import Value
-from ..types import FROM_TORCH, DType, boolean, i64
+from ..types import FROM_TORCH, DType, boolean, f32, f64, i64
 from .call import Call, Row, as_value, opmath
 
 aten = torch.ops.aten
@@ -45,6 +45,18 @@ def mean(c: Call, x: Value, axes: Axes = None, keepdim: bool = False, dtype: tor
 
 def times(c: Call, x: Value, axes: Axes = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Value:
     return b.cast(b.reduce(b.cast(x, opmath(c.dtype)), "prod", axes_of(x, axes), keepdim), c.dtype)
+
+
+def running(kind: str) -> Row:
+    """cumsum and cumprod: computed, as in PyTorch, in f64 for f32, in f32 for narrower floats, in i64 for integers."""
+
+    def row(c: Call, x: Value, axis: int, dtype: torch.dtype | None = None) -> Value:
+        if not x.tensor.rank:
+            return b.cast(x, c.dtype)
+        work = f64 if c.dtype == f32 else opmath(c.dtype) if c.dtype.is_float else i64
+        return b.cast(b.scan(b.cast(b.cast(x, c.dtype), work), kind, axis), c.dtype)
+
+    return row
 
 
 def extreme(x: Value, kind: str, axes: Sequence[int], keepdim: bool) -> Value:
@@ -164,6 +176,8 @@ ROWS: dict[Any, Row] = {
     aten.mean.dim: mean,
     aten.prod.default: lambda c, x, dtype=None: times(c, x),
     aten.prod.dim_int: times,
+    aten.cumsum.default: running("sum"),
+    aten.cumprod.default: running("prod"),
     aten.amax.default: most("max"),
     aten.amin.default: most("min"),
     aten.max.default: most("max"),
