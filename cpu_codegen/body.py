@@ -53,7 +53,7 @@ class BodyEmitter:
         self.column_stores = tuple(n for n, axes in enumerate(self.store_deps) if "c" in axes)
         self.all_checks = tuple(n for n, node in enumerate(body.nodes) if node.op == "check")
         self.depth_checks = tuple(n for n in self.all_checks if "k" in self.deps[n])
-        self._outside = sum(1 << n for n, node in enumerate(body.nodes) if node.op in ("acc", "reduce"))
+        self._outside = sum(1 << n for n, node in enumerate(body.nodes) if node.op in ("acc", "reduce", "scan"))
         loads = sum(1 << n for n, node in enumerate(body.nodes) if node.op == "load") | self._outside
         self._has_load = [bits & loads != 0 for bits in self.sources]
 
@@ -137,7 +137,7 @@ class BodyEmitter:
 
     def _inner_operands(self, node: int) -> tuple[int, ...]:
         """What must be known before `node` is computed; reductions and kept values see to their own."""
-        if node in self._kept or self.body.nodes[node].op == "reduce":
+        if node in self._kept or self.body.nodes[node].op in ("reduce", "scan"):
             return ()
         chain = self._chains.get(node)
         return self.body.operands(node) if chain is None else (chain.node,)
@@ -159,8 +159,8 @@ class BodyEmitter:
                 return self._transfers.load(node, lanes, point, guard)
             case "index":
                 return self._index(node, lanes, point)
-            case "reduce":
-                raise InvalidGraph(f"%{n} is a reduction that was not provided", "code generation")
+            case "reduce" | "scan":
+                raise InvalidGraph(f"%{n} is a {node.op} that was not provided", "code generation")
             case "acc":
                 raise InvalidGraph(f"%{n} is an accumulator that was not provided", "code generation")
             case "cast":

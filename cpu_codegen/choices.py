@@ -63,7 +63,8 @@ class Choices:
         return vectors * alive <= budget and vectors * operations <= _UNROLLED_OPERATIONS
 
     def _waits(self) -> bool:
-        return len(self._plan) > 1 and self._kernel.depth is None
+        """Whether there is more than one pass. A scan goes through the columns in its own order, one row at a time."""
+        return len(self._plan) > 1 and self._kernel.depth is None and all(node.op != "scan" for node in self._body.nodes)
 
     def _beyond_caches(self) -> bool:
         """Whether what is read and what is written, as far as is known, do not stay in half of the last cache."""

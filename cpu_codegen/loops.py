@@ -7,25 +7,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial, reduce
 
-from ..graph.dims import Dim, bounds, coefficient
+from ..graph.dims import Dim, bounds
 from ..graph.types import DType, f64
 from ..platforms.target import Target
-from ..stitch.loops import Body, LoopKernel, Store
-from . import convert, schedule
+from ..stitch.loops import Body, LoopKernel
+from . import schedule
 from .ahead import Ahead, Fetch, nothing
 from .body import BodyEmitter, Point
 from .builder import I1, I64, PTR, VOID, Function, Module, Val, const_vec, i64
 from .choices import Choices
 from .contract import KernelCode
 from .depth import Depth
-from .index import aligned
 from .intrinsics import stores_done
 from .ranges import column_ranges
 from .reduce import Reduction, State, reductions_of, results
+from .scan import followed, scans_of
 from .slots import Slots
 from .sweep import Copies, Sweep, merge_copies
 from .written import written_out
@@ -92,25 +92,6 @@ def vector_lanes(target: Target, body: Body) -> int:
     return target.lanes(max(narrower) if narrower else 64 if widths else 32)
 
 
-def streaming(target: Target, kernel: LoopKernel, buffers: Set[int]) -> LoopKernel:
-    """The kernel that stores into these buffers around the caches: those of its stores that fill whole registers, by themselves or
-    joined (`BodyEmitter.stores_beside`), but for the last of a row. x86 only.
-
-    On one core of Zen 4, results larger than the caches take 0.85 of the time so. Parts of a register gain nothing.
-    """
-    if not buffers or not target.has("avx2"):
-        return kernel
-    lanes, body = vector_lanes(target, kernel.body), kernel.body
-
-    def whole(store: Store) -> bool:
-        full = target.lanes(convert.memory_type(body.buffers[store.buffer]).bits)
-        slope = coefficient(store.index, "c")
-        return full % lanes == 0 and store.guard < 0 and slope is not None and slope[0] == 1 and aligned(store.index, full)
-
-    stores = tuple(replace(store, streams=store.buffer in buffers and whole(store)) for store in body.stores)
-    return replace(kernel, body=replace(body, stores=stores))
-
-
 def _width(dtype: DType) -> int:
     return 32 if dtype.is_float and dtype != f64 else dtype.bits
 
@@ -137,7 +118,9 @@ class _Writer:
             self._depth = Depth(self.emitter, slots.dim(kernel.depth), kernel.depth if isinstance(kernel.depth, int) else None)
         self._column_stores = self.emitter.column_stores
         self._other_stores = [n for n in range(len(self._body.stores)) if n not in self._column_stores]
-        self._other_checks = [n for n in self.emitter.all_checks if not self._body.deps[n] & {"c", "k"}]
+        checks = [n for n in self.emitter.all_checks if not self._body.deps[n] & {"c", "k"}]
+        self._late_checks = [n for n in checks if schedule.reduced(self._body, [n])]  # of what the passes over a row find out
+        self._other_checks = [n for n in checks if n not in self._late_checks]
         self._plan = schedule.passes(self._body, self._column_stores)
         self._choices = Choices(target, kernel, self._plan, self._column_stores, self.lanes)
         self._together, self._in_registers = self._choices.rows()
@@ -203,6 +186,7 @@ class _Writer:
         for at, point in enumerate(points):
             for n in kept:
                 self.emitter.keep(n, rows.arrays[at][n])
+            self.emitter.checks(point.scalar, self._late_checks)
             self._store_others(point.scalar)
             self.emitter.release(kept)
 
@@ -213,10 +197,11 @@ class _Writer:
         reductions = self._reductions(each)
         roots = each.roots(self._body, self._column_stores)
         kept = [(n, arrays[n]) for n in each.keep if arrays and n in arrays]
+        scans = scans_of(self.emitter, roots)
 
         def visit(points: list[Point], states: Copies) -> Copies:
             self._resolve(roots, points)
-            result = [self._updated(each, reductions, point, state) for point, state in zip(points, states)]
+            result = [[*followed(scans, p, s), *self._updated(each, reductions, p, s[len(scans) :])] for p, s in zip(points, states)]
             fetch(points)
             for n, array in kept:
                 for point in points:
@@ -224,8 +209,9 @@ class _Writer:
             self._effects(each, points)
             return result
 
-        states = sweep.run(row, self._choices.unroll(each, self._joined(each)), reductions, visit)
-        self._remember(each, reductions, states, row)
+        unroll = 1 if scans else self._choices.unroll(each, self._joined(each))
+        states = sweep.run(row, unroll, [*scans, *reductions], visit)
+        self._remember(each, reductions, states[len(scans) :], row)
 
     def _columns_in_registers(self, each: schedule.Pass, row: Point, fetch: Fetch) -> None:
         """One pass over a row that is written out in full: its points are those of the pass before, so their values are still known."""

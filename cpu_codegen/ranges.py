@@ -23,7 +23,7 @@ def column_ranges(kernel: LoopKernel, least: int) -> tuple[LoopKernel, ...]:
     All have the rows of the kernel. What goes around the caches must start at whole registers, and stays in one piece.
     """
     body, columns = kernel.body, kernel.cols
-    if kernel.rows is None or not isinstance(columns, int) or any(node.op == "reduce" and node.axis == "c" for node in body.nodes):
+    if kernel.rows is None or not isinstance(columns, int) or any(node.axis == "c" for node in body.nodes):
         return (kernel,)
     if any(store.streams or coefficient(store.index, "c") == (0, store.index) for store in body.stores):
         return (kernel,)

@@ -68,6 +68,19 @@ def needed(body: Body) -> set[int]:
     return seen
 
 
+def reduced(body: Body, roots: Iterable[int]) -> bool:
+    """Whether nodes are computed from a reduction of columns."""
+    pending, seen = list(roots), set[int]()
+    while pending:
+        n = pending.pop()
+        if body.nodes[n].op == "reduce" and body.nodes[n].axis == "c":
+            return True
+        if n not in seen:
+            seen.add(n)
+            pending += body.operands(n)
+    return False
+
+
 def index_nodes(expression: Dim) -> list[int]:
     return [int(s.name[1:]) for s in symbols(expression) if s.name.startswith("%")]
 

@@ -24,7 +24,8 @@ from .signature import Signature, from_json, to_json
 class CompiledModel:
     """A model as native code: called as the model is, returns what the model returns, without gradients.
 
-    Errors when called: InputError for arguments that do not fit what was declared, IndexError for an index out of range inside the model.
+    Errors when called: InputError for arguments that do not fit what was declared, IndexError for an index out of range inside the model,
+    RuntimeError for an assertion of the model that does not hold.
     Any number of threads may call at the same time. Results are new tensors; the storage of one of 2 MB and more cannot grow.
 
     quantized: the simulation it was compiled from, when `quantize_and_compile` made it. search: how its precisions were found.

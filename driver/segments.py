@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..cpu_codegen.loops import streaming
+from ..cpu_codegen.streams import streaming
 from ..graph.dims import Dim, bounds, product
 from ..graph.ir import Value
 from ..graph.sites import site_of

@@ -34,7 +34,8 @@ class Result:
 class Signature:
     """arguments: for each leaf None when the code takes it, or the value it must have. results: leaves of what the model returns.
 
-    writes: (result of the code, argument or state tensor that receives it). in_spec, out_spec: None for flat calls.
+    writes: (result of the code, argument or state tensor that receives it). checks: (result of the code, a bool that must be true; message
+    of the RuntimeError). in_spec, out_spec: None for flat calls.
     """
 
     arguments: tuple[Fixed | None, ...]
@@ -42,6 +43,7 @@ class Signature:
     writes: tuple[tuple[int, int], ...] = ()
     in_spec: pytree.TreeSpec | None = None
     out_spec: pytree.TreeSpec | None = None
+    checks: tuple[tuple[int, str], ...] = ()
 
     @property
     def has_fixed(self) -> bool:
@@ -69,14 +71,17 @@ class Signature:
         return passed
 
     def assembled(self, flat: Sequence[Any], results: Sequence[Any]) -> Any:
-        """What the model returns."""
+        """What the model returns. Raises RuntimeError where an assertion of the model does not hold."""
+        for number, message in self.checks:
+            if not results[number]:
+                raise RuntimeError(message)
         found = [r.value if isinstance(r, Fixed) else (results if r.kind == "result" else flat)[r.number] for r in self.results]
         return found if self.out_spec is None else pytree.tree_unflatten(found, self.out_spec)
 
     def direct(self) -> Callable[[tuple[Any, ...]], Any] | None:
         """For plain positional tensors and plain results: how to return the code's results. None: take the long way."""
         spec, out = self.in_spec, self.out_spec
-        if self.writes or self.has_fixed or any(isinstance(r, Fixed) or r.kind != "result" for r in self.results):
+        if self.writes or self.checks or self.has_fixed or any(isinstance(r, Fixed) or r.kind != "result" for r in self.results):
             return None
         order = tuple(r.number for r in self.results if isinstance(r, Result))
         if spec is None or out is None:
@@ -104,7 +109,8 @@ def signature_of(captured: Captured) -> Signature:
             results.append(Fixed("", output.value) if isinstance(output, FixedOutput) else Result("result", next(symbolic)))
     arguments = tuple(Fixed(i.name, i.value) if isinstance(i, FixedInput) else None for i in captured.inputs)
     writes = tuple((m.output, m.input) for m in captured.mutations)
-    return Signature(arguments, tuple(results), writes, captured.in_spec, captured.out_spec)
+    checks = tuple((c.output, c.message) for c in captured.checks)
+    return Signature(arguments, tuple(results), writes, captured.in_spec, captured.out_spec, checks)
 
 
 def to_json(signature: Signature) -> Json:
@@ -114,6 +120,7 @@ def to_json(signature: Signature) -> Json:
         "arguments": [None if a is None else _fixed_json(a) for a in signature.arguments],
         "results": [_fixed_json(r) if isinstance(r, Fixed) else [r.kind, r.number] for r in signature.results],
         "writes": [list(w) for w in signature.writes],
+        "checks": [list(c) for c in signature.checks],
         "in_spec": trees[0],
         "out_spec": trees[1],
     }
@@ -130,4 +137,5 @@ def from_json(data: Json) -> Signature:
     arguments = tuple(None if a is None else Fixed(a["name"], a["value"]) for a in data["arguments"])
     results = tuple(Fixed(r["name"], r["value"]) if isinstance(r, dict) else Result(r[0], r[1]) for r in data["results"])
     trees = [None if data[k] is None else tree_from(data[k]) for k in ("in_spec", "out_spec")]
-    return Signature(arguments, results, tuple((o, i) for o, i in data["writes"]), trees[0], trees[1])
+    return Signature(arguments, results, tuple((o, i) for o, i in data["writes"]), trees[0], trees[1],
+                     tuple((n, m) for n, m in data.get("checks", ())))

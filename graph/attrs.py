@@ -89,6 +89,13 @@ class ReduceAttrs(Attrs):
 
 
 @dataclass(frozen=True)
+class ScanAttrs(Attrs):
+    """`kind`: sum or prod. Always along the last axis."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
 class ShapeAttrs(Attrs):
     """Target shape of reshape (same elements, row-major) and expand (right-aligned broadcast)."""
 

@@ -120,6 +120,15 @@ def reduce(x: Value, kind: str, axes: int | Sequence[int] | None = None, keepdim
     return _make("reduce", x, attrs=A.ReduceAttrs(kind, found, keepdim))
 
 
+def scan(x: Value, kind: str, axis: int) -> Value:
+    """Running sums or products (kind: sum, prod) along an axis, in the dtype of x: f32, f64, i32 or i64."""
+    axis, rank = axis_of(axis, x.tensor.rank), x.tensor.rank
+    if x.shape[axis] == 1:
+        return x
+    order = [*(a for a in range(rank) if a != axis), axis]
+    return permute(_make("scan", permute(x, order), attrs=A.ScanAttrs(kind)), [order.index(a) for a in range(rank)])
+
+
 def reshape(x: Value, shape: Sequence[Dim]) -> Value:
     """The same elements, row-major, in another shape."""
     return x if x.shape == tuple(shape) else _make("reshape", x, attrs=A.ShapeAttrs(tuple(shape)))

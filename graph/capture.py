@@ -18,6 +18,7 @@ from ..diagnostics.errors import Unsupported
 from . import build as b
 from .captured import (
     Captured,
+    Check,
     FixedInput,
     FixedOutput,
     GraphOutput,
@@ -90,12 +91,13 @@ class _Signature:
         for number, target in writes.items():  # outputs of their own: what is returned as well is another tensor
             mutations.append(Mutation(len(outputs), target))
             outputs.append(results[number])
+        checks = tuple(Check(_output(outputs, own(ok)), message) for ok, message in self.lowering.checks)
         graph = Graph(tuple(self.tensors), tuple(outputs))
         self.lowering.check_random_order(graph)
         alive = set(graph.order)
         leftovers = tuple(note for value, note in self.lowering.leftovers if value in alive)
         return Captured(graph, tuple(self.inputs), tuple(self.state), tuple(returned), tuple(mutations), symbol_sources(self.inputs),
-                        leftovers, *specs, tuple(dict.fromkeys(self.lowering.baked)))
+                        leftovers, *specs, tuple(dict.fromkeys(self.lowering.baked)), checks)
 
     def _returned(self, result: Any, outputs: list[Value], handed: bool) -> OutputSpec:
         if isinstance(result, Poly):
@@ -106,9 +108,7 @@ class _Signature:
             return FixedOutput(result)
         if result.op == "constant" and handed:
             return FixedOutput(getattr(result.attrs, "tensor", None))
-        if result.op in ("input", "constant"):
-            result = make("copy", result)
-        return GraphOutput(_output(outputs, result))
+        return GraphOutput(_output(outputs, own(result)))
 
     def given(self, node: Any) -> int | None:
         """The graph input that an FX node is, -1 for a tensor of the model, None for what is computed."""
@@ -118,6 +118,11 @@ class _Signature:
             return None
         value = self.lowering.env[node]
         return self.tensors.index(value) if value in self.tensors else -1
+
+
+def own(value: Value) -> Value:
+    """A value as a tensor of its own, which inputs and constants are not."""
+    return make("copy", value) if value.op in ("input", "constant") else value
 
 
 def _output(outputs: list[Value], value: Value) -> int:

@@ -105,6 +105,14 @@ class Mutation:
 
 
 @dataclass(frozen=True)
+class Check:
+    """Graph output `output` is one bool. Where it is false after a run, the model raises RuntimeError with the message."""
+
+    output: int
+    message: str
+
+
+@dataclass(frozen=True)
 class Leftover:
     """An operation left to PyTorch: its name, the reason, and the user's file:line."""
 
@@ -117,8 +125,8 @@ class Leftover:
 class Captured:
     """A captured model.
 
-    graph.inputs: the tensors among `inputs`, in order, then the tensors of `state`. graph.outputs: those that `outputs` name,
-    then those that `mutations` name. `in_spec`/`out_spec` are pytree specs of (args, kwargs) and of the result; None after `from_fx`,
+    graph.inputs: the tensors among `inputs`, in order, then the tensors of `state`. graph.outputs: those that `outputs` name, then those
+    that `mutations` and `checks` name. `in_spec`/`out_spec` are pytree specs of (args, kwargs) and of the result; None after `from_fx`,
     where calls are flat. `baked`: constants whose numbers went into the graph itself (scales); it is wrong once they change.
     """
 
@@ -132,6 +140,7 @@ class Captured:
     in_spec: pytree.TreeSpec | None = None
     out_spec: pytree.TreeSpec | None = None
     baked: tuple[Value, ...] = ()
+    checks: tuple[Check, ...] = ()
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The flat inputs of a call. Raises InputError when the arguments are nested or named otherwise than when captured."""
@@ -156,6 +165,9 @@ class Captured:
 
     def results(self, flat: Sequence[Any], outputs: Sequence[Any], env: Mapping[str, int]) -> Any:
         """What the model returns, from the flat inputs and the graph's outputs of one call."""
+        for check in self.checks:
+            if not outputs[check.output]:
+                raise RuntimeError(check.message)
         found: list[Any] = []
         for spec in self.outputs:
             if isinstance(spec, GraphOutput):

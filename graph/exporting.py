@@ -17,12 +17,14 @@ from .aten import COMPOSITES, TABLE, composite, quantized
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
 _CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve")}
+# What PyTorch computes faster as it is than taken apart, and has no row.
+_WHOLE = {"aten::index_add"}
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The decompositions to give to AOTAutograd before `from_fx`: core ATen's, without the operations that have a row."""
     table: dict[Any, Callable[..., Any]] = dict(torch._decomp.core_aten_decompositions())
-    return {op: fn for op, fn in table.items() if op not in TABLE}
+    return {op: fn for op, fn in table.items() if op not in TABLE and op._schema.name not in _WHOLE}
 
 
 def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
@@ -38,7 +40,7 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
         what = "the model is in training mode, where dropout and normalization differ"
         raise InputError(what, type(model).__name__, "call model.eval() first")
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), tracing():
             program = torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise translated(error) from error
@@ -63,7 +65,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     for op in TABLE:
         if op in table and not any(argument.alias_info is not None for argument in op._schema.arguments):
             table.pop(op)
-    for op in [op for op in table if op._schema.name in _CHECKED]:
+    for op in [op for op in table if op._schema.name in _CHECKED | _WHOLE]:
         table.pop(op)
     try:
         with quiet():
@@ -84,6 +86,22 @@ def _stays(node: torch.fx.Node) -> bool:
         return False
     known = op in TABLE or op in COMPOSITES or str(op) in quantized.ROWS or op is torch.ops.aten._assert_tensor_metadata.default
     return known and not op._schema.is_mutable
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """What surrounds torch.export: its warnings of itself are hidden, and nn.Transformer does not look at the numbers of a mask.
+
+    It looks whether they are those of the causal mask, which decides about speed alone; a traced mask has none, and tracing would end.
+    """
+    module: Any = torch.nn.modules.transformer
+    asking = module._detect_is_causal_mask
+    module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        with quiet():
+            yield
+    finally:
+        module._detect_is_causal_mask = asking
 
 
 @contextmanager

@@ -282,6 +282,11 @@ def _elementwise(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda v, env, *xs: fn(*xs)
 
 
+def _scan(v: Value, env: Env, x: Tensor) -> Tensor:
+    assert isinstance(v.attrs, A.ScanAttrs)
+    return (torch.cumsum if v.attrs.kind == "sum" else torch.cumprod)(x, -1, dtype=x.dtype)
+
+
 def _get(v: Value, env: Env, items: Any) -> Any:
     assert isinstance(v.attrs, A.GetAttrs)
     return items[v.attrs.index]
@@ -290,7 +295,7 @@ def _get(v: Value, env: Env, items: Any) -> Any:
 ROWS: dict[str, Callable[..., Any]] = {
     **{name: _elementwise(fn) for name, fn in ELEMENTWISE.items()},
     "cast": lambda v, env, x: x.to(v.dtype.torch),
-    "quantize": _quantize, "dequantize": _dequantize, "piecewise": _piecewise, "bounded": _bounded, "reduce": _reduce,
+    "quantize": _quantize, "dequantize": _dequantize, "piecewise": _piecewise, "bounded": _bounded, "reduce": _reduce, "scan": _scan,
     "reshape": lambda v, env, x: x.reshape(_shape(v, env)),
     "expand": lambda v, env, x: x.expand(_shape(v, env)),
     "permute": lambda v, env, x: x.permute(v.attrs.order),

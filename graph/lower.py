@@ -23,7 +23,7 @@ from .ir import Graph, Value
 from .ops import make
 from .sites import with_name
 from .symbols import Symbols
-from .types import FROM_TORCH, TensorType, TupleType, Type, f64
+from .types import FROM_TORCH, TensorType, TupleType, Type, boolean, f64
 
 aten = torch.ops.aten
 
@@ -32,6 +32,7 @@ _IGNORED: frozenset[Any] = frozenset({
     aten._assert_tensor_metadata.default, aten._assert_scalar.default, aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default, torch._check, operator.ge, operator.le, operator.gt, operator.lt, operator.eq, operator.ne,
 })
+_ASSERTED: frozenset[Any] = frozenset({aten._assert_async.default, aten._assert_async.msg})
 _SCALAR: dict[Any, Callable[..., Value]] = {
     operator.add: b.add, operator.sub: b.sub, operator.mul: b.mul, operator.truediv: b.div, operator.pow: b.pow_, operator.neg: b.neg,
     torch.sym_float: lambda x: x, torch.sym_int: b.trunc, math.sqrt: b.sqrt, math.floor: b.floor, math.ceil: b.ceil,
@@ -76,6 +77,7 @@ class Lowering:
     copies: list[tuple[Value, Value]] = field(default_factory=list)
     random: list[Value] = field(default_factory=list)
     baked: list[Value] = field(default_factory=list)
+    checks: list[tuple[Value, str]] = field(default_factory=list)
 
     def run(self, module: GraphModule) -> Any:
         """The output node's argument, with every node replaced. Placeholders must be in `env` already."""
@@ -124,6 +126,10 @@ class Lowering:
             return self.element(node)
         if node.target is aten.copy_.default:
             return self.copy(node)
+        if node.target in _ASSERTED:
+            message = str(node.args[1]) if len(node.args) > 1 else "an assertion of the model does not hold"
+            self.checks.append((b.reshape(b.cast(self.resolve(node.args[0]), boolean), ()), message))
+            return None
         if meta is None and not node.users:
             raise Unsupported(f"{name_of(node)} has an effect besides its result", origin_of(node))
         kind = type_of(meta, self.symbols)
@@ -168,7 +174,7 @@ class Lowering:
         arguments = [self.resolve(a) for a in schema_arguments(node)]
         if any(t.dtype.kind == "complex" for t in (*tensors_of(kind), *operand_types(arguments))):
             raise Unsupported("complex numbers")
-        used = frozenset(int(u.args[1]) for u in node.users if u.target is operator.getitem)  # type: ignore[arg-type]
+        used = frozenset(int(u.args[1]) for u in node.users if u.target is operator.getitem and u.users)  # type: ignore[arg-type]
         result = row(Call(kind, used), *arguments)
         if name_of(node) in quantized.ROWS:
             self.baked += [a for a in arguments[1:] if isinstance(a, Value) and a.op == "constant"]

@@ -97,6 +97,13 @@ def _reduce(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     return TensorType(dtype, kept, q if q is not None and q.axis is None else None)
 
 
+def _scan(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    x = types[0]
+    if not x.rank or x.dtype.bits < 32 or x.qparams is not None:
+        raise InvalidGraph(f"scan: {x} is no tensor of numbers of 32 or 64 bits along an axis")
+    return TensorType(x.dtype, x.shape)
+
+
 def _reshape(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     assert isinstance(attrs, A.ShapeAttrs)
     if product(types[0].shape) != product(attrs.shape):
@@ -250,10 +257,6 @@ def _piecewise(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     return TensorType(attrs.dtype, types[0].shape, attrs.qparams)
 
 
-def _bounded(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
-    return types[0]
-
-
 def _dequantize(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     if types[0].qparams is None:
         raise InvalidGraph(f"dequantize: {types[0]} has no quantization parameters")
@@ -264,14 +267,9 @@ def _given(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     raise InvalidGraph("this operation's type must be given to make()")
 
 
-def _full(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
-    assert isinstance(attrs, A.FullAttrs)
-    return TensorType(attrs.dtype, attrs.shape)
-
-
-def _iota(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
-    assert isinstance(attrs, A.IotaAttrs)
-    return TensorType(attrs.dtype, (attrs.length,))
+def _counted(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, (A.FullAttrs, A.IotaAttrs))
+    return TensorType(attrs.dtype, attrs.shape if isinstance(attrs, A.FullAttrs) else (attrs.length,))
 
 
 _ROWS: tuple[OpSpec, ...] = (
@@ -283,8 +281,9 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("quantize", (1, 1), A.QuantizeAttrs, _quantize, "elementwise"),
     OpSpec("dequantize", (1, 1), A.NoAttrs, _dequantize, "elementwise"),
     OpSpec("piecewise", (1, 2), A.PiecewiseAttrs, _piecewise, "elementwise"),
-    OpSpec("bounded", (1, 1), A.BoundedAttrs, _bounded, "check"),
+    OpSpec("bounded", (1, 1), A.BoundedAttrs, lambda types, attrs: types[0], "check"),
     OpSpec("reduce", (1, 1), A.ReduceAttrs, _reduce, "reduce"),
+    OpSpec("scan", (1, 1), A.ScanAttrs, _scan, "reduce"),  # element i of a row: what a reduction of its first i + 1 elements gives
     OpSpec("reshape", (1, 1), A.ShapeAttrs, _reshape, "view"),
     OpSpec("expand", (1, 1), A.ShapeAttrs, _expand, "view"),
     OpSpec("permute", (1, 1), A.PermuteAttrs, _permute, "view"),
@@ -294,7 +293,7 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("concat", (1, 1 << 30), A.AxisAttrs, _concat, "index"),
     OpSpec("take", (2, 2), A.AxisAttrs, _take, "index"),  # table, index: torch.embedding for axis 0; indices must be in [0, size)
     OpSpec("gather", (2, 2), A.AxisAttrs, _gather, "index"),  # torch.gather; indices must be in [0, size)
-    OpSpec("copy", (1, 1), A.NoAttrs, _bounded, "update"),  # the same numbers in memory that nothing else reads
+    OpSpec("copy", (1, 1), A.NoAttrs, lambda types, attrs: types[0], "update"),  # the same numbers in memory that nothing else reads
     OpSpec("put", (2, 1 << 30), A.PutAttrs, _put, "update"),  # x, part, positions: x with part there; `graph/updates.py`
     OpSpec("linear", (2, 3), A.NoAttrs, _linear, "contraction"),  # x[..., G K], w[N, K], b[N]: `build.linear`; w: like x, or i8
     OpSpec("qlinear", (2, 3), A.NoAttrs, _linear, "contraction"),  # the same on quantized x, w: real-valued result, f32 bias
@@ -306,8 +305,8 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("attention", (3, 4), A.AttentionAttrs, _attention, "contraction"),  # q, k, v, mask (bool: keep; float: added)
     OpSpec("input", (0, 0), A.InputAttrs, _given, "leaf"),
     OpSpec("constant", (0, 0), A.ConstantAttrs, _given, "leaf"),
-    OpSpec("full", (0, 0), A.FullAttrs, _full, "leaf"),
-    OpSpec("iota", (0, 0), A.IotaAttrs, _iota, "leaf"),
+    OpSpec("full", (0, 0), A.FullAttrs, _counted, "leaf"),
+    OpSpec("iota", (0, 0), A.IotaAttrs, _counted, "leaf"),
     OpSpec("call", (0, 1 << 30), A.CallAttrs, _given, "extern"),
     OpSpec("aten", (0, 1 << 30), A.AtenAttrs, _given, "extern"),
     OpSpec("get", (1, 1), A.GetAttrs, _given, "extern"),

@@ -57,6 +57,8 @@ def _positions(value: Value) -> Positions | None:
         return _product(value)
     if value.op == "take":
         return _taken(value)
+    if value.op == "scan":
+        return _running(value)
     return _viewed(value) if value.op in ("cast", "reshape", "expand", "permute", "slice") else None
 
 
@@ -71,6 +73,14 @@ def _product(value: Value) -> Positions | None:
         return None
     factor, other = (y.start, x) if any(x.steps) else (x.start, y)
     return Positions(other.start * factor, tuple(step * factor for step in other.steps))
+
+
+def _running(value: Value) -> Positions | None:
+    """Running sums of one number."""
+    x = positions(value.inputs[0])
+    if x is None or any(x.steps) or not isinstance(value.attrs, A.ScanAttrs) or value.attrs.kind != "sum":
+        return None
+    return Positions(x.start, (*x.steps[:-1], x.start))
 
 
 def _taken(value: Value) -> Positions | None:

@@ -168,7 +168,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **{n: (fold_uniform, fold_constants, drop_neutral) for n, s in OPS.items() if s.group == "elementwise"},
     **dict.fromkeys(COMPARE, (fold_uniform, fold_constants, compare_positions)),
     **dict.fromkeys(("reshape", "expand", "permute", "slice", "cast"), _VIEWS),
-    **dict.fromkeys(("reduce", "concat", "take", "gather", "pad"), (fold_constants,)),
+    **dict.fromkeys(("reduce", "scan", "concat", "take", "gather", "pad"), (fold_constants,)),
     "put": (put_into_slice, put_into_permuted),
     "linear": (whole_linear,), "qlinear": (whole_linear,), "attention": (narrow_mask, causal_mask),
 }

@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, Unsupported
-from ..graph.exporting import quiet, translated
+from ..graph.exporting import tracing, translated
 from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts
 
@@ -89,7 +89,7 @@ def export(model: nn.Module, call: Call) -> Program:
     except Exception as error:
         what = f"the model failed on batch 1: {first_line(error)}"
         raise CalibrationError(what, "calibration data", "does model(*batch) work outside of quantize?") from error
-    with _unchanged(model), quiet():
+    with _unchanged(model), tracing():
         failures: list[Exception] = []
         for example, dynamic, note in _attempts(call):
             try:

@@ -60,14 +60,14 @@ def axes_of(named: tuple[Axis, ...]) -> Index:
 
 
 def first_reduction(root: Value, stored: set[Value]) -> Value | None:
-    """The first reduction that would be inlined below `root` (or is `root`)."""
+    """The first reduction or scan that would be inlined below `root` (or is `root`)."""
     stack, seen = [root], set()
     while stack:
         value = stack.pop()
         if value in seen or (value in stored and value is not root) or value.op in ANCHORS:
             continue
         seen.add(value)
-        if value.op == "reduce":
+        if OPS[value.op].group == "reduce":
             return value
         stack.extend(reversed(value.inputs))
     return None
@@ -80,15 +80,14 @@ def domains(root: Value, stored: set[Value]) -> list[Domain]:
     reduction = first_reduction(root, stored)
     if reduction is None:
         return [Domain(names)]
-    assert isinstance(reduction.attrs, A.ReduceAttrs)
     source = reduction.inputs[0]
-    wanted = reduction.attrs.axes
+    wanted = reduction.attrs.axes if isinstance(reduction.attrs, A.ReduceAttrs) else (source.tensor.rank - 1,)
     extents = tuple(source.shape[a] for a in wanted)
     reduced = tuple((f"q{n}", e) for n, e in enumerate(extents))
     if wanted != tuple(range(source.tensor.rank - len(wanted), source.tensor.rank)):
         return [Domain(names, reduced, "k")]
     result = []
-    if root is not reduction and shape[len(shape) - len(extents) :] == extents:
+    if (root is not reduction or reduction.op == "scan") and shape[len(shape) - len(extents) :] == extents:
         result.append(Domain(names[: len(names) - len(extents)], reduced, "c"))
     return [*result, Domain(names, reduced, "c")]
 

@@ -38,6 +38,7 @@ class Node:
     index                          index: the integer value of an index expression, dtype i64 or i32
     acc                            the accumulator that a contraction hands to its epilogue (r = row, c = column of the result)
     reduce        x                kind: sum prod max min any all argmax argmin; axis "c" or "k"; dtype of the result
+    scan          x                kind: sum prod; the same of a row's columns up to this one (axis "c")
     check         ok (bool)        sets the status word when false for any active lane (an index out of range); no value
     cast          x                to dtype, as torch's .to()
     bitcast       x                same bits, other dtype
@@ -107,6 +108,8 @@ class Body:
                 axes |= result[arg]
             if node.op == "acc":
                 axes |= {"r", "c"}
+            if node.op == "scan":
+                axes.add("c")
             if node.op == "reduce":
                 axes -= {node.axis}
             result.append(frozenset(axes))
@@ -178,6 +181,7 @@ def body_lines(body: Body) -> list[str]:
             "lookup": f"{node.numbers or f'{node.count} from {node.value}'} by ",
             "index": f"{node.index}",
             "reduce": f"{node.kind} over {node.axis} of ",
+            "scan": f"{node.kind} up to {node.axis} of ",
         }.get(node.op, "")
         lines.append(f"  %{n} = {node.op} {extra}{args} : {node.dtype}")
     for store in body.stores:

@@ -16,7 +16,7 @@ from .loops import BodyBuilder, Node
 from .views import VIEWS, Index, axes, broadcast_index, offset, through
 
 # Operations that are not repeated where their result could be stored and loaded.
-EXPENSIVE = {*TRANSCENDENTAL, "piecewise", "reduce", "take", "gather", "remainder", "fmod"}
+EXPENSIVE = {*TRANSCENDENTAL, "piecewise", "reduce", "scan", "take", "gather", "remainder", "fmod"}
 # 1.5 * 2^23: a float of magnitude below 2^22 added to it is rounded to an integer, which the low bits of the sum are.
 MAGIC = float(3 << 22)
 
@@ -112,7 +112,7 @@ class Lowering:
             args = [self.value(v, broadcast_index(index, v.shape), guard) for v in value.inputs]
             return self._elementwise(value, args, index)
         if group == "reduce":
-            return self._reduce(value, index, guard)
+            return self._scan(value, index, guard) if value.op == "scan" else self._reduce(value, index, guard)
         row = _ROWS.get(value.op)
         if row is None:
             raise NeedsBuffer(value, f"{value.op} has a kernel of its own")
@@ -212,7 +212,7 @@ class Lowering:
         if guard >= 0:
             raise NeedsBuffer(value, "reduction under a guard")
         names = {name for name, _ in self.reduce_axes}
-        if self.reduce_kind == "c" and any(s.name in names for i in index for s in symbols(i)):
+        if any(s.name in names for i in index for s in symbols(i)):
             raise NeedsBuffer(value, "its result is wanted along the reduced axis")
         inner = dict(zip(value.attrs.axes, axes(wanted, "q")[0]))
         kept = iter(index) if not value.attrs.keepdim else iter([i for a, i in enumerate(index) if a not in inner])
@@ -220,6 +220,18 @@ class Lowering:
         arg = self.value(source, full, guard)
         kind = value.attrs.kind
         return self.builder.add(Node("reduce", value.dtype, (arg,), kind=kind, axis=self.reduce_kind))
+
+    def _scan(self, value: Value, index: Index, guard: int) -> int:
+        """The columns are the scanned axis, from the first to the last, in every row."""
+        assert isinstance(value.attrs, A.ScanAttrs)
+        columns = axes(value.shape[-1:], "q")[0]
+        inner = any(s in symbols(i) for i in index[:-1] for c in columns for s in symbols(c))
+        if self.reduce_kind != "c" or value.shape[-1:] != tuple(extent for _, extent in self.reduce_axes) or index[-1:] != columns or inner:
+            raise NeedsBuffer(value, "its axis is not the columns of this kernel")
+        if guard >= 0 or product(value.shape[:-1]) != self.reductions:
+            raise NeedsBuffer(value, "not every row of it is computed once")
+        arg = self.value(value.inputs[0], index, guard)
+        return self.builder.add(Node("scan", value.dtype, (arg,), kind=value.attrs.kind, axis="c"))
 
 
 def _full(low: Lowering, value: Value, index: Index, guard: int) -> int:

@@ -166,7 +166,7 @@ def _from_reduction(value: Value, available: set[Value], roots: Roots) -> bool:
     stack, seen = [value], set[Value]()
     while stack:
         value = stack.pop()
-        if value.op == "reduce" and not _has_buffer(value, available, roots):
+        if OPS[value.op].group == "reduce" and not _has_buffer(value, available, roots):
             return True
         if value not in seen and not _has_buffer(value, available, roots):
             seen.add(value)

@@ -10,11 +10,11 @@ import torch
 from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..attrs import IotaAttrs
-from ..dims import Dim, product
+from ..dims import Dim, bounds, product
 from ..ir import Value
 from ..ops import broadcast
 from ..types import boolean, i64, u8
-from .call import Call, Row, as_value
+from .call import Call, Row, as_value, opmath
 
 aten = torch.ops.aten
 
@@ -84,10 +84,39 @@ def gather(c: Call, x: Value, axis: int, positions: Value, sparse_grad: bool = F
     return b.gather(x, positions, axis)
 
 
+def embedding_bag(c: Call, table: Value, indices: Value, offsets: Value, scale_grad: bool, mode: int, sparse: bool,
+                  weights: Value | None, last: bool, padding: int | None = None) -> tuple[Value | None, ...]:
+    """Bags of equal length, which the rows of a matrix of indices are: rows of the table summed, averaged (mode 1) or compared (2)."""
+    c.need_only(0)
+    while offsets.op in ("reshape", "cast"):
+        offsets = offsets.inputs[0]
+    a = offsets.attrs
+    if not isinstance(a, IotaAttrs) or a.start != 0 or last or isinstance(a.step, float) or a.length * a.step != product(indices.shape):
+        raise Unsupported("bags whose length depends on the data")
+    skipped = -1 if padding is None else padding
+    if (bounds(a.step)[0] or 0) < 1 or (skipped >= 0 and mode == 2):
+        raise Unsupported("the largest of bags that may be empty")
+    bags = b.reshape(indices, (a.length, a.step))
+    work = opmath(table.dtype)
+    rows = b.cast(b.take(table, bags, 0), work)
+    count = as_value(a.step, work)
+    if weights is not None:
+        rows = b.mul(rows, b.unsqueeze(b.cast(b.reshape(weights, bags.shape), work), 2))
+    if skipped >= 0:
+        counts = b.ne(bags, skipped)
+        rows = b.where(b.unsqueeze(counts, 2), rows, b.full(0.0, work))
+        count = b.maximum(b.reduce(b.cast(counts, work), "sum", 1, True), 1.0)
+    result = b.reduce(rows, "max" if mode == 2 else "sum", 1)
+    return b.cast(b.div(result, count) if mode == 1 else result, table.dtype), None, None, None
+
+
 ROWS: dict[Any, Row] = {
     aten.embedding.default: lambda c, table, positions, *_: b.take(table, positions, 0),
     aten.index.Tensor: index,
     aten._unsafe_index.Tensor: index,
     aten.index_select.default: index_select,
     aten.gather.default: gather,
+    aten.embedding_bag.padding_idx: embedding_bag,
+    aten._embedding_bag.default: embedding_bag,
+    aten._embedding_bag_forward_only.default: embedding_bag,
 }

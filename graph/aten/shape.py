@@ -130,6 +130,15 @@ def stretch(c: Call, x: Value, shape: Any, *_: Any) -> Value:
     return b.expand(x, c.shape)
 
 
+def unfold(c: Call, x: Value, axis: int, size: int, step: int) -> Value:
+    """All windows of `size` elements along an axis; what is inside a window is the last axis."""
+    if not x.tensor.rank or not size:
+        raise Unsupported("windows of a scalar, or of no elements")
+    axis = b.axis_of(axis, x.tensor.rank)
+    windows = b.window(x, axis, size, step)
+    return b.permute(windows, [*(a for a in range(windows.tensor.rank) if a != axis + 1), axis + 1])
+
+
 ROWS: dict[Any, Row] = {
     aten.view.default: as_shape,
     aten._unsafe_view.default: as_shape,
@@ -159,6 +168,7 @@ ROWS: dict[Any, Row] = {
     aten.unbind.int: unbind,
     aten.cat.default: concat,
     aten.stack.default: stack,
+    aten.unfold.default: unfold,
     aten.flip.default: flip,
     aten.roll.default: roll,
     aten.repeat.default: repeat,

@@ -6,7 +6,7 @@ import pytest
 
 from sashiko.cpu_codegen import schedule
 from sashiko.cpu_codegen.choices import Choices
-from sashiko.cpu_codegen.loops import streaming
+from sashiko.cpu_codegen.streams import streaming
 from sashiko.graph.dims import symbol
 from sashiko.graph.types import f32
 from sashiko.platforms.catalogue import X86_64_V3, X86_64_V4

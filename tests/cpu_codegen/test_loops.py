@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sashiko.cpu_codegen.builder import Module
-from sashiko.cpu_codegen.loops import emit_loop_kernel, streaming
+from sashiko.cpu_codegen.loops import emit_loop_kernel
+from sashiko.cpu_codegen.streams import streaming
 from sashiko.graph.dims import Dim, mod, symbol
 from sashiko.graph.types import FROM_TORCH, DType, bf16, boolean, f32, i8, i64
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
@@ -266,3 +267,21 @@ def test_full_reductions_and_single_numbers(runner: Runner) -> None:
     places = buffers(builder, x, total)
     builder.store(places[1], 0, builder.op("exp", f32, builder.load(places[0], 5)))
     same(run(runner, LoopKernel("one", builder.finish(), None, 1), [x, total])[1], x[5:6].exp(), rtol=8 * UNIT)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("runner", few())
+def test_an_index_that_a_reduction_finds_is_checked_after_it(runner: Runner, bad: bool) -> None:
+    """table[argmax(x)] for each row and as one row, where the index does not vary; the table may be too short."""
+    for rows in (3, 1):
+        x, table = normal(rows, 40, seed=rows), normal(40)
+        size = 40 if not bad else int(x.argmax(1).max())
+        builder = BodyBuilder()
+        places = buffers(builder, x, table, empty(rows))
+        r: Dim = axis("r", rows) if rows > 1 else 0
+        where = reduce(builder, "argmax", builder.load(places[0], r * 40 + axis("c", 40)), i64)
+        builder.add(Node("check", boolean, (builder.op("lt", boolean, where, builder.const(size, i64)),)))
+        inside = builder.op("minimum", i64, where, builder.const(39, i64))
+        builder.store(places[2], r, builder.load(places[1], builder.node_index(inside)))
+        kernel = LoopKernel("found", builder.finish(), rows, 40)
+        assert torch.equal(run(runner, kernel, [x, table, empty(rows)], status=int(bad))[2], table[x.argmax(1)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sashiko.cpu_codegen import rounding
-from sashiko.cpu_codegen.loops import streaming
+from sashiko.cpu_codegen.streams import streaming
 from sashiko.graph.types import DType, boolean, f32, i8, u8
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same

@@ -146,6 +146,18 @@ def test_reductions_of_nothing_give_the_identity(kind: str, want: float) -> None
     assert evaluate(b.reduce(b.input_(0, f32, (2, n)), kind, 1), torch.zeros(2, 0)).tolist() == [want, want]
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_scans_are_reductions_of_ever_more_elements(axis: int) -> None:
+    x = torch.rand(3, 4, 5) + 0.5
+    x0 = b.input_(0, f32, (3, 4, 5))
+    for kind in ("sum", "prod"):
+        steps = [getattr(x.narrow(axis, 0, n + 1).double(), kind)(axis) for n in range(x.shape[axis])]
+        torch.testing.assert_close(evaluate(b.scan(x0, kind, axis), x).double(), torch.stack(steps, axis), rtol=1e-6, atol=1e-6)
+    for refused in (b.input_(0, i8, (3, 4)), b.input_(0, boolean, (3, 4))):
+        with pytest.raises(InvalidGraph, match="no tensor of numbers"):
+            b.scan(refused, "sum", 1)
+
+
 def test_maximum_keeps_nan() -> None:
     x = torch.tensor([math.nan, 1.0])
     x0 = b.input_(0, f32, (2,))

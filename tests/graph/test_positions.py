@@ -40,6 +40,7 @@ KNOWN = {
     "sum": b.add(QUERIES, b.mul(KEYS, 10)),
     "difference": b.sub(ROW, 1),
     "counts on": b.concat([b.full(-1, i64, (1, 1)), ROW], 1),
+    "running sum": b.scan(b.full(3, i64, (2, S)), "sum", 1),
     "looked up": b.take(b.iota(S, i64, 5, 3), b.slice_(ROW, 1, 1, S - 1)),
     "looked up in one number": b.take(b.full(4, i64, (S,)), ROW),
 }
@@ -60,6 +61,8 @@ def test_positions_are_what_the_interpreter_computes(name: str) -> None:
     b.concat([b.full(0, i64, (1, 1)), ROW], 1),  # two zeros
     b.concat([COUNT, b.slice_(COUNT, 0, S - 1, S, -1)], 0),
     b.mul(COUNT, COUNT),
+    b.scan(COUNT, "sum", 0),
+    b.scan(b.full(3, i64, (2, S)), "prod", 1),
     b.take(COUNT, b.add(COUNT, 1)),  # the last one is out of range
     b.take(COUNT, b.sub(COUNT, 1)),
     b.reshape(b.add(QUERIES, KEYS), (S * S,)),

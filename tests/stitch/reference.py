@@ -112,6 +112,9 @@ class BodyRun:
             shape = list(args[0].shape)
             shape[axis] = self.sizes[axis]
             return _reduce(node, args[0].expand(shape), axis)
+        if node.op == "scan":
+            shape = [*args[0].shape[:1], self.sizes[1], *args[0].shape[2:]]
+            return (torch.cumsum if node.kind == "sum" else torch.cumprod)(args[0].expand(shape), 1, dtype=dtype)
         return ELEMENTWISE[node.op](*args)
 
 

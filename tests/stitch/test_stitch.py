@@ -79,6 +79,31 @@ def test_softmax_last_and_middle_axis() -> None:
     check([b.div(down, b.reduce(down, "sum", 1, True))], [x], [torch.randn(2, 6, 7)], {"B": 2, "S": 7})
 
 
+def test_a_scan_shares_its_kernel_with_what_is_at_the_same_place() -> None:
+    mask, table = b.input_(0, i64, (B, S)), b.input_(1, f32, (40, 8))
+    positions = b.add(b.mul(b.scan(mask, "sum", 1), mask), 1)
+    tensors, env = [torch.randint(0, 2, (3, 9)), torch.randn(40, 8)], {"B": 3, "S": 9}
+    assert kinds(check([positions], [mask], tensors[:1], env)) == ["loop"]
+    assert kinds(check([positions, b.take(table, positions, 0)], [mask, table], tensors, env)) == ["loop", "loop"]
+    x = b.input_(0, f32, (B, S))
+    t = torch.randn(3, 9)
+    assert kinds(check([b.scan(softmax(x), "sum", 1)], [x], [t], env)) == ["loop"]
+    assert kinds(check([softmax(b.scan(x, "sum", 1))], [x], [t], env)) == ["loop"]
+
+
+def test_scans_along_any_axis_and_read_elsewhere() -> None:
+    x = b.input_(0, f32, (B, S, 4))
+    t, env = torch.rand(3, 9, 4) + 0.5, {"B": 3, "S": 9}
+    turned = b.permute(x, (0, 2, 1))
+    for axis in range(3):
+        for kind in ("sum", "prod"):
+            check([b.add(b.scan(b.exp(x), kind, axis), x)], [x], [t], env, atol=1e-2)
+    total = b.scan(x, "sum", 2)
+    check([b.sub(b.unsqueeze(total, 3), b.unsqueeze(total, 2))], [x], [t], env)  # every row is read 4 times
+    check([b.slice_(total, 2, 1, 2), b.reduce(total, "sum", (1, 2)), b.concat([total, x], 2)], [x], [t], env, atol=1e-4)
+    check([b.matmul(total, b.permute(total, (0, 2, 1))), b.scan(b.matmul(total, turned), "sum", 2)], [x], [t], env, atol=1e-3)
+
+
 def test_reductions_over_everything_and_several_axes() -> None:
     x = b.input_(0, f32, (3, S, 4))
     t = torch.randn(3, 5, 4)
@@ -87,6 +112,17 @@ def test_reductions_over_everything_and_several_axes() -> None:
             check([b.reduce(x, "sum", axes, keep)], [x], [t], {"S": 5}, atol=1e-4)
     check([b.sub(x, b.reduce(x, "max", (0, 2), True))], [x], [t], {"S": 5})
     check([b.reduce(x, "argmax", 1)], [x], [t], {"S": 5})
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_reductions_over_axes_of_one_length_that_are_not_one_axis(keep: bool) -> None:
+    """The mean over a sequence of what is normalized over features, as many of these as there are places."""
+    x = b.input_(0, f32, (2, 8, 8))
+    pooled = b.reduce(layer_norm(x, 8), "sum", 1, keep)
+    check([pooled], [x], [torch.randn(2, 8, 8)])
+    check([b.reduce(softmax(x), "max", 1, keep)], [x], [torch.randn(2, 8, 8)])
+    down = b.exp(b.sub(x, b.reduce(x, "max", 1, True)))
+    check([b.reduce(b.div(down, b.reduce(down, "sum", 1, True)), "sum", 2, keep)], [x], [torch.randn(2, 8, 8)])
 
 
 def test_views_cost_nothing() -> None:

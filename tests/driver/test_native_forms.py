@@ -1,0 +1,119 @@
+"""Operations that take more than a formula, compiled with nothing left to PyTorch, against eager on the values that are special to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim
+from torch.testing import assert_close
+
+import sashiko
+
+
+class Apply(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def agree(function: Callable[..., Any], *args: torch.Tensor, dynamic_shapes: Any = None) -> sashiko.CompiledModel:
+    model = Apply(function).eval()
+    fast = sashiko.compile(model, args, dynamic_shapes=(dynamic_shapes,) if dynamic_shapes else None, strict=True)
+    assert_close(fast(*args), model(*args), equal_nan=True)
+    return fast
+
+
+def test_running_sums_of_every_type() -> None:
+    torch.manual_seed(0)
+    length = Dim("length", max=200)
+    fast = agree(lambda m: (m.ne(1).int().cumsum(1).type_as(m) * m) + 1, torch.randint(0, 3, (2, 50)), dynamic_shapes=({1: length},))
+    for n in (1, 64, 199):
+        ids = torch.randint(0, 3, (2, n))
+        assert torch.equal(fast(ids), (ids.ne(1).int().cumsum(1) * ids) + 1)
+    x = torch.randn(3, 40)
+    x[0, 5], x[1, 7], x[2, 3], x[2, 9] = float("nan"), -0.0, float("inf"), float("-inf")
+    agree(lambda x, y, z, k: (x.cumsum(-1), y.cumsum(0), z.cumsum(1), k.cumsum(1), k.cumprod(1)),
+          x, x[1:2].bfloat16(), x > 0, torch.randint(-3, 4, (2, 9), dtype=torch.int8))
+    agree(lambda x: (x.cumsum(0), x.cumsum(1).sum(0)), torch.zeros(0, 5))
+    agree(lambda x: x.cumsum(1) + x, torch.zeros(3, 0))
+    agree(lambda x: x.cumsum(0), torch.tensor(2.5))
+
+
+def test_the_largest_in_order() -> None:
+    """NaN first, each element once however many are equal, of these the first ones first."""
+    torch.manual_seed(0)
+    inf, nan = float("inf"), float("nan")
+    x = torch.randn(6, 9)
+    x[0, :3], x[1, 2:7], x[2], x[3, 1], x[3, 5], x[4, 3:6] = nan, -inf, -inf, inf, nan, 4.0
+    fast = sashiko.compile(Apply(lambda x: tuple(x.topk(6))).eval(), (x,), strict=True)
+    values, places = fast(x)
+    assert torch.equal(values.nan_to_num(99.0), x.topk(6)[0].nan_to_num(99.0))
+    assert torch.equal(x.gather(1, places).nan_to_num(99.0), values.nan_to_num(99.0))
+    assert places[0, :3].tolist() == [0, 1, 2] and places[2].tolist() == list(range(6)) and places[4, :3].tolist() == [3, 4, 5]
+    agree(lambda x: x.softmax(-1).topk(2), torch.randn(4, 3, 8))
+    agree(lambda x, k: (x.topk(3, 0)[1], k.topk(2)[0], x.bfloat16().topk(1)[0]), torch.randn(5, 20), torch.randint(-9, 9, (3, 7)))
+    left = sashiko.compile(Apply(lambda x: (x.topk(3, largest=False)[0], x.topk(9)[0])).eval(), (x.nan_to_num(),))
+    assert_close(left(x.nan_to_num()), (x.nan_to_num().topk(3, largest=False)[0], x.nan_to_num().topk(9)[0]))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_equal_length(mode: str) -> None:
+    bag = nn.EmbeddingBag(30, 12, mode=mode).eval()
+    ids = torch.randint(0, 30, (5, 7))
+    for model in (bag, torch.compile(bag, backend="sashiko", options={"strict": True})):
+        assert_close(model(ids), bag(ids))
+    assert_close(sashiko.compile(bag, (ids,), strict=True)(ids), bag(ids))
+    with pytest.raises(IndexError):
+        sashiko.compile(bag, (ids,), strict=True)(ids + 25)
+
+
+def test_windows_along_an_axis() -> None:
+    agree(lambda x: (x.unfold(1, 5, 5) * 2, x.unfold(0, 2, 1), x.unfold(-1, 4, 3).softmax(-1)), torch.randn(3, 20))
+
+
+def test_an_assertion_of_the_model_is_kept(tmp_path: Path) -> None:
+    ids = torch.tensor([1, 4, 0, 6])
+    model = Apply(lambda i: F.one_hot(i, 7).float().mean(0)).eval()
+    fast = agree(model.function, ids)
+    fast.save(tmp_path / "hot.sashiko")
+    compiled = torch.compile(model, backend="sashiko", options={"strict": True})
+    compiled(ids)
+    for each in (fast, sashiko.load(tmp_path / "hot.sashiko"), compiled):
+        assert_close(each(ids), model(ids))
+        with pytest.raises(RuntimeError, match="smaller than num_classes"):
+            each(ids + 1)
+
+
+def test_a_transformer_with_a_mask_is_captured() -> None:
+    model = nn.Transformer(16, 2, 1, 1, 32, batch_first=True).eval()
+    x, y, mask = torch.randn(2, 6, 16), torch.randn(2, 5, 16), nn.Transformer.generate_square_subsequent_mask(5)
+    with torch.no_grad():
+        fast = sashiko.compile(model, {"src": x, "tgt": y, "tgt_mask": mask})
+        for given in (mask, torch.randn(5, 5)):
+            assert_close(fast(src=x, tgt=y, tgt_mask=given), model(x, y, tgt_mask=given), rtol=1e-4, atol=1e-5)
+
+
+def test_sums_by_index_are_one_operation() -> None:
+    """PyTorch adds rows faster than its decomposition puts them."""
+    model = Apply(lambda h, i: torch.zeros_like(h).index_add(0, i, h) * 2).eval()
+    args = (torch.randn(9, 4), torch.randint(0, 9, (9,)))
+    fast = sashiko.compile(model, args)
+    assert_close(fast(*args), model(*args))
+    assert "aten.index_add.default" in fast.explain()
+
+
+def test_a_mean_over_as_many_places_as_features() -> None:
+    """The reduction inside runs over another axis of the same length."""
+    agree(lambda x: F.layer_norm(x, (16,)).mean(1), torch.randn(2, 16, 16))
+    agree(lambda x: F.normalize(x.softmax(-1).sum(1), dim=-1), torch.randn(2, 16, 16))

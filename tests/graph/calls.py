@@ -1,0 +1,30 @@
+"""Calls that torch's operator database has no samples of, as (operation, arguments)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+torch.manual_seed(1)
+WORDS, OTHERS = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+JOINT = (torch.randn(24, 8), torch.randn(24), torch.randn(8, 8), torch.randn(8))
+NORMS = tuple(torch.randn(8) for _ in range(4))
+FEED = (torch.randn(12, 8), torch.randn(12), torch.randn(8, 12), torch.randn(8))
+PADDED = torch.tensor([[False, False, True, False, True], [True] * 5])  # all of the second row: NaN
+LATER = torch.ones(5, 5).triu(1).bool()
+FUSED: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (aten._native_multi_head_attention.default, (WORDS, WORDS, WORDS, 8, 2, *JOINT)),
+    (aten._native_multi_head_attention.default, (WORDS, OTHERS, WORDS, 8, 4, *JOINT, PADDED, True, False, 1)),
+    (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, True, False, 1e-5, *NORMS, *FEED, PADDED, 1)),
+    (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, False, True, 1e-5, *NORMS, *FEED, LATER, 0)),
+    (aten._transformer_encoder_layer_fwd.default, (WORDS, 8, 2, *JOINT, True, True, 1e-5, *NORMS, *FEED, LATER.expand(2, 2, 5, 5), 2)),
+)
+TABLE_OF, BAG = torch.randn(9, 5), torch.tensor([3, 0, 8, 2, 2, 2, 5, 2, 7, 1, 1, 6])
+BAGS: tuple[tuple[Any, tuple[Any, ...]], ...] = (  # of 3, and of 4 indices
+    *((op, (TABLE_OF, BAG, range(0, 12, 3), False, mode, False, None, False, -1))
+      for op in (aten._embedding_bag.default, aten._embedding_bag_forward_only.default) for mode in range(3)),
+    *((aten.embedding_bag.padding_idx, (TABLE_OF, BAG, range(0, 12, 4), False, mode, False, None, False, 2)) for mode in (0, 1)),
+    (aten._embedding_bag.default, (TABLE_OF, BAG, range(0, 12, 4), False, 0, False, torch.rand(12), False, -1)),
+)
