@@ -99,9 +99,9 @@ def _products(program: Program, placement: Placement) -> dict[str, list[_Product
 
 def _factors(seen: RowSample, products: Sequence[_Product], options: SmoothQuant) -> torch.Tensor | None:
     """The powers of two to divide the channels by, float32 [K]; None when nothing is gained."""
-    if not seen.peak.numel():
-        return None
     of_weights = torch.stack([p.weight.abs().amax(0) for p in products]).amax(0)
+    if not seen.peak.numel() or not bool(of_weights.isfinite().all()):  # weights that are not numbers are refused later, by name
+        return None
     if options.alpha is not None:
         return _powers(seen.peak, of_weights, options.alpha)
     # Factors and ranges that have seen the data they are judged on would look better than they are.
