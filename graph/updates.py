@@ -215,8 +215,24 @@ def _pieces(put: Value) -> Value | None:
     if not (non_negative(first) and non_negative(after)):
         return None  # whether it fits is seen when the sizes are
     with b.at(put.origin):
-        around = (b.slice_(x, axis, 0, first), part, b.slice_(x, axis, first + part.shape[axis], after))
+        around = (*_cut(x, axis, 0, first), part, *_cut(x, axis, first + part.shape[axis], after))
         return b.concat([p for p in around if p.shape[axis] != 0], axis)
+
+
+def _cut(x: Value, axis: int, start: Dim, length: Dim) -> list[Value]:
+    """A slice, in the pieces that x is put together of: many puts, one over the other, become one concatenation. As slices of the one
+    before, its pieces would be computed twice for each further put."""
+    sizes = [piece.shape[axis] for piece in x.inputs] if x.op == "concat" and x.attrs == A.AxisAttrs(axis) else []
+    if not sizes or not isinstance(start, int) or not isinstance(length, int) or not all(isinstance(size, int) for size in sizes):
+        return [b.slice_(x, axis, start, length)]
+    result: list[Value] = []
+    for piece, size in zip(x.inputs, sizes, strict=True):
+        assert isinstance(size, int)
+        low, high = max(start, 0), min(start + length, size)
+        if low < high:
+            result += _cut(piece, axis, low, high - low)
+        start -= size
+    return result
 
 
 def separated(graph: Graph, writes: Mapping[int, int]) -> Graph:

@@ -103,3 +103,17 @@ def test_whole_slices_are_concatenated_unless_in_place() -> None:
     assert concatenated(graph(value), {0: 0}).outputs[0] is value
     given = tensors()
     assert torch.equal(run(concatenated(graph(value), {}), given)[0], run(graph(value), given)[0])
+
+
+def test_slices_filled_one_after_another_are_one_concatenation() -> None:
+    """As slices of the one before, each would compute all earlier ones twice."""
+    x = b.input_(0, f32, (12, 4))
+    parts = [b.add(b.slice_(x, 0, t, 1), float(t)) for t in range(12)]
+    value = b.full(0.0, f32, (12, 4))
+    for t in (*range(0, 12, 2), *range(11, 0, -2), 3):  # evens, odds from behind, one of them again
+        value = b.put(value, parts[t], {0: b.reshape(b.iota(1, i64, t), (1, 1))})
+    whole = concatenated(Graph((x,), (value,)), {})
+    last = whole.outputs[0]
+    assert last.op == "concat" and last.inputs == tuple(parts)
+    given = torch.randn(12, 4)
+    assert torch.equal(run(whole, [given])[0], given + torch.arange(12.0)[:, None])
