@@ -3,7 +3,7 @@
 Whoever owns the loops (`loops.py`, the contraction generators) says where: it makes points, provides what comes from outside
 (accumulators, results of reductions), and asks for stores. Every value is emitted once in the scope where it is first needed:
 
-    emitter = BodyEmitter(fn, target, body, slots, params)
+    emitter = BodyEmitter(fn, target, body, slots)
     with emitter.scope():                              # the inside of a loop over rows
         for columns:                                   # unrolled vectors
             point = Point(lanes, {"r": row, "c": column}, mask)
@@ -36,9 +36,7 @@ class BodyEmitter:
     Gives scalars for nodes that do not depend on the column, vectors of the point's lanes for the others.
     """
 
-    def __init__(
-        self, fn: Function, target: Target, body: Body, slots: Slots, params: tuple[float, ...] = (), buffer_offset: int = 0
-    ) -> None:
+    def __init__(self, fn: Function, target: Target, body: Body, slots: Slots, buffer_offset: int = 0) -> None:
         self.fn, self.target, self.body, self.slots = fn, target, body, slots
         self.deps = body.deps
         self.sources = _sources(body)

@@ -111,7 +111,7 @@ class _Writer:
     def __init__(self, fn: Function, slots: Slots, target: Target, kernel: LoopKernel, sums: Sequence[int] = ()) -> None:
         self._sums = sums
         self._fn, self._slots, self._target, self._kernel, self._body = fn, slots, target, kernel, kernel.body
-        self.emitter = BodyEmitter(fn, target, kernel.body, slots, kernel.params)
+        self.emitter = BodyEmitter(fn, target, kernel.body, slots)
         self.lanes = vector_lanes(target, kernel.body)
         self._depth = None
         if kernel.depth is not None:

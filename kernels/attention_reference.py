@@ -33,7 +33,7 @@ class _Row:
         self.wide: DType = f64 if spec.dtype == f64 else f32
         self.ty = F64 if self.wide == f64 else F32
         self.slots = Slots(fn, spec.params)
-        self.emitter = BodyEmitter(fn, target, spec.score, self.slots, spec.params, FIRST_SCORE_BUFFER)
+        self.emitter = BodyEmitter(fn, target, spec.score, self.slots, FIRST_SCORE_BUFFER)
         self.sums = fn.alloca(max(1, spec.width) * self.ty.bits // 8)
 
     def emit(self, row: Val, _: list[Val]) -> list[Val]:

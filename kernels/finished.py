@@ -63,7 +63,7 @@ def emit_finished(
     tile = Tile(a, i64(variant.pitch), Val(PTR, "null"), steps, following, tuple(b), tuple(sums), micro.nr, variant.streams, left)
     accumulators = accumulated(fn, micro, tile, kind)
     rows = [accumulators[r * micro.vectors : (r + 1) * micro.vectors] for r in range(micro.mr)]
-    emitter = BodyEmitter(fn, target, spec.epilogue, slots, spec.params, FIRST_EPILOGUE_BUFFER)
+    emitter = BodyEmitter(fn, target, spec.epilogue, slots, FIRST_EPILOGUE_BUFFER)
     emit_register_epilogue(fn, emitter, rows, row, col, last if masked else None)
     fn.ret()
     fn.finish()

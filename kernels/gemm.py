@@ -89,7 +89,7 @@ class _Gemm:
         slots = Slots(fn, self.spec.params)
         _, tile, row, rows, col, cols = fn.args
         width = self.blocking.out_pitch
-        emitter = BodyEmitter(fn, self.target, self.spec.epilogue, slots, self.spec.params, FIRST_EPILOGUE_BUFFER)
+        emitter = BodyEmitter(fn, self.target, self.spec.epilogue, slots, FIRST_EPILOGUE_BUFFER)
         with emitter.scope():
             # Panels are split at multiples of the width alone, so that only the last columns of all do not fill it.
             last = self.spec.n % width if isinstance(self.spec.n, int) else None

@@ -70,7 +70,7 @@ def emit(module: Module, target: Target, spec: GemmSpec, name: str) -> GemmCode:
     slots = Slots(fn, spec.params)
     only_stores = _only_stores(spec)
     where = slots.buffer(2 if only_stores else 2 + len(spec.epilogue.buffers))
-    emitter = BodyEmitter(fn, target, spec.epilogue, slots, spec.params, 2)
+    emitter = BodyEmitter(fn, target, spec.epilogue, slots, 2)
     product = _Product(fn, slots, spec, n, k)
     rows = max(128, target.l2 // 2 // (4 * (n + k)) // 16 * 16)
     threads = fn.call(_THREADS, I32, [const(I32, 1)])
