@@ -23,19 +23,9 @@ from sashiko.platforms.host import host
 from sashiko.rewrite.match import Mismatch
 from sashiko.rewrite.rule import Match, rule
 from sashiko.runtime.plan import AtenStep
+from tests.driver.functions import Apply
 
 BF16_STEP = 2**-8  # one rounding to bf16, relative
-
-
-class Apply(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 class Pair(NamedTuple):
@@ -166,7 +156,11 @@ def test_bf16_rounds_and_fp32_does_not() -> None:
 
 
 def test_strict_names_the_operation_and_its_place() -> None:
-    model, x = Apply(lambda x: torch.linalg.inv(x) + 1), torch.eye(3) * 2
+    class Inverse(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.inv(x) + 1
+
+    model, x = Inverse(), torch.eye(3) * 2
     relaxed = same(model, x)
     assert left(relaxed) != []
     assert "left to PyTorch" in relaxed.explain()

@@ -14,17 +14,7 @@ from torch.export import Dim
 from torch.testing import assert_close
 
 import sashiko
-
-
-class Apply(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
+from tests.driver.functions import Apply
 
 
 def agree(function: Callable[..., Any], *args: torch.Tensor, dynamic_shapes: Any = None) -> sashiko.CompiledModel:
