@@ -228,7 +228,7 @@ class Addresses:
         at_least = bounds(b)[0]
         if top is not None and top.step == 1 and not top.offsets and bottom is not None and bottom.uniform and (at_least or 0) >= lanes:
             return self._wrapping_once(atom, point)
-        if isinstance(b, int) and forms.never_negative(a) and (bounds(a)[1] or _I32) < _I32:
+        if isinstance(b, int) and 0 < b < _I32 and forms.never_negative(a) and (bounds(a)[1] or _I32) < _I32:
             return self._by_number(atom.kind, self.vector(a, point), b)
         left, right = self.vector(a, point), self.vector(b, point)
         # Indices are far below 2^52, where the floor of the quotient in double is exact.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Union
 
 from . import attrs as A
 from . import build as b
@@ -28,63 +29,80 @@ class Positions:
         return Positions(self.start + other.start * times, tuple(a + c * times for a, c in zip(self.steps, other.steps, strict=True)))
 
 
+Known = dict[Value, Union[Positions, None]]
+_FOLLOWED = ("concat", "add", "sub", "mul", "take", "scan", "cast", "reshape", "expand", "permute", "slice")
+
+
 def positions(value: Value) -> Positions | None:
-    """What the elements of a value are, or None where that is not known."""
-    if not _counts(value.dtype):
-        return None
-    found = _positions(value)
-    if found is None:
-        return None
-    return replace(found, steps=tuple(0 if extent == 1 else step for step, extent in zip(found.steps, value.shape, strict=True)))
+    """What the elements of a value are, or None where that is not known. Each value that it is made of is looked at once."""
+    known: Known = {}
+    stack = [value]
+    while stack:
+        each = stack[-1]
+        followed = each.inputs if each.op in _FOLLOWED and _counts(each.dtype) else ()
+        missing = [v for v in followed if v not in known]
+        if missing:
+            stack += missing
+            continue
+        stack.pop()
+        found = _positions(each, known) if _counts(each.dtype) else None
+        if found is not None:
+            found = replace(found, steps=tuple(0 if extent == 1 else step for step, extent in zip(found.steps, each.shape, strict=True)))
+        known[each] = found
+    return known[value]
 
 
 def _counts(dtype: DType) -> bool:
     return dtype.kind == "int" and dtype.bits >= 32
 
 
-def _positions(value: Value) -> Positions | None:
+def _positions(value: Value, known: Known) -> Positions | None:
     a = value.attrs
     if isinstance(a, A.IotaAttrs):
         return None if isinstance(a.start, float) or isinstance(a.step, float) else Positions(a.start, (a.step,))
     if isinstance(a, A.FullAttrs):
         return Positions(int(a.value), (0,) * value.tensor.rank)
     if value.op == "concat":
-        return _joined(value)
+        return _joined(value, known)
     if value.op in ("add", "sub"):
-        x, y = (_broadcast(v, value.tensor.rank) for v in value.inputs)
+        x, y = (_aligned(known[v], value.tensor.rank) for v in value.inputs)
         return None if x is None or y is None else x.plus(y, 1 if value.op == "add" else -1)
     if value.op == "mul":
-        return _product(value)
+        return _product(value, known)
     if value.op == "take":
-        return _taken(value)
+        return _taken(value, known)
     if value.op == "scan":
-        return _running(value)
-    return _viewed(value) if value.op in ("cast", "reshape", "expand", "permute", "slice") else None
+        return _running(value, known)
+    return _viewed(value, known) if value.op in _FOLLOWED else None
 
 
-def _broadcast(value: Value, rank: int) -> Positions | None:
-    found = positions(value)
+def _aligned(found: Positions | None, rank: int) -> Positions | None:
+    """With so many axes, the new ones in front."""
     return None if found is None else Positions(found.start, (0,) * (rank - len(found.steps)) + found.steps)
 
 
-def _product(value: Value) -> Positions | None:
-    x, y = (_broadcast(v, value.tensor.rank) for v in value.inputs)
+def _broadcast(value: Value, rank: int) -> Positions | None:
+    return _aligned(positions(value), rank)
+
+
+def _product(value: Value, known: Known) -> Positions | None:
+    x, y = (_aligned(known[v], value.tensor.rank) for v in value.inputs)
     if x is None or y is None or (any(x.steps) and any(y.steps)):
         return None
     factor, other = (y.start, x) if any(x.steps) else (x.start, y)
     return Positions(other.start * factor, tuple(step * factor for step in other.steps))
 
 
-def _running(value: Value) -> Positions | None:
+def _running(value: Value, known: Known) -> Positions | None:
     """Running sums of one number."""
-    x = positions(value.inputs[0])
+    x = known[value.inputs[0]]
     if x is None or any(x.steps) or not isinstance(value.attrs, A.ScanAttrs) or value.attrs.kind != "sum":
         return None
     return Positions(x.start, (*x.steps[:-1], x.start))
 
 
-def _taken(value: Value) -> Positions | None:
-    table, index = (positions(v) for v in value.inputs)
+def _taken(value: Value, known: Known) -> Positions | None:
+    table, index = (known[v] for v in value.inputs)
     if table is None or index is None or len(table.steps) != 1:
         return None
     beyond = Positions(index.start - value.inputs[0].shape[0], index.steps)
@@ -94,10 +112,10 @@ def _taken(value: Value) -> Positions | None:
     return Positions(table.start + index.start * step, tuple(s * step for s in index.steps))
 
 
-def _joined(value: Value) -> Positions | None:
+def _joined(value: Value, known: Known) -> Positions | None:
     """Pieces that count on from each other."""
     assert isinstance(value.attrs, A.AxisAttrs)
-    axis, pieces = value.attrs.axis, [positions(v) for v in value.inputs]
+    axis, pieces = value.attrs.axis, [known[v] for v in value.inputs]
     long = next((n for n, v in enumerate(value.inputs) if v.shape[axis] != 1), None)
     if long is None or any(piece is None for piece in pieces):
         return None
@@ -116,9 +134,9 @@ def _joined(value: Value) -> Positions | None:
     return Positions(start, steps)
 
 
-def _viewed(value: Value) -> Positions | None:
+def _viewed(value: Value, known: Known) -> Positions | None:
     x, a = value.inputs[0], value.attrs
-    found = positions(x)
+    found = known[x]
     if found is None or isinstance(a, A.CastAttrs):
         return found
     if isinstance(a, A.PermuteAttrs):
@@ -128,7 +146,7 @@ def _viewed(value: Value) -> Positions | None:
         start, steps[a.axis] = found.start + steps[a.axis] * a.start, steps[a.axis] * a.step
         return Positions(start, tuple(steps))
     if value.op == "expand":
-        return _broadcast(x, value.tensor.rank)
+        return _aligned(found, value.tensor.rank)
     long = [(step, extent) for step, extent in zip(found.steps, x.shape, strict=True) if extent != 1]
     if not any(found.steps):
         return Positions(found.start, (0,) * value.tensor.rank)
@@ -195,9 +213,15 @@ def causal_mask(value: Value) -> Value | None:
 
 
 def _conjuncts(mask: Value) -> list[Value]:
-    if mask.op == "and":
-        return [part for v in mask.inputs for part in _conjuncts(v)]
-    return [mask]
+    found: dict[Value, None] = {}
+    seen, stack = set[Value](), [mask]
+    while stack:
+        each = stack.pop()
+        if each not in seen:
+            seen.add(each)
+            stack += each.inputs if each.op == "and" else ()
+            found |= {} if each.op == "and" else {each: None}
+    return list(found)
 
 
 def _four_axes(mask: Value) -> Value:

@@ -144,7 +144,6 @@ def story(command: str = "") -> dict[str, Any]:
     return {"command": command or shlex.join(sys.argv), "machine": dataclasses.asdict(this_machine()), "versions": dict(versions())}
 
 
-
 def to_json(run: Run) -> str:
     """The run as a file; numbers to a millionth, which is more than any clock gives."""
     data = {"schema": SCHEMA, **dataclasses.asdict(run), "versions": dict(run.versions)}

@@ -141,3 +141,16 @@ def test_a_graph_of_comparisons_folds_away() -> None:
     anew = b.ne(b.sub(b.slice_(before, 1, 1, S), b.slice_(before, 1, 0, S)), 1)
     (found,) = canonical(Graph((), (anew,))).outputs
     assert found.op == "full" and not values(found).any()
+
+
+def test_long_and_shared_chains_are_followed_once() -> None:
+    """Unrolled loops: each step counts on from the last one, or adds it to itself."""
+    longer, doubled, mask = b.iota(2, i64), COUNT, b.le(KEYS, QUERIES)
+    for step in range(2, 60):
+        longer = b.concat([longer, b.add(b.slice_(longer, 0, step - 1, 1), 1)], 0)
+        doubled, mask = b.sub(b.add(doubled, doubled), doubled), b.and_(mask, mask)
+    for _ in range(2000):
+        doubled = b.add(doubled, 1)
+    assert positions(longer) == positions(b.iota(60, i64))
+    assert positions(doubled) == positions(b.iota(S, i64, 2000))
+    assert causal_mask(b.attention(Q, Q, Q, mask, scale=0.5)) is not None
