@@ -147,11 +147,15 @@ def test_saturation_is_part_of_the_polynomials_where_it_can_be() -> None:
 def test_a_fit_takes_milliseconds() -> None:
     function, rounding = FOLLOWED["gelu"]
     fit(function, rounding, 32)
-    times = []
-    for _ in range(5):
-        start = time.thread_time()
-        fit(function, rounding, 32)
-        times.append(time.thread_time() - start)
+    times, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)  # waiting for other threads on a busy machine is no work of the fit
+    try:
+        for _ in range(20):
+            start = time.thread_time()
+            fit(function, rounding, 32)
+            times.append(time.thread_time() - start)
+    finally:
+        torch.set_num_threads(threads)
     assert min(times) < 0.02
 
 
