@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..cpu_codegen.body import BodyEmitter
-from ..cpu_codegen.builder import I64, PTR, VOID, Function, Module, Val, i64
+from ..cpu_codegen.builder import I64, PTR, VOID, Function, Module, Ty, Val, i64
 from ..cpu_codegen.contract import BufferSlot, KernelCode, Slot
 from ..cpu_codegen.epilogue import emit_tile_epilogue
 from ..cpu_codegen.slots import Slots
@@ -35,6 +35,22 @@ def emit(module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroK
     return _Gemm(module, target, spec, micros, name).emit()
 
 
+def emit_epilogue(module: Module, target: Target, spec: GemmSpec, acc: Ty, width: int, name: str) -> tuple[Slot, ...]:
+    """Adds void <name>.epilogue(ptr slots, ptr tile, i64 row, i64 rows, i64 column, i64 columns): what `spec` does with a tile of
+    accumulators of type `acc`, `width` columns side by side. Returns the slots that it reads."""
+    fn = Function(module, f"{name}.epilogue", VOID, [PTR, PTR, I64, I64, I64, I64], internal=True)
+    slots = Slots(fn, spec.params)
+    _, tile, row, rows, col, cols = fn.args
+    emitter = BodyEmitter(fn, target, spec.epilogue, slots, FIRST_EPILOGUE_BUFFER)
+    with emitter.scope():
+        # Panels are split at multiples of the width alone, so that only the last columns of all do not fill it.
+        last = spec.n % width if isinstance(spec.n, int) else None
+        emit_tile_epilogue(fn, emitter, tile, acc, width, rows, cols, row, col, width, last)
+    fn.ret()
+    fn.finish()
+    return slots.order
+
+
 class _Gemm:
     def __init__(self, module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> None:
         self.module, self.target, self.spec, self.name = module, target, spec, name
@@ -49,7 +65,7 @@ class _Gemm:
     def emit(self) -> GemmCode:
         spec, mr, group = self.spec, self.micros[0].mr, self.micros[0].panels
         packed = self.packing.bytes(spec.n, spec.k, spec.rhs)
-        self._emit_epilogue()
+        self.order = emit_epilogue(self.module, self.target, spec, self.micros[0].acc_ty, self.blocking.out_pitch, self.name)
         pieces = () if spec.lhs_pieces is None else (spec.lhs_pieces.row, spec.lhs_pieces.piece)
         wanted = wanted_slots(self._dims(), spec.lhs_strides.batch, *pieces)
         self.order = tuple(dict.fromkeys((*self.order, BufferSlot(LHS), BufferSlot(RHS), *wanted)))
@@ -83,20 +99,6 @@ class _Gemm:
         slots = Slots(fn, self.spec.params)
         request(slots, self.order)
         return slots
-
-    def _emit_epilogue(self) -> None:
-        fn = Function(self.module, f"{self.name}.epilogue", VOID, [PTR, PTR, I64, I64, I64, I64], internal=True)
-        slots = Slots(fn, self.spec.params)
-        _, tile, row, rows, col, cols = fn.args
-        width = self.blocking.out_pitch
-        emitter = BodyEmitter(fn, self.target, self.spec.epilogue, slots, FIRST_EPILOGUE_BUFFER)
-        with emitter.scope():
-            # Panels are split at multiples of the width alone, so that only the last columns of all do not fill it.
-            last = self.spec.n % width if isinstance(self.spec.n, int) else None
-            emit_tile_epilogue(fn, emitter, tile, self.micros[0].acc_ty, width, rows, cols, row, col, width, last)
-        self.order = slots.order
-        fn.ret()
-        fn.finish()
 
     def _emit_fetch(self) -> None:
         if not self.fetched:

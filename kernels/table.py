@@ -14,7 +14,7 @@ from ..cpu_codegen.builder import Module
 from ..graph.dims import bounds, evaluate
 from ..graph.types import DType, bf16, f32, i4, i8, u8
 from ..platforms.target import Target
-from . import amx, gemm, mkl, neon, packing, reference, weight_only, x86_vector
+from . import amx, gemm, mkl, neon, packing, reference, weight_only, winograd, winograd_emit, x86_vector
 from .micro import MicroKernel
 from .selection import Selection, first_accepting, lacks
 from .spec import GemmCode, GemmSpec
@@ -90,6 +90,19 @@ def _small(micros: Micros, features: tuple[str, ...], rate: float, unless: tuple
     """The row of the small tiles of a family, for products that never have many rows."""
     row = _row(micros[1:], features, rate, unless)
     return replace(row, when=lambda target, spec: row.when(target, spec) or many_rows(spec))
+
+
+def _windows(micros: Micros, features: tuple[str, ...], rate: float) -> Kernel:
+    """The row of a family for convolutions by minimal filtering, which has 16 products where windows have 36."""
+
+    def when(target: Target, spec: GemmSpec) -> str | None:
+        return operands(f32, f32, spec) or lacks(target, features) or winograd.why_not(target, spec)
+
+    def emit(module: Module, target: Target, spec: GemmSpec, name: str) -> GemmCode:
+        return winograd_emit.emit(module, target, spec, micros, name)
+
+    name = micros[0].name.replace("gemm", "winograd")
+    return Kernel(name, when, lambda weight: winograd.pack(weight, micros[0]), emit, rate * 36 / winograd.POINTS)
 
 
 def _packer(micros: Micros) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -172,6 +185,9 @@ _BF16 = (
     _row(neon.fmla_bf16(), ("neon",), 8),
 )
 _F32 = (
+    _windows(x86_vector.fma(16), _AVX512, 32),
+    _windows(x86_vector.fma(8), _AVX2, 16),
+    _windows(neon.fmla(), ("neon",), 8),
     _small(x86_vector.fma(16), _AVX512, 32),
     Kernel(mkl.NAME, mkl.when, mkl.pack, mkl.emit, 32),
     _row(x86_vector.fma(16), _AVX512, 32),

@@ -1,0 +1,182 @@
+"""Convolutions with windows of 3 x 3 in f32 by minimal filtering: 16 multiplications for 2 x 2 results instead of 36.
+
+    V = B^T d B              of each patch d of 4 x 4 of the image, for every channel
+    M = sum of V * U         over the channels: 16 products of [patches, channels] and [channels, columns]
+    y = A^T M A              2 x 2 results; then the epilogue
+
+F(2 x 2, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2016. U = G g G^T is made from the weight g when it
+is packed, in f64. The entries of A and B are 0, 1 and -1, so that the results are off by a few roundings of numbers that are at most
+four times the image's; larger patches would need fewer multiplications, and cost precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from ..graph.dims import Dim, evaluate, floordiv, product, symbols
+from ..graph.types import f32
+from ..platforms.target import Target
+from ..stitch.views import delinearize
+from .micro import MicroKernel
+from .packing import int_of, pack_rhs
+from .spec import BATCH, GemmSpec, Pieces
+
+POINTS = 16  # products of a patch and a window
+_LONGEST = 1 << 12  # results in a line
+_LEAST_WIDTH = 16  # channels, and columns: for fewer the sums around the products take what these save
+_MOST_WASTE = 1.8  # results that patches have, by those that there are
+_WIDTHS = (2, 4, 3, 1)  # panels of a tile, the best for many rows first
+_LANES = 16  # channels are whole vectors
+_MOST_CHANNELS = 1024  # of more, so few patches fit a block that the weights, which have grown, are read too often
+_FEW = 12  # patches that reading the grown weights from beyond L2 does not pay for
+_SCRATCH_BYTES = 1 << 20  # on the stacks of threads
+_PAD = 64
+_SKEW = 320  # the matrices of a block do not lie a multiple of 4096 bytes apart, which would be the same sets of L1
+
+
+@dataclass(frozen=True)
+class Image:
+    """What windows of 3 x 3, one for each place, read: `channels` side by side, `pitch` elements from line to line, `step` from image to
+    image. width, height: places in a line, and lines of them, of the result; the image has two more of each."""
+
+    channels: int
+    width: int
+    height: int
+    pitch: int
+    step: int
+
+    @property
+    def across(self) -> int:
+        """Patches in a line of patches."""
+        return -(-self.width // 2)
+
+    @property
+    def lines(self) -> int:
+        """Lines of patches."""
+        return -(-self.height // 2)
+
+    def images(self, m: Dim) -> Dim:
+        """How many images have m places."""
+        return floordiv(m, self.width * self.height)
+
+
+@lru_cache(maxsize=1 << 10)
+def image_of(pieces: Pieces, k: int, m: Dim) -> Image | None:
+    """The image behind the left operand of a product with `m` rows; None where the rows are no windows of 3 x 3, one for each place."""
+    channels, rest = divmod(k, 9)
+    if rest or pieces.run != 3 * channels or {s.name for s in (*symbols(pieces.row), *symbols(pieces.piece))} != {"b"}:
+        return None
+
+    def place(number: int) -> int:
+        return evaluate(pieces.row, {"b": number})
+
+    pitch = evaluate(pieces.piece, {"b": 1})
+    most = m if isinstance(m, int) else _LONGEST
+    width = next((n for n in range(1, min(most, _LONGEST)) if place(n) != n * channels), 0)
+    # Where there is one image, it has all the lines, and their number must be known.
+    height = next((n for n in range(1, min(most // max(1, width), _LONGEST)) if place(n * width) != n * pitch), 0)
+    if not height and isinstance(m, int) and width and m % width == 0:
+        height = m // width
+    if width < 2 or height < 2 or pieces.piece != BATCH * pitch:
+        return None
+    image = Image(channels, width, height, pitch, place(width * height))
+    for shape, steps in (((height, width), (pitch, channels)), ((1, height, width), (image.step, pitch, channels))):
+        index = delinearize(BATCH, shape)
+        if sum((i * step for i, step in zip(index, steps, strict=True)), 0) == pieces.row:
+            return image
+    return None
+
+
+def why_not(target: Target, spec: GemmSpec) -> str | None:
+    """Why a product is no convolution that this is for."""
+    if spec.lhs_pieces is None or not spec.constant_rhs or spec.batch != 1 or not isinstance(spec.k, int) or not isinstance(spec.n, int):
+        return "is for windows of 3 x 3 and a constant weight"
+    image = image_of(spec.lhs_pieces, spec.k, spec.m)
+    if image is None or spec.lhs_strides.batch != 0:
+        return "is for windows of 3 x 3, one for each place, in images of known size"
+    if image.channels > _MOST_CHANNELS:
+        return f"is for at most {_MOST_CHANNELS} channels"
+    if image.channels % _LANES or min(image.channels, spec.n) < _LEAST_WIDTH:
+        return f"is for channels in vectors of {_LANES} and at least {_LEAST_WIDTH} channels and columns"
+    images = image.images(spec.m)
+    patches = image.across * image.lines * (images if isinstance(images, int) else 1)
+    if patches < _FEW and spec.n * spec.k * 4 > target.l2:
+        return f"is for at least {_FEW} patches where the weight is larger than L2"
+    waste = 4 * image.across * image.lines / (image.width * image.height)
+    return f"computes {waste:.2f} times as many results as there are" if waste > _MOST_WASTE else None
+
+
+def pack(weight: torch.Tensor, micro: MicroKernel) -> torch.Tensor:
+    """Returns weight [n, 9 * channels], f32, windows before channels, as its 16 transformed matrices [n, channels], packed for `micro`."""
+    windows = weight.detach().double().view(weight.shape[0], 3, 3, -1)
+    points = (point for row in _transformed(windows, 1) for point in _transformed(row, 1))
+    return torch.cat([pack_rhs(point.to(f32.torch), micro.packing) for point in points])
+
+
+def _transformed(g: torch.Tensor, axis: int) -> tuple[torch.Tensor, ...]:
+    """G g, row by row, along an axis of three."""
+    first, middle, last = g.unbind(axis)
+    mean, half = (first + last) / 2, middle / 2
+    return first, mean + half, mean - half, last
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the patches are cut. micro: the tile of the 16 products. span: patches of a strip, which is a line of patches or a part of one;
+    strips: of a line. together: strips of a block. pitch: bytes from patch to patch of V; matrix: from one of its 16 matrices to the next.
+    out: likewise of M, for the columns of a tile. grouped: of V in the form that tiles of columns of rows read; 0 where they read rows."""
+
+    image: Image
+    micro: MicroKernel
+    span: int
+    strips: int
+    together: int
+    pitch: int
+    matrix: int
+    out: int
+    grouped: int
+
+
+def plan(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Plan:
+    """The blocks of `spec` for the caches of `target`: what lies in scratch takes most of L2 at most, unless the weights come from beyond
+    L2; then they are read as seldom as there is room for."""
+    assert spec.lhs_pieces is not None and isinstance(spec.k, int)
+    image = image_of(spec.lhs_pieces, spec.k, spec.m)
+    assert image is not None, "refused"
+    first, pitch = micros[0], image.channels * 4 + _PAD
+    packed = image.channels * 4 if first.layout.group else 0
+    stays = POINTS * image.channels * int_of(spec.n) * 4 <= target.l2 // 2
+    room = (min(target.l2 * 5 // 8, _SCRATCH_BYTES) if stays else _SCRATCH_BYTES) // (POINTS * (pitch + packed + first.nr * 4))
+    span = -(-image.across // -(-image.across // max(1, room)))
+    strips = -(-image.across // span)
+    total = product((image.images(spec.m), image.lines, strips))
+    count = total if isinstance(total, int) and total else image.lines * strips
+    together = -(-count // -(-count // max(1, room // span)))
+    micro = _tile(first, together * span, int_of(first.packing.panels(spec.n)))
+    patches = _up(together * span, micro.mr)
+    grouped = _skewed(patches * packed) if packed else 0
+    return Plan(image, micro, span, strips, together, pitch, _skewed(patches * pitch), _skewed(patches * micro.nr * 4), grouped)
+
+
+def _tile(tallest: MicroKernel, patches: int, panels: int) -> MicroKernel:
+    """The tile that takes least time for a block of so many patches and all panels; it has no more vectors than the tallest one."""
+
+    def cost(size: tuple[int, int]) -> float:
+        rows, wide = size
+        return -(-patches // rows) * (rows * tallest.row_cost + tallest.panel_cost) * -(-panels // wide) * wide
+
+    held = (tallest.mr + 1) * tallest.panels
+    sizes = [(rows, wide) for wide in _WIDTHS for rows in range(held // wide - 1, 0, -1) if tallest.resized(rows, wide) is not None]
+    return tallest.resized(*min(sizes, key=cost)) or tallest
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _skewed(size: int) -> int:
+    return _up(size, 4096) + _SKEW

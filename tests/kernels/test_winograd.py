@@ -1,0 +1,141 @@
+"""Convolutions by minimal filtering: every vector length, odd sizes, several images, columns that fill no tile, against exact ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from _pytest.mark.structures import ParameterSet
+
+from sashiko.graph.dims import Dim, evaluate, floordiv, mod
+from sashiko.graph.types import f32
+from sashiko.kernels import neon, winograd, winograd_emit, x86_vector
+from sashiko.kernels.spec import BATCH, GemmSpec, Pieces, Strides
+from sashiko.kernels.table import select
+from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_V3, X86_64_V4
+from tests.emulation import Array, Runner, runners
+from tests.kernels.products import M, Micros, Together, array, kernels_of, plain_store, random
+
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+FAMILIES = ((x86_vector.fma(16), _AVX512), (x86_vector.fma(8), ("avx2", "fma")), (neon.fmla(), ("neon",)))
+# (images, lines, places in a line, channels, columns): odd sizes, columns that fill no panel and no tile, one tile of few patches.
+CASES = ((1, 8, 8, 16, 32), (2, 7, 11, 32, 37), (3, 3, 4, 16, 17), (1, 2, 2, 48, 96))
+_B = torch.tensor([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], dtype=torch.float64)
+_G = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], dtype=torch.float64)
+_A = torch.tensor([[1, 1, 1, 0], [0, 1, -1, -1]], dtype=torch.float64)
+
+
+def _pairs() -> Iterator[ParameterSet]:
+    for micros, needs in FAMILIES:
+        for each in runners(needs=needs, few=True):
+            yield pytest.param(micros, each.values[0], id=f"{micros[0].name}-{each.id}", marks=each.marks)
+
+
+def spec_of(lines: int, width: int, channels: int, n: int, images: int = 2, m: Dim = M) -> GemmSpec:
+    """Windows of 3 x 3 over images with one line and one column more on each side."""
+    pitch = (width + 2) * channels
+    row = mod(BATCH, width) * channels
+    row = row + (floordiv(BATCH, width) * pitch if images == 1 else mod(floordiv(BATCH, width), lines) * pitch)
+    row = row if images == 1 else row + floordiv(BATCH, lines * width) * ((lines + 2) * pitch)
+    pieces = Pieces(row, BATCH * pitch, 3 * channels)
+    return GemmSpec(f32, f32, m, n, 9 * channels, Strides(0, 0), plain_store(n, f32), lhs_pieces=pieces)
+
+
+def bound(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What results may be off by: the roundings of V (2), of U (1), of the products' sums (channels), and of the sums of M (4), each of
+    the magnitudes that it is made of (Higham, section 3.1). image [n, c, h, w], weight [m, c, 3, 3], f64; the result has full patches."""
+    d = image.abs().unfold(2, 4, 2).unfold(3, 4, 2)
+    v = torch.einsum("ia,jb,nchwab->nhwcij", _B.abs(), _B.abs(), d)
+    u = torch.einsum("ia,jb,mcab->mcij", _G.abs(), _G.abs(), weight.abs())
+    m = torch.einsum("nhwcij,mcij->nhwmij", v, u)
+    y = torch.einsum("pi,qj,nhwmij->nhpwqm", _A.abs(), _A.abs(), m)
+    return (weight.shape[1] + 8) * 2.0**-24 * y.flatten(1, 2).flatten(2, 3)
+
+
+def check(result: Array, image: torch.Tensor, weight: torch.Tensor, lines: int, width: int) -> None:
+    exact = torch.nn.functional.conv2d(image, weight).permute(0, 2, 3, 1)
+    whole = torch.nn.functional.pad(image, (0, width % 2, 0, lines % 2))
+    difference = (torch.from_numpy(result).double().view(exact.shape) - exact).abs()
+    assert (difference <= bound(whole, weight)[:, :lines, :width]).all(), f"off by {difference.max().item()}"
+
+
+@pytest.mark.parametrize(("micros", "runner"), tuple(_pairs()))
+@pytest.mark.parametrize("l2", [1 << 20, 1 << 16, 1 << 12])  # one block of all patches, several, and one for each patch
+def test_results_and_their_edges(micros: Micros, runner: Runner, l2: int) -> None:
+    products = Together(runner)
+    for images, lines, width, channels, n in CASES:
+        spec = spec_of(lines, width, channels, n, images, M if images > 1 else lines * width)
+        assert winograd.why_not(runner.target, spec) is None
+        code = winograd_emit.emit(products.module, replace(runner.target, l2=l2), spec, micros, products.name())
+        image, w = random((images, lines + 2, width + 2, channels), f32, 1), random((n, 3, 3, channels), f32, 2)
+        packed = winograd.pack(w.reshape(n, -1), micros[0])
+        sizes = {"M": images * lines * width}
+        assert packed.numel() == evaluate(code.packed_bytes, sizes)
+        out = np.full((sizes["M"], n), 77, np.float32)
+        alike = partial(
+            check, image=image.double().permute(0, 3, 1, 2), weight=w.double().permute(0, 3, 1, 2), lines=lines, width=width
+        )
+        products.add(kernels_of(code), products.place(array(image)), products.place(packed.numpy()), out, sizes, alike)
+    products.run()
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_the_image_behind_the_windows(images: int) -> None:
+    spec = spec_of(5, 7, 16, 32, images, images * 35)
+    assert spec.lhs_pieces is not None
+    found = winograd.image_of(spec.lhs_pieces, 144, spec.m)
+    assert found is not None and replace(found, step=0) == winograd.Image(16, 7, 5, 9 * 16, 0)
+    assert found.images(spec.m) == images and (images == 1 or found.step == 7 * 9 * 16)
+
+
+def test_what_it_is_not_for() -> None:
+    spec, pitch = spec_of(6, 6, 16, 32), 8 * 16
+    assert spec.lhs_pieces is not None
+    strided = Pieces(floordiv(BATCH, 3) * (2 * pitch) + mod(BATCH, 3) * 32, BATCH * pitch, 48)
+    apart = Pieces(spec.lhs_pieces.row, BATCH * (2 * pitch), 48)
+    for other, reason in (
+        (spec_of(6, 6, 16, 32, 1), "known size"),  # so many lines as there are rows
+        (replace(spec, lhs_pieces=strided, m=9), "one for each place"),
+        (replace(spec, lhs_pieces=apart), "one for each place"),
+        (replace(spec, k=5 * 16, lhs_pieces=Pieces(spec.lhs_pieces.row, BATCH * pitch, 80)), "one for each place"),
+        (replace(spec, lhs_pieces=None), "windows"),
+        (replace(spec, constant_rhs=False, rhs_strides=Strides(0, 144)), "constant"),
+        (spec_of(6, 6, 8, 32), "channels"),
+        (spec_of(6, 6, 2048, 32), "at most"),
+        (spec_of(4, 4, 512, 512, 1, 16), "patches"),
+        (spec_of(6, 6, 16, 8), "columns"),
+    ):
+        assert reason in (winograd.why_not(X86_64_V4, other) or "")
+
+
+@pytest.mark.parametrize("target", [X86_64_V4, X86_64_V3, NEOVERSE_N1], ids=lambda target: target.name)
+def test_the_table_prefers_it(target: object) -> None:
+    assert select(target, spec_of(8, 8, 32, 64)).kernel.name.startswith("winograd_f32")  # type: ignore[arg-type]
+
+
+def test_a_convolution_with_windows_that_reach_outside_the_image() -> None:
+    """From the model on: padding, a bias and a residual in the epilogue, a batch that is not known."""
+    import sashiko
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (torch.nn.Conv2d(32, 32, 3, padding=1) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.two(torch.relu(self.one(x))) + x)
+
+    torch.manual_seed(0)
+    model = Block().eval()
+    compiled = sashiko.compile(model, (torch.randn(2, 32, 9, 11),), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=8)},))
+    assert "winograd_f32" in sashiko.explain(compiled)
+    for batch in (1, 3, 8):
+        x = torch.randn(batch, 32, 9, 11)
+        with torch.no_grad():
+            expected = model.double()(x.double())
+            model.float()
+            assert (compiled(x) - expected).abs().max() <= 2e-5 * expected.abs().max()
