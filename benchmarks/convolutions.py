@@ -1,7 +1,7 @@
 """Convolutions beside oneDNN, layer by layer; and networks made of them, for `sashiko bench`.
 
     python -P benchmarks/convolutions.py [--only dense,grouped,depthwise] [--kinds fp32,bf16] [--rounds 9] [--quick] [--json F]
-    sashiko bench --models benchmarks/convolutions.py:regnet_x --precision fp32 --vs inductor    # regnet_y, mobilenet, convnext, poolformer
+    sashiko bench --models benchmarks/convolutions.py:vgg --precision fp32    # regnet_x, regnet_y, mobilenet, convnext, poolformer
 
 Layers have a bias and a relu on both sides, weights packed beforehand, and one image in channels-last order. oneDNN is called as
 Inductor with frozen weights calls it (`mkldnn._convolution_pointwise`). One pinned core; candidates take turns; operands are random.
@@ -157,6 +157,28 @@ def poolformer() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     from transformers import PoolFormerConfig, PoolFormerModel
 
     return _images(PoolFormerModel(PoolFormerConfig()))
+
+
+class _Vgg(nn.Module):
+    def __init__(self, lengths: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for length, width in zip(lengths, (64, 128, 256, 512, 512), strict=True):
+            for _ in range(length):
+                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+                channels = width
+            layers.append(nn.MaxPool2d(2))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layers(pixel_values)
+        return result
+
+
+def vgg() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """The convolutions of VGG-16 with batch norm: 3 x 3 throughout (Simonyan and Zisserman, 2015)."""
+    return _Vgg((2, 2, 3, 3, 3)).eval(), (torch.randn(1, 3, 224, 224),)
 
 
 def table(rows: Sequence[Row]) -> Table:

@@ -92,16 +92,19 @@ def _small(micros: Micros, features: tuple[str, ...], rate: float, unless: tuple
     return replace(row, when=lambda target, spec: row.when(target, spec) or many_rows(spec))
 
 
-def _windows(micros: Micros, features: tuple[str, ...], rate: float) -> Kernel:
-    """The row of a family for convolutions by minimal filtering, which has 16 products where windows have 36."""
+def _windows(dtype: DType, micros: Micros, features: tuple[str, ...], rate: float, unless: tuple[str, ...] = ()) -> Kernel:
+    """The row of a family for convolutions by minimal filtering, which has 16 products in f32 where windows have 36. unless: features whose
+    products are faster."""
 
     def when(target: Target, spec: GemmSpec) -> str | None:
-        return operands(f32, f32, spec) or lacks(target, features) or winograd.why_not(target, spec)
+        reason = operands(dtype, dtype, spec) or lacks(target, features) or winograd.why_not(target, spec)
+        faster = [name for name in unless if target.has(name)]
+        return reason or (f"36 products are faster with {faster[0]}" if faster else None)
 
     def emit(module: Module, target: Target, spec: GemmSpec, name: str) -> GemmCode:
         return winograd_emit.emit(module, target, spec, micros, name)
 
-    name = micros[0].name.replace("gemm", "winograd")
+    name = micros[0].name.replace("gemm_f32_f32_f32", f"winograd_f32_{dtype}_{dtype}")
     return Kernel(name, when, lambda weight: winograd.pack(weight, micros[0]), emit, rate * 36 / winograd.POINTS)
 
 
@@ -173,6 +176,9 @@ def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
 
 
 _BF16 = (
+    _windows(bf16, x86_vector.fma(16), _AVX512, 32, ("avx512_bf16", "amx_bf16")),
+    _windows(bf16, x86_vector.fma(8), _AVX2, 16, ("avx512_bf16", "amx_bf16")),
+    _windows(bf16, neon.fmla(), ("neon",), 8, ("bf16",)),
     _small(x86_vector.dot_bf16(), ("avx512_bf16",), 64, ("amx_tile", _HALF_RATE)),
     _small(x86_vector.widen(16), _AVX512, 32),
     _row(amx.amx(bf16, bf16), ("amx_bf16", *_AVX512), 512),
@@ -185,9 +191,9 @@ _BF16 = (
     _row(neon.fmla_bf16(), ("neon",), 8),
 )
 _F32 = (
-    _windows(x86_vector.fma(16), _AVX512, 32),
-    _windows(x86_vector.fma(8), _AVX2, 16),
-    _windows(neon.fmla(), ("neon",), 8),
+    _windows(f32, x86_vector.fma(16), _AVX512, 32),
+    _windows(f32, x86_vector.fma(8), _AVX2, 16),
+    _windows(f32, neon.fmla(), ("neon",), 8),
     _small(x86_vector.fma(16), _AVX512, 32),
     Kernel(mkl.NAME, mkl.when, mkl.pack, mkl.emit, 32),
     _row(x86_vector.fma(16), _AVX512, 32),

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..cpu_codegen import convert
 from ..cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, i64
 from ..cpu_codegen.contract import BufferSlot, KernelCode, Slot
 from ..cpu_codegen.slots import Slots
 from ..graph.dims import product
+from ..graph.types import DType, f32
 from ..platforms.target import Target
 from . import finished
 from .gemm import LHS, RHS, emit_epilogue
@@ -37,7 +39,7 @@ def emit(module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroK
     used = emit_epilogue(module, target, spec, made.micro.acc_ty, made.micro.nr, name)
     order = tuple(dict.fromkeys((*used, BufferSlot(LHS), BufferSlot(RHS), *wanted_slots((strips,)))))
     lanes = finished.lanes(made.micro)
-    _emit_patches(module, made, lanes, f"{name}.patches")
+    _emit_patches(module, made, spec.lhs, lanes, f"{name}.patches")
     _emit_places(module, made, lanes, f"{name}.places")
     _Body(module, spec, made, target, name, order).emit()
     panels = int_of(packing.panels(n))
@@ -53,27 +55,31 @@ def emit(module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroK
     work = spec.m * (n * made.image.channels * 4)
     rows = KernelCode(name, order, strips, 1, work)
     columns = KernelCode(f"{name}.columns", order, panels, made.micro.panels, work)
-    return GemmCode(rows, columns, packing, None, int_of(packing.bytes(n, made.image.channels, spec.rhs)) * POINTS)
+    return GemmCode(rows, columns, packing, None, int_of(packing.bytes(n, made.image.channels, made.micro.rhs)) * POINTS)
 
 
-def _emit_patches(module: Module, made: Plan, lanes: int, name: str) -> None:
+def _emit_patches(module: Module, made: Plan, dtype: DType, lanes: int, name: str) -> None:
     """void name(ptr image, i64 strip, ptr v): V of one strip; those of all images are counted through."""
     fn = Function(module, name, VOID, [PTR, I64, PTR], internal=True)
     source, strip, v = fn.args
-    image, vector = made.image, F32.vec(lanes)
+    image, element = made.image, convert.memory_type(dtype)
     number, y, begin = _place(fn, made, strip)
-    start = fn.gep(source, fn.mul(number, i64(image.step)), F32)
+    start = fn.gep(source, fn.mul(number, i64(image.step)), element)
     # The last patches may reach beyond the image; what they have there is for results that nobody reads.
     heights = [fn.smin(fn.add(y, i64(r)), i64(image.height + 1)) for r in _ROWS]
-    lines = [fn.gep(start, fn.mul(height, i64(image.pitch)), F32) for height in heights]
+    lines = [fn.gep(start, fn.mul(height, i64(image.pitch)), element) for height in heights]
     end = fn.smin(fn.add(begin, i64(made.span)), i64(image.across))
+
+    def read(place: Val) -> Val:
+        value = fn.load(element.vec(lanes), place)
+        return value if dtype == f32 else convert.widen(fn, value, dtype)
 
     def patch(x: Val, _: list[Val]) -> list[Val]:
         columns = [fn.mul(fn.smin(fn.add(fn.mul(x, i64(2)), i64(s)), i64(image.width + 1)), i64(image.channels)) for s in _ROWS]
         to = fn.gep(v, fn.sub(x, begin), scale=made.pitch)
 
         def channels(c: Val, _: list[Val]) -> list[Val]:
-            d = [[fn.load(vector, fn.gep(fn.gep(pointer, column, F32), c, F32)) for column in columns] for pointer in lines]
+            d = [[read(fn.gep(fn.gep(pointer, column, element), c, element)) for column in columns] for pointer in lines]
             half = list(zip(*[_differences(fn, column) for column in zip(*d)]))
             at = fn.gep(to, c, F32)
             for r in _ROWS:
@@ -135,8 +141,8 @@ class _Body:
         self.made, self.micro, self.name, self.n = made, made.micro, name, int_of(spec.n)
         _, self.lhs, self.rhs, self.t0, self.t1, self.p0, self.p1 = self.fn.args
         packing, channels = made.micro.packing, made.image.channels
-        self.panel_bytes = int_of(packing.panel_bytes(channels, spec.rhs))
-        self.matrix_bytes = int_of(packing.bytes(self.n, channels, spec.rhs))
+        self.panel_bytes = int_of(packing.panel_bytes(channels, self.micro.rhs))
+        self.matrix_bytes = int_of(packing.bytes(self.n, channels, self.micro.rhs))
         # Weights that stay in L2 need no asking for.
         streams = POINTS * self.matrix_bytes > target.l2 // 2
         self.tile = emit_tile(module, self.micro, Start.ZERO, self.micro.nr, made.pitch, streams)

@@ -12,11 +12,12 @@ import torch
 from _pytest.mark.structures import ParameterSet
 
 from sashiko.graph.dims import Dim, evaluate, floordiv, mod
-from sashiko.graph.types import f32
+from sashiko.graph.types import DType, bf16, f32
 from sashiko.kernels import neon, winograd, winograd_emit, x86_vector
 from sashiko.kernels.spec import BATCH, GemmSpec, Pieces, Strides
 from sashiko.kernels.table import select
 from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_V3, X86_64_V4
+from sashiko.platforms.target import Target
 from tests.emulation import Array, Runner, runners
 from tests.kernels.products import M, Micros, Together, array, kernels_of, plain_store, random
 
@@ -35,14 +36,14 @@ def _pairs() -> Iterator[ParameterSet]:
             yield pytest.param(micros, each.values[0], id=f"{micros[0].name}-{each.id}", marks=each.marks)
 
 
-def spec_of(lines: int, width: int, channels: int, n: int, images: int = 2, m: Dim = M) -> GemmSpec:
+def spec_of(lines: int, width: int, channels: int, n: int, images: int = 2, m: Dim = M, dtype: DType = f32) -> GemmSpec:
     """Windows of 3 x 3 over images with one line and one column more on each side."""
     pitch = (width + 2) * channels
     row = mod(BATCH, width) * channels
     row = row + (floordiv(BATCH, width) * pitch if images == 1 else mod(floordiv(BATCH, width), lines) * pitch)
     row = row if images == 1 else row + floordiv(BATCH, lines * width) * ((lines + 2) * pitch)
     pieces = Pieces(row, BATCH * pitch, 3 * channels)
-    return GemmSpec(f32, f32, m, n, 9 * channels, Strides(0, 0), plain_store(n, f32), lhs_pieces=pieces)
+    return GemmSpec(dtype, dtype, m, n, 9 * channels, Strides(0, 0), plain_store(n, f32), lhs_pieces=pieces)
 
 
 def bound(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -65,13 +66,14 @@ def check(result: Array, image: torch.Tensor, weight: torch.Tensor, lines: int, 
 
 @pytest.mark.parametrize(("micros", "runner"), tuple(_pairs()))
 @pytest.mark.parametrize("l2", [1 << 20, 1 << 16, 1 << 12])  # one block of all patches, several, and one for each patch
-def test_results_and_their_edges(micros: Micros, runner: Runner, l2: int) -> None:
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_results_and_their_edges(micros: Micros, runner: Runner, dtype: DType, l2: int) -> None:
     products = Together(runner)
     for images, lines, width, channels, n in CASES:
-        spec = spec_of(lines, width, channels, n, images, M if images > 1 else lines * width)
+        spec = spec_of(lines, width, channels, n, images, M if images > 1 else lines * width, dtype)
         assert winograd.why_not(runner.target, spec) is None
         code = winograd_emit.emit(products.module, replace(runner.target, l2=l2), spec, micros, products.name())
-        image, w = random((images, lines + 2, width + 2, channels), f32, 1), random((n, 3, 3, channels), f32, 2)
+        image, w = random((images, lines + 2, width + 2, channels), dtype, 1), random((n, 3, 3, channels), dtype, 2)
         packed = winograd.pack(w.reshape(n, -1), micros[0])
         sizes = {"M": images * lines * width}
         assert packed.numel() == evaluate(code.packed_bytes, sizes)
@@ -112,9 +114,13 @@ def test_what_it_is_not_for() -> None:
         assert reason in (winograd.why_not(X86_64_V4, other) or "")
 
 
-@pytest.mark.parametrize("target", [X86_64_V4, X86_64_V3, NEOVERSE_N1], ids=lambda target: target.name)
-def test_the_table_prefers_it(target: object) -> None:
-    assert select(target, spec_of(8, 8, 32, 64)).kernel.name.startswith("winograd_f32")  # type: ignore[arg-type]
+@pytest.mark.parametrize(("target", "feature"), [(X86_64_V4, "avx512_bf16"), (NEOVERSE_N1, "bf16")])
+def test_the_table_prefers_it(target: Target, feature: str) -> None:
+    assert select(target, spec_of(8, 8, 32, 64)).kernel.name.startswith("winograd_f32_f32")
+    short = spec_of(8, 8, 32, 64, dtype=bf16)
+    assert select(target, short).kernel.name.startswith("winograd_f32_bf16")
+    assert select(X86_64_V3, short).kernel.name.startswith("winograd_f32_bf16")
+    assert select(replace(target, features=target.features | {feature}), short).kernel.name.startswith("gemm")
 
 
 def test_a_convolution_with_windows_that_reach_outside_the_image() -> None:
