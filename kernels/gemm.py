@@ -11,6 +11,7 @@ Around the functions of one register tile (`micro.py`) it writes, for each produ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..cpu_codegen.body import BodyEmitter
 from ..cpu_codegen.builder import I64, PTR, VOID, Function, Module, Ty, Val, i64
@@ -51,6 +52,54 @@ def emit_epilogue(module: Module, target: Target, spec: GemmSpec, acc: Ty, width
     return slots.order
 
 
+@dataclass(frozen=True)
+class Cut:
+    """What a domain cuts: how many there are of one matrix of the batch, and so many up to where those of the next one begin."""
+
+    extent: Dim
+    padded: Dim
+
+
+def emit_entry(
+    module: Module, spec: GemmSpec, micro: MicroKernel, order: Sequence[Slot], packed: Dim, name: str, rows: Cut, columns: Cut,
+    by_rows: bool,
+) -> None:
+    """Adds the kernel over the rows of all matrices, <name>, or over their column panels, <name>.columns. Both call, for each matrix,
+
+        void <name>.body(ptr slots, ptr lhs, ptr rhs, i64 row_base, i64 r0, i64 r1, i64 p0, i64 p1)
+
+    with its operands, the number of its first row in the result, and the rows and panels to do. packed: bytes of one packed weight."""
+    fn = Function(module, name if by_rows else f"{name}.columns", VOID, [PTR, I64, I64])
+    slots = Slots(fn, spec.params)
+    request(slots, order)
+    cut, other = (rows, columns) if by_rows else (columns, rows)
+    begin, end = fn.args[1:]
+    lhs, rhs, m, whole = slots.buffer(LHS), slots.buffer(RHS), slots.dim(spec.m), (i64(0), slots.dim(other.extent))
+    micro.enter(fn)
+
+    def run(b: Val, first: Val, last: Val) -> None:
+        a = fn.gep(lhs, fn.mul(batch_offset(fn, slots, spec.lhs_strides.batch, b), i64(spec.lhs.bytes)))
+        number = b if not spec.constant_rhs else fn.urem(b, i64(spec.weights)) if spec.weights > 1 else None
+        w = rhs if number is None else fn.gep(rhs, fn.mul(number, slots.dim(packed)))
+        ranges = (first, last, *whole) if by_rows else (*whole, first, last)
+        fn.call(f"{name}.body", VOID, [fn.args[0], a, w, fn.mul(b, m), *ranges])
+
+    def matrix(b: Val, _: list[Val]) -> list[Val]:
+        base = fn.mul(b, slots.dim(cut.padded))
+        run(b, fn.smax(fn.sub(begin, base), i64(0)), fn.smin(fn.sub(end, base), slots.dim(cut.extent)))
+        return []
+
+    if spec.batch == 1:
+        run(i64(0), begin, fn.smin(end, slots.dim(cut.extent)))
+    else:
+        size = slots.dim(cut.padded)
+        last = fn.udiv(fn.sub(fn.add(end, size), i64(1)), size)
+        fn.loop(fn.udiv(begin, size), last, 1, [], matrix)
+    micro.leave(fn)
+    fn.ret()
+    fn.finish()
+
+
 class _Gemm:
     def __init__(self, module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> None:
         self.module, self.target, self.spec, self.name = module, target, spec, name
@@ -74,8 +123,9 @@ class _Gemm:
         # Domains of a batch are padded, so that every matrix begins at a multiple of the grain.
         padded_rows = spec.m if spec.batch == 1 else ceildiv(spec.m, mr) * mr
         padded_panels = self.panels if spec.batch == 1 else ceildiv(self.panels, group) * group
-        self._emit_entry(self.name, padded_rows, spec.m, by_rows=True)
-        self._emit_entry(f"{self.name}.columns", padded_panels, self.panels, by_rows=False)
+        rows_cut, columns_cut = Cut(spec.m, padded_rows), Cut(self.panels, padded_panels)
+        emit_entry(self.module, spec, self.micros[0], self.order, packed, self.name, rows_cut, columns_cut, by_rows=True)
+        emit_entry(self.module, spec, self.micros[0], self.order, packed, self.name, rows_cut, columns_cut, by_rows=False)
         work = spec.batch * spec.m * spec.n * spec.k
         rows = KernelCode(self.name, self.order, spec.batch * padded_rows, mr, work)
         columns = KernelCode(f"{self.name}.columns", self.order, spec.batch * padded_panels, group, work)
@@ -105,37 +155,6 @@ class _Gemm:
             return
         fn = Function(self.module, f"{self.name}.fetch", VOID, [PTR, I64, I64, I64], internal=True)
         emit_fetch(fn, self._slots(fn), self.fetched, FIRST_EPILOGUE_BUFFER, self.micros[0].nr)
-        fn.ret()
-        fn.finish()
-
-    def _emit_entry(self, name: str, padded: Dim, extent: Dim, by_rows: bool) -> None:
-        fn = Function(self.module, name, VOID, [PTR, I64, I64])
-        slots = self._slots(fn)
-        spec = self.spec
-        begin, end = fn.args[1:]
-        lhs, rhs, m = slots.buffer(LHS), slots.buffer(RHS), slots.dim(spec.m)
-        whole = (i64(0), slots.dim(self.panels)) if by_rows else (i64(0), m)
-        self.micros[0].enter(fn)
-
-        def run(b: Val, first: Val, last: Val) -> None:
-            a = fn.gep(lhs, fn.mul(batch_offset(fn, slots, spec.lhs_strides.batch, b), i64(spec.lhs.bytes)))
-            number = b if not spec.constant_rhs else fn.urem(b, i64(spec.weights)) if spec.weights > 1 else None
-            w = rhs if number is None else fn.gep(rhs, fn.mul(number, slots.dim(self.packing.bytes(spec.n, spec.k, spec.rhs))))
-            ranges = (first, last, *whole) if by_rows else (*whole, first, last)
-            fn.call(f"{self.name}.body", VOID, [fn.args[0], a, w, fn.mul(b, m), *ranges])
-
-        def matrix(b: Val, _: list[Val]) -> list[Val]:
-            base = fn.mul(b, slots.dim(padded))
-            run(b, fn.smax(fn.sub(begin, base), i64(0)), fn.smin(fn.sub(end, base), slots.dim(extent)))
-            return []
-
-        if spec.batch == 1:
-            run(i64(0), begin, fn.smin(end, slots.dim(extent)))
-        else:
-            size = slots.dim(padded)
-            last = fn.udiv(fn.sub(fn.add(end, size), i64(1)), size)
-            fn.loop(fn.udiv(begin, size), last, 1, [], matrix)
-        self.micros[0].leave(fn)
         fn.ret()
         fn.finish()
 

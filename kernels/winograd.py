@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import torch
 
-from ..graph.dims import Dim, evaluate, floordiv, product, symbols
+from ..graph.dims import Dim, Shape, evaluate, floordiv, product, symbols
 from ..graph.types import f32
 from ..platforms.target import Target
 from ..stitch.views import delinearize
@@ -30,7 +30,7 @@ _LONGEST = 1 << 12  # results in a line
 _LEAST_WIDTH = 16  # channels, and columns: for fewer the sums around the products take what these save
 _MOST_WASTE = 1.8  # results that patches have, by those that there are
 _WIDTHS = (2, 4, 3, 1)  # panels of a tile, the best for many rows first
-_LANES = 16  # channels are whole vectors
+_LANES = 8  # channels are whole vectors of some size
 _MOST_CHANNELS = 1024  # of more, so few patches fit a block that the weights, which have grown, are read too often
 _FEW = 12  # patches that reading the grown weights from beyond L2 does not pay for
 _SCRATCH_BYTES = 1 << 20  # on the stacks of threads
@@ -40,13 +40,14 @@ _SKEW = 320  # the matrices of a block do not lie a multiple of 4096 bytes apart
 
 @dataclass(frozen=True)
 class Image:
-    """What windows of 3 x 3, one for each place, read: `channels` side by side, `pitch` elements from line to line, `step` from image to
-    image. width, height: places in a line, and lines of them, of the result; the image has two more of each."""
+    """What windows of 3 x 3, one for each place, read: `channels` side by side; elements from pixel to pixel, from line to line and from
+    image to image. width, height: places in a line, and lines of them, of the result; the image has two more of each."""
 
     channels: int
     width: int
     height: int
-    pitch: int
+    pixel: int
+    line: int
     step: int
 
     @property
@@ -68,35 +69,38 @@ class Image:
 def image_of(pieces: Pieces, k: int, m: Dim) -> Image | None:
     """The image behind the left operand of a product with `m` rows; None where the rows are no windows of 3 x 3, one for each place."""
     channels, rest = divmod(k, 9)
-    if rest or pieces.run != 3 * channels or {s.name for s in (*symbols(pieces.row), *symbols(pieces.piece))} != {"b"}:
+    if rest or pieces.run not in (channels, 3 * channels) or {s.name for s in (*symbols(pieces.row), *symbols(pieces.piece))} != {"b"}:
         return None
 
     def place(number: int) -> int:
         return evaluate(pieces.row, {"b": number})
 
-    pitch = evaluate(pieces.piece, {"b": 1})
+    whole = pieces.run != channels  # pieces of three pixels
+    pixel, line = channels if whole else place(1), evaluate(pieces.piece, {"b": 1 if whole else 3})
     most = m if isinstance(m, int) else _LONGEST
-    width = next((n for n in range(1, min(most, _LONGEST)) if place(n) != n * channels), 0)
+    width = next((n for n in range(1, min(most, _LONGEST)) if place(n) != n * pixel), 0)
     # Where there is one image, it has all the lines, and their number must be known.
-    height = next((n for n in range(1, min(most // max(1, width), _LONGEST)) if place(n * width) != n * pitch), 0)
+    height = next((n for n in range(1, min(most // max(1, width), _LONGEST)) if place(n * width) != n * line), 0)
     if not height and isinstance(m, int) and width and m % width == 0:
         height = m // width
-    if width < 2 or height < 2 or pieces.piece != BATCH * pitch:
+    if width < 2 or height < 2 or pieces.piece != (BATCH * line if whole else _strided((3, 3), (line, pixel))):
         return None
-    image = Image(channels, width, height, pitch, place(width * height))
-    for shape, steps in (((height, width), (pitch, channels)), ((1, height, width), (image.step, pitch, channels))):
-        index = delinearize(BATCH, shape)
-        if sum((i * step for i, step in zip(index, steps, strict=True)), 0) == pieces.row:
-            return image
-    return None
+    image = Image(channels, width, height, pixel, line, place(width * height))
+    rows = (_strided((height, width), (line, pixel)), _strided((1, height, width), (image.step, line, pixel)))
+    return image if pieces.row in rows else None
+
+
+def _strided(shape: Shape, steps: Sequence[int]) -> Dim:
+    """Where the element with number `BATCH` of a strided array is."""
+    return sum((i * step for i, step in zip(delinearize(BATCH, shape), steps, strict=True)), 0)
 
 
 def why_not(target: Target, spec: GemmSpec) -> str | None:
     """Why a product is no convolution that this is for."""
-    if spec.lhs_pieces is None or not spec.constant_rhs or spec.batch != 1 or not isinstance(spec.k, int) or not isinstance(spec.n, int):
+    if spec.lhs_pieces is None or not spec.constant_rhs or not isinstance(spec.k, int) or not isinstance(spec.n, int):
         return "is for windows of 3 x 3 and a constant weight"
     image = image_of(spec.lhs_pieces, spec.k, spec.m)
-    if image is None or spec.lhs_strides.batch != 0:
+    if image is None:
         return "is for windows of 3 x 3, one for each place, in images of known size"
     if image.channels > _MOST_CHANNELS:
         return f"is for at most {_MOST_CHANNELS} channels"

@@ -1,6 +1,6 @@
 """The functions of a convolution by minimal filtering (`winograd.py`): one kernel over strips of patches, and one over column panels.
 
-    <name>.body         strips [t0, t1) and panels [p0, p1), block by block:
+    <name>.body         strips and panels of one matrix, block by block:
         <name>.patches      one strip into V
         packing of V        where tiles do not read rows
         products            16 of them for each group of panels, into M
@@ -11,17 +11,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 
 from ..cpu_codegen import convert
 from ..cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, i64
-from ..cpu_codegen.contract import BufferSlot, KernelCode, Slot
-from ..cpu_codegen.slots import Slots
+from ..cpu_codegen.contract import BufferSlot, KernelCode
 from ..graph.dims import product
 from ..graph.types import DType, f32
 from ..platforms.target import Target
 from . import finished
-from .gemm import LHS, RHS, emit_epilogue
-from .indexing import request, wanted_slots
+from .gemm import LHS, RHS, Cut, emit_entry, emit_epilogue
+from .indexing import wanted_slots
 from .micro import MicroKernel, Start, emit_tile
 from .pack_lhs import emit_pack_lhs
 from .packing import int_of
@@ -34,28 +34,25 @@ _ROWS = range(4)
 def emit(module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> GemmCode:
     """Adds the functions of a convolution that `winograd.why_not` accepts, on the tallest of `micros`, and returns what they are."""
     made = plan(target, spec, micros)
-    packing, n = made.micro.packing, int_of(spec.n)
+    micro, packing, n = made.micro, made.micro.packing, int_of(spec.n)
+    panels, packed = int_of(packing.panels(n)), int_of(packing.bytes(n, made.image.channels, made.micro.rhs)) * POINTS
     strips = product((made.image.images(spec.m), made.image.lines, made.strips))
-    used = emit_epilogue(module, target, spec, made.micro.acc_ty, made.micro.nr, name)
-    order = tuple(dict.fromkeys((*used, BufferSlot(LHS), BufferSlot(RHS), *wanted_slots((strips,)))))
-    lanes = finished.lanes(made.micro)
-    _emit_patches(module, made, spec.lhs, lanes, f"{name}.patches")
+    rows = Cut(strips, strips)
+    columns = Cut(panels, panels if spec.batch == 1 else -(-panels // micro.panels) * micro.panels)
+    used = emit_epilogue(module, target, spec, micro.acc_ty, micro.nr, name)
+    dims = (strips, spec.m, packed, columns.extent, columns.padded)
+    wanted = wanted_slots(dims, spec.lhs_strides.batch)
+    order = tuple(dict.fromkeys((*used, BufferSlot(LHS), BufferSlot(RHS), *wanted)))
+    lanes = finished.lanes(micro)
+    _emit_patches(module, made, spec.lhs, gcd(lanes, made.image.channels), f"{name}.patches")
     _emit_places(module, made, lanes, f"{name}.places")
-    _Body(module, spec, made, target, name, order).emit()
-    panels = int_of(packing.panels(n))
-    for entry, by_strips in ((name, True), (f"{name}.columns", False)):
-        fn = Function(module, entry, VOID, [PTR, I64, I64])
-        slots = Slots(fn, spec.params)
-        request(slots, order)
-        begin, end = fn.args[1:]
-        cut = (begin, end, i64(0), i64(panels)) if by_strips else (i64(0), slots.dim(strips), begin, fn.smin(end, i64(panels)))
-        fn.call(f"{name}.body", VOID, [fn.args[0], slots.buffer(LHS), slots.buffer(RHS), *cut])
-        fn.ret()
-        fn.finish()
-    work = spec.m * (n * made.image.channels * 4)
-    rows = KernelCode(name, order, strips, 1, work)
-    columns = KernelCode(f"{name}.columns", order, panels, made.micro.panels, work)
-    return GemmCode(rows, columns, packing, None, int_of(packing.bytes(n, made.image.channels, made.micro.rhs)) * POINTS)
+    _Body(module, spec, made, target, name).emit()
+    for by_rows in (True, False):
+        emit_entry(module, spec, micro, order, packed, name, rows, columns, by_rows)
+    work = spec.batch * spec.m * (n * made.image.channels * 4)
+    by_strips = KernelCode(name, order, spec.batch * rows.padded, 1, work)
+    by_panels = KernelCode(f"{name}.columns", order, spec.batch * columns.padded, micro.panels, work)
+    return GemmCode(by_strips, by_panels, packing, None, packed * spec.weights)
 
 
 def _emit_patches(module: Module, made: Plan, dtype: DType, lanes: int, name: str) -> None:
@@ -67,7 +64,7 @@ def _emit_patches(module: Module, made: Plan, dtype: DType, lanes: int, name: st
     start = fn.gep(source, fn.mul(number, i64(image.step)), element)
     # The last patches may reach beyond the image; what they have there is for results that nobody reads.
     heights = [fn.smin(fn.add(y, i64(r)), i64(image.height + 1)) for r in _ROWS]
-    lines = [fn.gep(start, fn.mul(height, i64(image.pitch)), element) for height in heights]
+    lines = [fn.gep(start, fn.mul(height, i64(image.line)), element) for height in heights]
     end = fn.smin(fn.add(begin, i64(made.span)), i64(image.across))
 
     def read(place: Val) -> Val:
@@ -75,7 +72,7 @@ def _emit_patches(module: Module, made: Plan, dtype: DType, lanes: int, name: st
         return value if dtype == f32 else convert.widen(fn, value, dtype)
 
     def patch(x: Val, _: list[Val]) -> list[Val]:
-        columns = [fn.mul(fn.smin(fn.add(fn.mul(x, i64(2)), i64(s)), i64(image.width + 1)), i64(image.channels)) for s in _ROWS]
+        columns = [fn.mul(fn.smin(fn.add(fn.mul(x, i64(2)), i64(s)), i64(image.width + 1)), i64(image.pixel)) for s in _ROWS]
         to = fn.gep(v, fn.sub(x, begin), scale=made.pitch)
 
         def channels(c: Val, _: list[Val]) -> list[Val]:
@@ -134,12 +131,12 @@ def _emit_places(module: Module, made: Plan, lanes: int, name: str) -> None:
 
 
 class _Body:
-    """Writes void <name>.body(ptr slots, ptr lhs, ptr rhs, i64 t0, i64 t1, i64 p0, i64 p1)."""
+    """Writes the `<name>.body` of `gemm.emit_entry`, whose rows are strips; row_base is the number of its first row in the result."""
 
-    def __init__(self, module: Module, spec: GemmSpec, made: Plan, target: Target, name: str, order: Sequence[Slot]) -> None:
-        self.fn = Function(module, f"{name}.body", VOID, [PTR, PTR, PTR, *[I64] * 4], internal=True)
+    def __init__(self, module: Module, spec: GemmSpec, made: Plan, target: Target, name: str) -> None:
+        self.fn = Function(module, f"{name}.body", VOID, [PTR, PTR, PTR, *[I64] * 5], internal=True)
         self.made, self.micro, self.name, self.n = made, made.micro, name, int_of(spec.n)
-        _, self.lhs, self.rhs, self.t0, self.t1, self.p0, self.p1 = self.fn.args
+        _, self.lhs, self.rhs, self.row_base, self.t0, self.t1, self.p0, self.p1 = self.fn.args
         packing, channels = made.micro.packing, made.image.channels
         self.panel_bytes = int_of(packing.panel_bytes(channels, self.micro.rhs))
         self.matrix_bytes = int_of(packing.bytes(self.n, channels, self.micro.rhs))
@@ -221,7 +218,7 @@ class _Body:
         number, y, begin = _place(fn, made, strip)
         x = fn.mul(begin, i64(2))
         places = fn.smin(i64(2 * made.span), fn.sub(i64(image.width), x))
-        row = fn.add(fn.mul(fn.add(fn.mul(number, i64(image.height)), y), i64(image.width)), x)
+        row = fn.add(self.row_base, fn.add(fn.mul(fn.add(fn.mul(number, i64(image.height)), y), i64(image.width)), x))
         column = fn.mul(p, i64(self.micro.packing.nr))
         end = fn.smin(i64(self.n), fn.mul(self.p1, i64(self.micro.packing.nr)))
         columns = fn.smin(i64(nr), fn.sub(end, column))

@@ -24,7 +24,7 @@ from tests.kernels.products import M, Micros, Together, array, kernels_of, plain
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 FAMILIES = ((x86_vector.fma(16), _AVX512), (x86_vector.fma(8), ("avx2", "fma")), (neon.fmla(), ("neon",)))
 # (images, lines, places in a line, channels, columns): odd sizes, columns that fill no panel and no tile, one tile of few patches.
-CASES = ((1, 8, 8, 16, 32), (2, 7, 11, 32, 37), (3, 3, 4, 16, 17), (1, 2, 2, 48, 96))
+CASES = ((1, 8, 8, 16, 32), (2, 7, 11, 32, 37), (3, 3, 4, 24, 17), (1, 2, 2, 48, 96))
 _B = torch.tensor([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], dtype=torch.float64)
 _G = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], dtype=torch.float64)
 _A = torch.tensor([[1, 1, 1, 0], [0, 1, -1, -1]], dtype=torch.float64)
@@ -85,12 +85,38 @@ def test_results_and_their_edges(micros: Micros, runner: Runner, dtype: DType, l
     products.run()
 
 
+@pytest.mark.parametrize(("micros", "runner"), tuple(_pairs()))
+def test_columns_in_groups(micros: Micros, runner: Runner) -> None:
+    """Each matrix of the batch reads its own channels of the pixels, and has its own weight."""
+    groups, images, side, channels, n = 3, 2, 5, 16, 21
+    pixel, m = groups * channels, images * side**2
+    line = (side + 2) * pixel
+    row = mod(BATCH, side) * pixel + mod(floordiv(BATCH, side), side) * line + floordiv(BATCH, side**2) * ((side + 2) * line)
+    pieces = Pieces(row, floordiv(BATCH, 3) * line + mod(BATCH, 3) * pixel, channels)
+    body, k = plain_store(n, f32), 9 * channels
+    spec = GemmSpec(f32, f32, M, n, k, Strides(BATCH * channels, 0), body, groups, lhs_pieces=pieces, weights=groups)
+    assert winograd.why_not(runner.target, spec) is None
+    products = Together(runner)
+    code = winograd_emit.emit(products.module, runner.target, spec, micros, products.name())
+    image, w = random((images, side + 2, side + 2, pixel), f32, 1), random((groups, n, 3, 3, channels), f32, 2)
+    packed = torch.cat([winograd.pack(each.reshape(n, -1), micros[0]) for each in w])
+    assert packed.numel() == evaluate(code.packed_bytes, {"M": m})
+
+    def alike(result: Array) -> None:
+        for g, part in enumerate(image.double().permute(0, 3, 1, 2).split(channels, 1)):
+            check(result[g], part, w[g].double().permute(0, 3, 1, 2), side, side)
+
+    out = np.full((groups, m, n), 77, np.float32)
+    products.add(kernels_of(code), products.place(array(image)), products.place(packed.numpy()), out, {"M": m}, alike)
+    products.run()
+
+
 @pytest.mark.parametrize("images", [1, 2])
 def test_the_image_behind_the_windows(images: int) -> None:
     spec = spec_of(5, 7, 16, 32, images, images * 35)
     assert spec.lhs_pieces is not None
     found = winograd.image_of(spec.lhs_pieces, 144, spec.m)
-    assert found is not None and replace(found, step=0) == winograd.Image(16, 7, 5, 9 * 16, 0)
+    assert found is not None and replace(found, step=0) == winograd.Image(16, 7, 5, 16, 9 * 16, 0)
     assert found.images(spec.m) == images and (images == 1 or found.step == 7 * 9 * 16)
 
 
@@ -107,6 +133,7 @@ def test_what_it_is_not_for() -> None:
         (replace(spec, lhs_pieces=None), "windows"),
         (replace(spec, constant_rhs=False, rhs_strides=Strides(0, 144)), "constant"),
         (spec_of(6, 6, 8, 32), "channels"),
+        (spec_of(6, 6, 20, 32), "vectors"),
         (spec_of(6, 6, 2048, 32), "at most"),
         (spec_of(4, 4, 512, 512, 1, 16), "patches"),
         (spec_of(6, 6, 16, 8), "columns"),
