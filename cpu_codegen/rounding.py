@@ -127,12 +127,23 @@ def emit(fn: Function, target: Target, chain: Chain, x: Val, dtype: DType) -> Va
     narrows = dtype == u8 and x.ty.lanes > 0 and _bounds(chain) == (0, 255) and _nan(chain) == 0 and target.has(*_AVX512)
     if not narrows:
         whole = _whole(fn, target, chain, chain.clamps, x, dtype)
-        return whole if dtype.bits == whole.ty.bits else fn.convert("trunc", whole, whole.ty.of(f"i{dtype.bits}"))
+        return whole if dtype.bits == whole.ty.bits else _cut(fn, target, whole, dtype)
     # VPMOVUSDB does for the upper bound. What it narrows is not below 0, or what the conversion gives for numbers that no integer holds:
     # the least one, which is greater than all others without a sign.
     least = tuple(replace(each, takes_nan=True) for each in chain.clamps if each.op == "maximum")
     whole = _whole(fn, target, chain, least, x, dtype)
     return fn.convert("trunc", fn.intrinsic("umin", whole.ty, [whole, const(whole.ty, 255)]), whole.ty.of("i8"))
+
+
+def _cut(fn: Function, target: Target, whole: Val, dtype: DType) -> Val:
+    """The low bits of integers."""
+    if dtype.bits != 8 or whole.ty != I32.vec(16) or not target.has("avx512_vbmi"):
+        return fn.convert("trunc", whole, whole.ty.of(f"i{dtype.bits}"))
+    # VPERMB is one operation, VPMOVDB two.
+    data = fn.convert("bitcast", whole, I8.vec(64))
+    places = fn.table(I8.vec(64), [4 * n % 64 for n in range(64)])
+    moved = fn.call("llvm.x86.avx512.permvar.qi.512", I8.vec(64), [data, places])
+    return fn.shuffle(moved, moved, range(16))
 
 
 def emit_joined(fn: Function, target: Target, chain: Chain, xs: Sequence[Val], dtype: DType) -> Val:
