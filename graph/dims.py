@@ -16,7 +16,8 @@ from .poly import Atom, Dim, Func, Monomial, Poly, Shape, Symbol, from_terms, pr
 __all__ = [
     "Atom", "Dim", "Func", "Poly", "Shape", "Symbol", "bounds", "ceildiv",
     "coefficient", "divides", "evaluate", "floordiv", "less", "maximum",
-    "minimum", "mod", "non_negative", "product", "rejoin", "substitute", "symbol", "symbols",
+    "minimum", "mod", "non_negative", "product", "rejoin", "reshape_groups",
+    "substitute", "symbol", "symbols",
 ]
 
 
@@ -213,6 +214,33 @@ def maximum(a: Dim, b: Dim) -> Dim:
 
 def ceildiv(a: Dim, b: Dim) -> Dim:
     return floordiv(a + b - 1, b)
+
+
+def reshape_groups(shape: Shape, source: Shape) -> list[tuple[range, range]]:
+    """The axes of a reshape to `shape` and of its source in the smallest groups of equal products, in order."""
+    groups: list[tuple[range, range]] = []
+    i = j = 0
+    while i < len(shape) or j < len(source):
+        start_i, start_j = i, j
+        i, j = min(i + 1, len(shape)), min(j + 1, len(source))
+        while product(shape[start_i:i]) != product(source[start_j:j]):
+            if i < len(shape) and (j >= len(source) or _smaller(product(shape[start_i:i]), product(source[start_j:j]))):
+                i += 1
+            elif j < len(source):
+                j += 1
+            else:
+                break
+        groups.append((range(start_i, i), range(start_j, j)))
+    return groups
+
+
+def _smaller(a: Dim, b: Dim) -> bool:
+    """Which side of a reshape group has to take in another axis; a guess only affects how large the groups get."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    degree_a = max((len(m) for m, _ in a.terms), default=0) if not isinstance(a, int) else 0
+    degree_b = max((len(m) for m, _ in b.terms), default=0) if not isinstance(b, int) else 0
+    return degree_a < degree_b if degree_a != degree_b else floordiv(b, a) != 0 and isinstance(a, int)
 
 
 _FOLD = {"floordiv": floordiv, "mod": mod, "min": minimum, "max": maximum}

@@ -84,11 +84,13 @@ def domains(root: Value, stored: set[Value]) -> list[Domain]:
     wanted = reduction.attrs.axes if isinstance(reduction.attrs, A.ReduceAttrs) else (source.tensor.rank - 1,)
     extents = tuple(source.shape[a] for a in wanted)
     reduced = tuple((f"q{n}", e) for n, e in enumerate(extents))
-    if wanted != tuple(range(source.tensor.rank - len(wanted), source.tensor.rank)):
+    if any(source.shape[axis] != 1 for axis in range(min(wanted, default=0), source.tensor.rank) if axis not in wanted):
         return [Domain(names, reduced, "k")]
     result = []
-    if (root is not reduction or reduction.op == "scan") and shape[len(shape) - len(extents) :] == extents:
-        result.append(Domain(names[: len(names) - len(extents)], reduced, "c"))
+    rows, columns = tuple(axis for axis in names if axis[1] != 1), tuple(e for e in extents if e != 1)
+    before = len(rows) - len(columns)
+    if (root is not reduction or reduction.op == "scan") and before >= 0 and tuple(e for _, e in rows[before:]) == columns:
+        result.append(Domain(rows[:before], reduced, "c"))
     return [*result, Domain(names, reduced, "c")]
 
 

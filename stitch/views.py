@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, Shape, coefficient, floordiv, mod, product, rejoin, symbol, symbols
+from ..graph.dims import Dim, Shape, coefficient, floordiv, mod, rejoin, reshape_groups, symbol, symbols
 from ..graph.ir import Value
 from ..graph.types import TensorType
 
@@ -40,30 +40,10 @@ def reshape_index(index: Index, shape: Shape, source: Shape) -> Index:
     Axes are converted in the smallest groups of equal products, so that dims that a reshape leaves alone stay as they are.
     """
     result: list[Dim] = []
-    i = j = 0
-    while i < len(shape) or j < len(source):
-        left, right = [i], [j]
-        i, j = min(i + 1, len(shape)), min(j + 1, len(source))
-        start_i, start_j = left[0], right[0]
-        while product(shape[start_i:i]) != product(source[start_j:j]):
-            grow_left = i < len(shape) and (j >= len(source) or _smaller(product(shape[start_i:i]), product(source[start_j:j])))
-            if grow_left:
-                i += 1
-            elif j < len(source):
-                j += 1
-            else:
-                break
-        result.extend(delinearize(linearize(index[start_i:i], shape[start_i:i]), source[start_j:j]))
+    for left, right in reshape_groups(shape, source):
+        position = linearize(index[left.start : left.stop], shape[left.start : left.stop])
+        result.extend(delinearize(position, source[right.start : right.stop]))
     return tuple(result)
-
-
-def _smaller(a: Dim, b: Dim) -> bool:
-    """Which side of a reshape group has to take in another axis; a guess only affects how large the groups get."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a < b
-    degree_a = max((len(m) for m, _ in a.terms), default=0) if not isinstance(a, int) else 0
-    degree_b = max((len(m) for m, _ in b.terms), default=0) if not isinstance(b, int) else 0
-    return degree_a < degree_b if degree_a != degree_b else floordiv(b, a) != 0 and isinstance(a, int)
 
 
 def through(view: Value, index: Index) -> tuple[Value, Index]:

@@ -3,6 +3,7 @@
     f(permute x) = permute (f x)                          elementwise functions, also of several operands permuted alike
     g(permute x, y) = permute (g(x, y'))                  y permuted back for free: a number, a weight, axes of size 1 that move
     reduce (permute x) = permute (reduce x)               likewise pad, slice, expand, and concat of operands permuted alike
+    reshape (permute x) = permute (reshape x)             where what it merges or splits lies together in x, as in a group norm
     permute p (permute q x) = permute (q o p) x
 
 So the channels-last images of two convolutions meet through everything between them. Sums may be taken in another order; the rest is
@@ -16,11 +17,13 @@ from dataclasses import replace
 
 from ...graph import attrs as A
 from ...graph import build as b
+from ...graph.dims import product, reshape_groups
 from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import OPS, make
 from ..query import is_weight
 
 Order = tuple[int, ...]
+_FEW = 64  # neighbours whose sums are no rows worth a loop
 
 
 def sink_permutes(graph: Graph) -> Graph:
@@ -87,11 +90,39 @@ def _reduce(value: Value, order: Order) -> Value:
     attrs = value.attrs
     assert isinstance(attrs, A.ReduceAttrs)
     axes = tuple(sorted(order[axis] for axis in attrs.axes))
-    inner = _like(value, value.inputs[0].inputs[0], attrs=replace(attrs, axes=axes))
+    inner = _in_two(_like(value, value.inputs[0].inputs[0], attrs=replace(attrs, axes=axes)))
     if attrs.keepdim:
         return b.permute(inner, order)
     left = [order[axis] for axis in range(len(order)) if axis not in attrs.axes]
     return b.permute(inner, tuple(sorted(left).index(axis) for axis in left))
+
+
+def _in_two(value: Value) -> Value:
+    """A reduction over a few neighbours and over axes before those that it keeps, as of a group norm of a channels-last image: over the
+    latter first, all neighbours side by side, and then over what is left of these."""
+    x, attrs = value.inputs[0], value.attrs
+    assert isinstance(attrs, A.ReduceAttrs)
+    solid = [axis for axis, extent in enumerate(x.shape) if extent != 1]
+    behind = max((axis for axis in solid if axis not in attrs.axes), default=0)
+    near, far = (tuple(axis for axis in attrs.axes if (axis > behind) == side and axis in solid) for side in (True, False))
+    few = product(x.shape[axis] for axis in near)
+    rounded = x.dtype.is_float and x.dtype.bits < 32
+    if not (near and far and isinstance(few, int) and few < _FEW) or rounded or attrs.kind in ("argmax", "argmin"):
+        return value
+    return b.reshape(b.reduce(b.reduce(x, attrs.kind, far, True), attrs.kind, near, True), value.shape)
+
+
+def _reshape(value: Value, order: Order) -> Value | None:
+    source, placed = value.inputs[0].inputs[0], list[tuple[int, range]]()
+    for axes, merged in reshape_groups(value.shape, value.inputs[0].shape):
+        run = [order[axis] for axis in merged if value.inputs[0].shape[axis] != 1]
+        between = range(run[0], run[-1] + 1) if run else range(0)
+        if run != sorted(run) or any(source.shape[axis] != 1 for axis in between if axis not in run):
+            return None
+        placed.append((run[0] if run else placed[-1][0] if placed else 0, axes))
+    moved = [axis for _, axes in sorted(placed, key=lambda each: each[0]) for axis in axes]
+    inner = b.reshape(source, tuple(value.shape[axis] for axis in moved))
+    return b.permute(inner, tuple(moved.index(axis) for axis in range(len(moved))))
 
 
 def _pad(value: Value, order: Order) -> Value:
@@ -119,5 +150,5 @@ def _concat(value: Value, order: Order) -> Value | None:
 
 
 _ROWS: dict[str, Callable[[Value, Order], Value | None]] = {
-    "permute": _permute, "reduce": _reduce, "pad": _pad, "slice": _slice, "expand": _expand, "concat": _concat,
+    "permute": _permute, "reshape": _reshape, "reduce": _reduce, "pad": _pad, "slice": _slice, "expand": _expand, "concat": _concat,
 }

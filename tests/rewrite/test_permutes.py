@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
+import sashiko
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
@@ -54,6 +56,7 @@ THROUGH: dict[str, Callable[[], Value]] = {
     "slice": lambda: b.slice_(IMAGE, 2, 1, 2, 2),
     "concat": lambda: b.concat([IMAGE, OTHER], 1),
     "expand": lambda: b.expand(b.slice_(IMAGE, 1, 0, 1), (2, 7, 5, 4)),
+    "what merges and splits what lies together": lambda: b.reshape(b.exp(b.reshape(IMAGE, (2, 1, 3, 20))), (2, 3, 5, 4)),
     "permutation": lambda: b.permute(b.permute(IMAGE, (1, 0, 2, 3)), (1, 0, 2, 3)),
 }
 
@@ -70,6 +73,26 @@ def test_reductions_take_their_axes_along(axes: tuple[int, ...], keepdim: bool) 
     assert "input" not in permuted(graph) and "exp" not in permuted(graph)
 
 
+@pytest.mark.parametrize("kind", ["sum", "max"])
+@pytest.mark.parametrize(("channels", "groups"), [(6, 1), (6, 3), (6, 6), (200, 2)])
+def test_group_norms_are_reduced_side_by_side(channels: int, groups: int, kind: str) -> None:
+    """Of an image with channels last: over its places first, then over the channels of a group, unless these are many."""
+    x = b.input_(0, f32, (2, 5, 4, channels))
+    grouped = b.reshape(b.permute(x, FIRST), (2, groups, channels // groups, 20))
+    graph = Graph((x,), (b.reduce(grouped, kind, (2, 3), True),))
+    result = sink_permutes(graph)
+    verify(result)
+    data = [torch.randn(2, 5, 4, channels)]
+    torch.testing.assert_close(run(result, data), run(graph, data), rtol=1e-5, atol=1e-4)
+    assert permuted(result) in ([], ["reduce"], ["reshape"])
+    assert sum(v.op == "reduce" for v in result.order) == (2 if groups == 3 else 1)
+
+
+def test_what_does_not_lie_together_is_reshaped_after_the_permutation() -> None:
+    graph = Graph((X,), (b.reshape(IMAGE, (2, 15, 4)),))
+    assert sink_permutes(graph).outputs == graph.outputs
+
+
 def test_nothing_is_moved_for_a_permutation() -> None:
     """An operand that is no permutation stays as it is, and so does what reads both."""
     plain = b.input_(1, f32, (2, 3, 5, 4))
@@ -82,3 +105,14 @@ def test_a_long_chain_is_one_walk() -> None:
     for _ in range(500):
         value = b.sin(value)
     assert permuted(sunk(b.permute(value, LAST))) == []
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("groups", [1, 4, 32])
+def test_group_norms_between_convolutions(groups: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 32, 1), nn.GroupNorm(groups, 32), nn.SiLU(), nn.Conv2d(32, 8, 1)).eval()
+    x = torch.randn(2, 3, 6, 7)
+    compiled = sashiko.compile(model, (x,), strict=True)
+    got, exact = compiled(x), model.double()(x.double())
+    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
