@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -201,7 +201,8 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     handed = {n: index for n, node in enumerate(nodes) if (index := found.given(node)) is not None}
     mutated = {nodes[number]: target for number, target in writes.items()}
     handed |= {n: mutated[node] for n, node in enumerate(nodes) if n not in writes and node in mutated}
-    return found.finish(list(results), writes, (program.call_spec.in_spec, program.call_spec.out_spec), handed)
+    captured = found.finish(list(results), writes, (program.call_spec.in_spec, program.call_spec.out_spec), handed)
+    return replace(captured, assumed=found.lowering.symbols.assumptions())
 
 
 def _guard_attention(module: GraphModule) -> None:
