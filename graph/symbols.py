@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 
 from ..diagnostics.errors import InputError, Unsupported
 from . import dims
-from .dims import Dim
+from .dims import Dim, Symbol
 from .ir import Value
 
 _FUNCTIONS: dict[str, Callable[..., Dim]] = {
@@ -23,6 +23,7 @@ _FUNCTIONS: dict[str, Callable[..., Dim]] = {
 }
 
 _RELATIONS: dict[str, Callable[[int, int], bool]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {"floordiv": operator.floordiv, "mod": operator.mod, "min": min, "max": max}
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,25 @@ class Assumption:
 
     def holds(self, env: Mapping[str, int]) -> bool:
         try:
-            return _RELATIONS[self.relation](dims.evaluate(self.dim, env), 0)
+            return bool(_RELATIONS[self.relation](_number(self.dim, env), 0))
         except ZeroDivisionError:  # what is divided by is 0 only where an assumption before this one fails
             return False
 
     def __str__(self) -> str:
         return f"{self.dim} {self.relation} 0"
+
+
+def _number(dim: Dim, env: Mapping[str, int]) -> int:
+    """The number that `dim` is under `env`, in Python's arithmetic, so that sizes of a model being traced are served too."""
+    if isinstance(dim, int):
+        return dim
+    total = 0
+    for mono, coefficient in dim.terms:
+        for atom in mono:
+            known = env[atom.name] if isinstance(atom, Symbol) else _ARITHMETIC[atom.kind](*(_number(a, env) for a in atom.args))
+            coefficient = coefficient * known
+        total = total + coefficient
+    return total
 
 
 def require(assumptions: Iterable[Assumption], env: Mapping[str, int]) -> None:

@@ -144,6 +144,35 @@ def test_sizes_that_another_program_is_captured_for(
                 model(torch.randn(size, 3))
 
 
+class _Deciding(nn.Module):
+    """Even numbers of rows from 4 to 20, or another result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.fc(x)
+        return _twice_or_once(y) if 3 < x.shape[0] <= 20 else y - 1
+
+
+def test_sizes_that_another_program_is_quantized_for(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = _Deciding().eval()
+    small = sashiko.quantize(model, [torch.randn(4, 8), torch.randn(10, 8)])
+    small.save(tmp_path / "small")
+    loaded = sashiko.load(tmp_path / "small")
+    fast = sashiko.compile(small, (torch.randn(6, 8),), dynamic_shapes=({0: Dim.AUTO},))
+    x = torch.randn(20, 8)
+    for quantized in (small, loaded, fast):
+        assert_close(quantized(x), model(x), rtol=0.05, atol=0.05)
+        for rows in (2, 5, 22):
+            with pytest.raises(sashiko.InputError):
+                quantized(torch.randn(rows, 8))
+    with pytest.raises(sashiko.InputError):
+        sashiko.compile(small, (torch.randn(5, 8),))
+
+
 @pytest.mark.parametrize("verb", ["compile", "quantize", "quantize_and_compile"])
 def test_a_model_in_training_mode(verb: str) -> None:
     with pytest.raises(sashiko.SashikoError, match=r"training mode(.|\n)*eval\(\)"):
