@@ -98,8 +98,8 @@ class _Copies:
                 for row, total in enumerate(totals):
                     term = self._node(self._body.nodes[n].args[0], row, k)
                     totals[row] = self._builder.op("add", self._body.nodes[n].dtype, total, term)
-            self._known.update({(n, row, -1): total for row, total in enumerate(totals)})
-            self.sums += totals
+            self._known.update({self._key(n, row, -1): total for row, total in enumerate(totals)})
+            self.sums += dict.fromkeys(totals)  # of what no row is in, all rows have one sum
         for row in range(self._count):
             for store in self._body.stores:
                 guard = self._node(store.guard, row, -1) if store.guard >= 0 else -1
@@ -107,8 +107,11 @@ class _Copies:
                 self._builder.stores.append(replace(store, index=index, node=node, guard=guard))
         return self._builder.finish()
 
+    def _key(self, n: int, row: int, k: int) -> tuple[int, int, int]:
+        return n, row if "r" in self._body.deps[n] else -1, k if "k" in self._body.deps[n] else -1
+
     def _node(self, n: int, row: int, k: int) -> int:
-        key = (n, row if "r" in self._body.deps[n] else -1, k if "k" in self._body.deps[n] else -1)
+        key = self._key(n, row, k)
         if key not in self._known:
             node = self._body.nodes[n]
             args = tuple(self._node(a, row, k) for a in node.args)

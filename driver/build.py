@@ -157,6 +157,7 @@ class _Planner:
             tuple(self.constants.sources),
             tuple(self._constant_values.items()),
             self.graph.name,
+            self.captured.assumed,
         )
 
     def _id(self, value: Value) -> int:

@@ -9,14 +9,13 @@ import torch
 
 from ..diagnostics.collector import paused
 from ..diagnostics.errors import InputError
-from ..graph.capture import from_exported
-from ..graph.exporting import export
 from ..kernels.custom import CustomKernel
 from ..platforms.host import resolve
 from ..platforms.target import Target
-from ..quant import QATModule, QuantizedModule
+from ..quant import QATModule
 from ..rewrite import RuleSet
 from .build import Options, build
+from .captures import captured_of
 from .measure import Example
 from .model import CompiledModel
 from .pipeline import PRECISIONS
@@ -65,10 +64,8 @@ def compiled(
     """The model as code for calls like the given one, measured for `tune` seconds; errors as in `compile`."""
     if isinstance(model, QATModule):
         raise InputError("the model still trains: its quantizers have no integers", hint="compile what model.convert() returns")
-    if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
-        kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
     with paused():
-        captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
+        captured = captured_of(model, args, kwargs, dynamic_shapes)
         if tune > 0:
             return tuned(captured, options, Example(args, kwargs), tune)
         built = build(captured, options)

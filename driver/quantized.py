@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 
 from ..diagnostics.errors import InputError
-from ..graph.capture import export, from_exported
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from ..quant import QuantizedModule, Scheme, calibrate
@@ -17,6 +16,7 @@ from ..quant.presets import AUTO, resolve
 from ..quant.record import Metric
 from ..quant.scheme import Operation, Where
 from .build import Options, build
+from .captures import captured_of
 from .found import SearchResult
 from .judge import EvalFn, Goal, Judge, goal_of
 from .levels import Compile, Lab
@@ -153,9 +153,7 @@ class _Maker:
 
     def capture(self, module: QuantizedModule) -> Compile:
         """Captures a module, once for all precisions of its floating point. Raises what `compile` raises."""
-        named = self.example.kwargs
-        ordered = {name: named[name] for name in (*module.gate.names, *named) if name in named}  # graph modules take them by position
-        captured = from_exported(export(module, self.example.args, ordered, self.dynamic_shapes), decomposed=True)
+        captured = captured_of(module, self.example.args, self.example.kwargs, self.dynamic_shapes)
 
         def compile(precision: str, wide: frozenset[str]) -> CompiledModel:
             built = build(captured, replace(self.options, precision=precision, wide=wide))

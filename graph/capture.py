@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +37,7 @@ from .exporting import decompositions, export, functional
 from .ir import Graph, Value
 from .lower import Lowering, constant_value, tensor_type
 from .ops import make
-from .symbols import Symbols, integer_bounds
+from .symbols import Assumption, Symbols, integer_bounds
 
 __all__ = ["Captured", "decompositions", "export", "from_exported", "from_fx", "functional"]
 
@@ -201,7 +201,13 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     handed = {n: index for n, node in enumerate(nodes) if (index := found.given(node)) is not None}
     mutated = {nodes[number]: target for number, target in writes.items()}
     handed |= {n: mutated[node] for n, node in enumerate(nodes) if n not in writes and node in mutated}
-    return found.finish(list(results), writes, (program.call_spec.in_spec, program.call_spec.out_spec), handed)
+    made = found.finish(list(results), writes, (program.call_spec.in_spec, program.call_spec.out_spec), handed)
+    return replace(made, assumed=found.lowering.symbols.assumptions())
+
+
+def assumptions(program: ExportedProgram) -> tuple[Assumption, ...]:
+    """What the program takes for granted of the sizes beyond their ranges. Raises Unsupported for what has no integer form."""
+    return Symbols(_shape_env([n for n in program.graph.nodes if n.op == "placeholder"])).assumptions()
 
 
 def _guard_attention(module: GraphModule) -> None:

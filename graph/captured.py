@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from ..diagnostics.errors import InputError
 from .dims import Dim, Shape, evaluate, symbols
 from .ir import Graph, Value
-from .symbols import solve
+from .symbols import Assumption, require, solve
 from .types import DType
 
 
@@ -127,7 +127,8 @@ class Captured:
 
     graph.inputs: the tensors among `inputs`, in order, then the tensors of `state`. graph.outputs: those that `outputs` name, then those
     that `mutations` and `checks` name. `in_spec`/`out_spec` are pytree specs of (args, kwargs) and of the result; None after `from_fx`,
-    where calls are flat. `baked`: constants whose numbers went into the graph itself (scales); it is wrong once they change.
+    where calls are flat. `baked`: constants whose numbers went into the graph itself (scales); it is wrong once they change. `assumed`:
+    what must hold of the sizes of a call.
     """
 
     graph: Graph
@@ -141,6 +142,7 @@ class Captured:
     out_spec: pytree.TreeSpec | None = None
     baked: tuple[Value, ...] = ()
     checks: tuple[Check, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The flat inputs of a call. Raises InputError when the arguments are nested or named otherwise than when captured."""
@@ -161,7 +163,9 @@ class Captured:
                 pairs.append((spec.dim, int(value), f"argument {spec.name}"))
             elif not _same(value, spec.value):
                 raise InputError(f"argument {spec.name} is {value!r}, captured with {spec.value!r}", hint="capture again for another value")
-        return [*tensors, *(s.tensor for s in self.state)], solve(pairs)
+        env = solve(pairs)
+        require(self.assumed, env)
+        return [*tensors, *(s.tensor for s in self.state)], env
 
     def results(self, flat: Sequence[Any], outputs: Sequence[Any], env: Mapping[str, int]) -> Any:
         """What the model returns, from the flat inputs and the graph's outputs of one call."""

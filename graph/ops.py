@@ -16,6 +16,7 @@ from .ir import Value
 from .types import DType, TensorType, TupleType, Type, boolean, f32, i8, i32, i64
 
 Infer = Callable[[tuple[TensorType, ...], A.Attrs], Type]
+_NONE = A.NoAttrs()
 
 UNARY = (
     "neg", "abs", "sign", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan",
@@ -168,6 +169,8 @@ def _take(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
 
 
 def _gather(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    if types[0].rank != types[1].rank:
+        raise InvalidGraph(f"gather: {types[0]} and {types[1]} differ in rank")
     return types[0].with_shape(types[1].shape)
 
 
@@ -332,9 +335,6 @@ def infer(op: str, inputs: tuple[Value, ...], attrs: A.Attrs) -> Type:
     if op in FLOAT_ONLY and not types[0].dtype.is_float:
         raise InvalidGraph(f"{op} needs floating-point operands, got {types[0].dtype}")
     return spec.infer(types, attrs)
-
-
-_NONE = A.NoAttrs()
 
 
 def make(op: str, *inputs: Value, attrs: A.Attrs = _NONE, type: Type | None = None, origin: str = "", name: str = "") -> Value:

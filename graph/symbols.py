@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 
 from ..diagnostics.errors import InputError, Unsupported
 from . import dims
-from .dims import Dim
+from .dims import Dim, Symbol
 from .ir import Value
 
 _FUNCTIONS: dict[str, Callable[..., Dim]] = {
@@ -20,6 +21,48 @@ _FUNCTIONS: dict[str, Callable[..., Dim]] = {
     "Mod": dims.mod, "PythonMod": dims.mod, "Min": dims.minimum, "Max": dims.maximum, "Identity": lambda x: x,
     "ModularIndexing": lambda x, step, size: dims.mod(dims.floordiv(x, step), size),
 }
+
+_RELATIONS: dict[str, Callable[[int, int], bool]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {"floordiv": operator.floordiv, "mod": operator.mod, "min": min, "max": max}
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What tracing took for granted of the sizes, because the model, or PyTorch, decided by it: dim == 0, dim != 0 or dim >= 0."""
+
+    dim: Dim
+    relation: str
+
+    def holds(self, env: Mapping[str, int]) -> bool:
+        try:
+            return bool(_RELATIONS[self.relation](_number(self.dim, env), 0))
+        except ZeroDivisionError:  # what is divided by is 0 only where an assumption before this one fails
+            return False
+
+    def __str__(self) -> str:
+        return f"{self.dim} {self.relation} 0"
+
+
+def _number(dim: Dim, env: Mapping[str, int]) -> int:
+    """The number that `dim` is under `env`, in Python's arithmetic, so that sizes of a model being traced are served too."""
+    if isinstance(dim, int):
+        return dim
+    total = 0
+    for mono, coefficient in dim.terms:
+        for atom in mono:
+            known = env[atom.name] if isinstance(atom, Symbol) else _ARITHMETIC[atom.kind](*(_number(a, env) for a in atom.args))
+            coefficient = coefficient * known
+        total = total + coefficient
+    return total
+
+
+def require(assumptions: Iterable[Assumption], env: Mapping[str, int]) -> None:
+    """Raises InputError for sizes that another program would be traced for."""
+    for assumption in assumptions:
+        if not assumption.holds(env):
+            sizes = ", ".join(f"{name} = {number}" for name, number in env.items())
+            what = f"the model takes another way for these sizes: it was captured where {assumption}, and here {sizes}"
+            raise InputError(what, hint="compile it for an example of these sizes, too")
 
 
 @dataclass
@@ -49,6 +92,31 @@ class Symbols:
         if free_unbacked_symbols(expr):
             raise Unsupported(f"the size {expr} depends on the data, not on the shapes of the inputs")
         return self._translate(expr)
+
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """What tracing took for granted of the sizes beyond their ranges. Raises Unsupported for what has no integer form."""
+        found: dict[Assumption, None] = {}
+        for expr in dict.fromkeys(guard.expr for guard in self.env.guards) if self.env is not None else ():
+            assert self.env is not None
+            if self.env._maybe_evaluate_static(expr, axioms=()) is None and not free_unbacked_symbols(expr):
+                try:
+                    found.update(dict.fromkeys(self._assumed(expr)))
+                except Unsupported as error:
+                    what = f"the model, or PyTorch, decides by {expr}, which cannot be asked of the sizes of a call"
+                    raise Unsupported(what, hint="declare the sizes with torch.export.Dim, whose range torch.export decides for") from error
+        return tuple(a for a in found if not isinstance(a.dim, int) or not a.holds({}))
+
+    def _assumed(self, expr: Any) -> Iterator[Assumption]:
+        if isinstance(expr, sympy.And):
+            for part in expr.args:
+                yield from self._assumed(part)
+        elif isinstance(expr, (sympy.Eq, sympy.Ne)):
+            yield Assumption(self.expression(expr.lhs - expr.rhs), "==" if isinstance(expr, sympy.Eq) else "!=")
+        elif isinstance(expr, (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)):
+            more = self.expression(expr.gts - expr.lts)
+            yield Assumption(more - 1 if isinstance(expr, (sympy.Gt, sympy.Lt)) else more, ">=")
+        else:
+            raise Unsupported(f"{expr} is no comparison of sizes")
 
     def _translate(self, expr: sympy.Expr) -> Dim:
         if isinstance(expr, sympy.Integer):

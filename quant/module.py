@@ -19,6 +19,7 @@ from torch.fx.graph import PythonCode
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
+from ..graph.symbols import Assumption, require
 from .record import QuantRecord
 
 _GATE = "sashiko.gate"
@@ -106,11 +107,19 @@ class Gate:
     order: names that positional arguments bind to, in the order of the model's `forward`.
     arguments: name and leaves of every argument of the graph, in the graph's order.
     omitted: arguments of `forward` that calibration did not give, with their defaults; they may be given only as that default.
+    assumed: what must hold of the sizes, whose symbols are those of the free dimensions.
     """
 
     order: tuple[str, ...]
     arguments: tuple[tuple[str, tuple[Leaf, ...]], ...]
     omitted: tuple[tuple[str, object], ...]
+    assumed: tuple[Assumption, ...] = ()
+
+    @property
+    def _ones(self) -> dict[str, int]:
+        """Sizes of 1 are no symbol's value: they stretch."""
+        dims = (d for _, leaves in self.arguments for leaf in leaves if isinstance(leaf, TensorLeaf) for d in leaf.dims)
+        return {d.symbol: 1 for d in dims if isinstance(d, FreeDim)}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -146,6 +155,7 @@ class Gate:
         sizes: dict[str, int] = {}
         for name, leaves in self.arguments:
             self._check(name, leaves, values[name], sizes)
+        require(self.assumed, {**self._ones, **sizes})
         return [values[name] for name in self.names]
 
     def _check(self, name: str, leaves: tuple[Leaf, ...], value: Any, sizes: dict[str, int]) -> None:

@@ -15,12 +15,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 
 from ..diagnostics.errors import ArtifactError
+from ..graph.dims import Poly
 from ..graph.encode import Json, template_from, template_json
 
 
 def to_plain(value: Any) -> Json:
-    """JSON of a dataclass whose fields are dataclasses, tuples, mappings, numbers, strings, patterns, classes, torch's names."""
-    if is_dataclass(value) and not isinstance(value, type):
+    """JSON of a dataclass whose fields are dataclasses, tuples, mappings, numbers, sizes, strings, patterns, classes, torch's names."""
+    if is_dataclass(value) and not isinstance(value, Poly) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
         return [to_plain(part) for part in value]
@@ -36,7 +37,7 @@ def to_plain(value: Any) -> Json:
 def from_plain(kind: Any, data: Json) -> Any:
     """The value of type `kind` of which `to_plain` made `data`. Raises ArtifactError or TypeError for what does not fit the type."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
+    if is_dataclass(kind) and kind is not Poly:
         return _dataclass(kind, data)
     if origin in (Union, UnionType):
         return _one_of(arguments, data)
@@ -83,6 +84,8 @@ def _looks(kind: Any, data: Json) -> bool:
         return isinstance(data, (int, float)) or (isinstance(data, dict) and data.keys() == {"float"})
     if not isinstance(data, dict):
         return False
+    if kind is Poly:
+        return data.keys() == {"dim"}
     if is_dataclass(kind):
         return data.keys() <= {f.name for f in fields(kind)}
     return data.keys() == ({"class"} if get_origin(kind) is type else {"pattern", "flags"})

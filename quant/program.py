@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, Unsupported
+from ..graph.capture import assumptions
 from ..graph.exporting import tracing, translated
 from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts
@@ -180,10 +181,10 @@ def _gate(model: nn.Module, exported: ExportedProgram, module: GraphModule) -> G
     )
     parameters = inspect.signature(model.forward).parameters.values()
     if args:
-        return Gate(names, arguments, ())
+        return Gate(names, arguments, (), assumptions(exported))
     order = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
     omitted = tuple((p.name, p.default) for p in parameters if p.name not in names and p.default is not p.empty)
-    return Gate(order, arguments, omitted)
+    return Gate(order, arguments, omitted, assumptions(exported))
 
 
 def _leaf(value: object, ranges: Mapping[str, Any]) -> Leaf:

@@ -21,6 +21,7 @@ from ..graph.encode import (
     type_from,
     type_json,
 )
+from ..graph.symbols import Assumption
 from ..graph.types import BY_NAME
 from .encode import kernel_from, kernel_json
 from .plan import (
@@ -52,6 +53,7 @@ def plan_json(plan: Plan) -> Json:
         "segments": [_segment_json(segment) for segment in plan.segments],
         "constants": [source.label for source in plan.constants],
         "constant_values": plan.constant_values,
+        "assumed": [[dim_json(each.dim), each.relation] for each in plan.assumed],
     }
 
 
@@ -65,6 +67,7 @@ def plan_from(data: Json, constants: Sequence[torch.Tensor]) -> Plan:
         sources,
         tuple((int(value), int(constant)) for value, constant in data["constant_values"]),
         str(data["name"]),
+        tuple(Assumption(dim_from(dim), str(relation)) for dim, relation in data.get("assumed", ())),  # none before version 4
     )
 
 

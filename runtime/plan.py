@@ -16,6 +16,7 @@ import torch
 
 from ..cpu_codegen.contract import DimSlot, KernelCode
 from ..graph.dims import Dim, Poly
+from ..graph.symbols import Assumption
 from ..graph.types import DType, TensorType
 
 BufferKind = Literal["input", "output", "constant", "arena"]
@@ -189,7 +190,7 @@ Output = OutputTensor | OutputDim | None
 @dataclass(frozen=True, eq=False)
 class Plan:
     """A compiled model without its code. `constant_values`: pairs (value, constant) for constants that ATen steps read or
-    that are returned."""
+    that are returned. `assumed`: what must hold of the sizes of a call."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
@@ -197,6 +198,7 @@ class Plan:
     constants: tuple[ConstantSource, ...] = ()
     constant_values: tuple[tuple[int, int], ...] = ()
     name: str = "plan"
+    assumed: tuple[Assumption, ...] = ()
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:

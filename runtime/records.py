@@ -11,6 +11,7 @@ import torch
 
 from ..diagnostics.errors import InvalidGraph
 from ..graph.dims import Dim, evaluate
+from ..graph.symbols import require
 from .arena import Life, arrange
 from .memory import HUGE
 from .plan import NativeSegment, OutputDim, Plan, SegmentOutput
@@ -78,8 +79,10 @@ def number(numbers: Numbers, dim: Dim) -> int:
 
 
 def make_record(plan: Plan, env: Mapping[str, int]) -> ShapeRecord:
-    """Returns the record for the symbols' values `env`. InvalidGraph when the plan has a symbol that no input defines."""
+    """Returns the record for the symbols' values `env`. InputError for sizes that another program would be captured for, InvalidGraph when
+    the plan has a symbol that no input defines."""
     try:
+        require(plan.assumed, env)
         numbers = {dim: evaluate(dim, env) for dim in plan.dims}
     except KeyError as error:
         raise InvalidGraph(f"no input defines the size {error.args[0]}", f"plan {plan.name}") from error

@@ -39,11 +39,15 @@ def fill(template: Any, operands: list[torch.Tensor], numbers: Numbers) -> Any:
 def take_inputs(segment: NativeSegment, values: Values, doubtful: tuple[Buffer, ...], numbers: Numbers) -> list[torch.Tensor]:
     """The segment's inputs, dense in the order that it wants. `doubtful`: buffers of inputs that ATen made.
 
-    Kernels take size and type on trust, so these are checked here: InvalidGraph when one is not what the kernels were compiled for.
+    Kernels take size and type on trust, so these are checked here: InvalidGraph when one is not what the kernels were compiled for. Floats
+    of another width are converted: PyTorch itself tells of some results that they are f32 and makes bf16 (statistics of norms).
     """
     held = [values[value].contiguous() for value in segment.inputs] if not segment.orders else _ordered(segment, values)
     for buffer in doubtful:
-        tensor = held[buffer.index] = held[buffer.index].resolve_neg()
+        tensor = held[buffer.index].resolve_neg()
+        if tensor.is_floating_point() and buffer.dtype.is_float:
+            tensor = tensor.to(buffer.dtype.torch)
+        held[buffer.index] = tensor
         if tensor.dtype is not buffer.dtype.torch or tensor.nbytes < number(numbers, buffer.nbytes) or not tensor.is_cpu:
             expected = f"{number(numbers, buffer.nbytes)} bytes of {buffer.dtype}"
             what = f"{buffer.label or 'a value'} is {tensor.dtype}{list(tensor.shape)}, expected {expected}"

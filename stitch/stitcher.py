@@ -43,10 +43,14 @@ def stitch(outputs: Sequence[Value], inputs: Iterable[Value], constants: Iterabl
 def _form_all(roots: Roots, stored: set[Value], available: set[Value], groups: dict[Value, Group]) -> None:
     """Adds the groups that are missing: one for each stored value, or for each anchor with its epilogue.
 
-    Stores more values where lowering asks for it.
+    Stores more values where lowering asks for it, and forms again what had one of them within it.
     """
-    pending = list(roots.stored)
-    while pending:
+    pending, late = list(roots.stored), set[Value]()
+    while pending or late:
+        if not pending:
+            pending = _with_own(groups, late)
+            late.clear()
+            continue
         value = pending.pop()
         anchor = value if value.op in ANCHORS else roots.epilogue.get(value)
         key = anchor or value
@@ -62,7 +66,14 @@ def _form_all(roots: Roots, stored: set[Value], available: set[Value], groups: d
                 wanted = anchor
             roots.stored[wanted] = None
             stored.add(wanted)
+            late.add(wanted)
             pending += [value, wanted]
+
+
+def _with_own(groups: dict[Value, Group], late: set[Value]) -> list[Value]:
+    """Takes out the kernels that compute for themselves what has a buffer since, and gives their results."""
+    stale = [key for key, group in groups.items() if any(v in late and v not in group.roots for v in group.inlined)]
+    return [root for key in stale for root in groups.pop(key).roots]
 
 
 def _form_anchor(anchor: Value, roots: Roots, stored: set[Value]) -> Group:

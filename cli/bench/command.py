@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...diagnostics.errors import InputError
 from ..values import count, file_to_read, file_to_write, seconds
+from .timing import allowed_cores
 
 if TYPE_CHECKING:
     from .measure import Plan, Settings
@@ -148,6 +149,9 @@ def _threads(text: str) -> list[int]:
     numbers = split(text)
     if not numbers or not all(n.isdecimal() and int(n) for n in numbers):
         raise InputError(f"{text!r} is no list of numbers of threads", "bench --threads", "such as 1,2")
+    cores = allowed_cores()
+    if max(map(int, numbers)) > cores:
+        raise InputError(f"{max(map(int, numbers))} threads are more than the {cores} cores that this process has", "bench --threads")
     return [int(n) for n in numbers]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
-import os
 import platform
 import shlex
 import sys
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...diagnostics.errors import ArtifactError, InputError
 from .frameworks import OURS, YARDSTICK
-from .timing import Timing
+from .timing import Timing, allowed_cores
 
 if TYPE_CHECKING:
     from ...kernels.peaks import Peaks
@@ -123,9 +122,8 @@ def this_machine() -> Machine:
     from ...platforms.host import cpu_model, host
 
     target = host()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
-    return Machine(cpu_model(), tuple(sorted(target.features)), cores, target.l1d, target.l2, target.l3, system)
+    return Machine(cpu_model(), tuple(sorted(target.features)), allowed_cores(), target.l1d, target.l2, target.l3, system)
 
 
 def versions() -> tuple[tuple[str, str], ...]:

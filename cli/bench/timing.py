@@ -45,6 +45,11 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), tenths[0], tenths[-1])
 
 
+def allowed_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def pin(cores: int = 1) -> None:
     """Keep this process on its first allowed cores, and torch on as many threads."""
     import torch

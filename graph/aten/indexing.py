@@ -81,6 +81,8 @@ def index_select(c: Call, x: Value, axis: int, positions: Value) -> Value:
 def gather(c: Call, x: Value, axis: int, positions: Value, sparse_grad: bool = False) -> Value:
     if not x.tensor.rank or not positions.tensor.rank:
         raise Unsupported("gather of a scalar")
+    if positions.tensor.rank != x.tensor.rank:  # which torch allows for positions without elements
+        return b.full(0, x.dtype, c.shape)
     return b.gather(x, positions, axis)
 
 

@@ -262,6 +262,6 @@ ROWS: dict[Any, Row] = {
     aten.threshold.default: lambda c, x, threshold, value: b.where(
         b.le(as_value(x, opmath(x.dtype)), as_value(threshold, opmath(x.dtype))), as_value(value, c.dtype), x),
     aten._prelu_kernel.default: formula(lambda x, w: b.where(b.gt(x, 0.0), x, b.mul(x, w)), tensors=2),
-    aten.addcmul.default: formula(lambda x, y, z, value: b.add(x, b.mul(b.mul(y, z), value)), tensors=3),
-    aten.addcdiv.default: formula(lambda x, y, z, value: b.add(x, b.mul(b.div(y, z), float(value))), tensors=3),
+    aten.addcmul.default: formula(lambda x, y, z, value: b.add(x, b.mul(b.mul(y, value), z)), tensors=3),
+    aten.addcdiv.default: formula(lambda x, y, z, value: b.add(x, b.div(b.mul(y, float(value)), z)), tensors=3),
 }

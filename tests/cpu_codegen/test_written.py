@@ -89,6 +89,20 @@ def test_rows_read_what_they_share_once() -> None:
     assert not any(asks for _, asks in loads(found.inner))
 
 
+@pytest.mark.parametrize("runner", few())
+def test_a_sum_that_all_rows_share(runner: Runner) -> None:
+    """Of x[k, c], beside one of y[r, c] that is the same for all k."""
+    x, y = b.input_(0, f32, (2, 5)), b.input_(1, f32, (4, 5))
+    every = b.expand(b.unsqueeze(x, 0), (4, 2, 5))
+    value = b.reduce(b.mul(b.div(every, b.reduce(every, "sum", 1, True)), b.unsqueeze(y, 1)), "sum", 1)
+    (item,) = stitch((value,), (x, y), ()).items
+    assert isinstance(item, LoopItem) and written_out(TARGET, item.kernel) is not None
+    xs, ys = normal(2, 5).abs() + 1, normal(4, 5, seed=1)
+    tensors = {x: xs, y: ys, value: empty(4, 5)}
+    got = run(runner, item.kernel, [tensors[v] for v in item.operands])[item.operands.index(value)]
+    torch.testing.assert_close(got, (xs / xs.sum(0) * ys[:, None]).sum(1))
+
+
 def test_without_an_edge_nothing_is_asked() -> None:
     assert written(Windows(1, 18, 32, 3)).conditions == ()
 

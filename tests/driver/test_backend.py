@@ -267,3 +267,12 @@ def test_an_index_out_of_range() -> None:
         check(table, compiled, torch.tensor([0, 9]))
         with pytest.raises(IndexError, match="out of range"):
             compiled(torch.tensor([0, 10]))
+
+
+def test_a_result_of_another_width_than_pytorch_tells() -> None:
+    """The statistics of the running ones of a norm in bf16 are bf16; PyTorch's description of the operation says f32."""
+    norm = nn.InstanceNorm1d(2, affine=True, track_running_stats=True).to(torch.bfloat16)
+    other, x = copy.deepcopy(norm), torch.randn(3, 2, 4).to(torch.bfloat16)
+    with torch.no_grad():
+        assert_close(torch.compile(norm, backend="sashiko")(x), other(x))
+    assert_close(norm.running_mean, other.running_mean)

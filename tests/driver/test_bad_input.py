@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 import sashiko
 from sashiko.cpu_codegen import cache
+from tests.driver.functions import Apply
 
 
 class Classifier(nn.Module):
@@ -111,6 +112,65 @@ def test_a_dimension_without_elements() -> None:
         assert_close(compiled(x), model(x), equal_nan=True)
     empty = torch.randn(0, 3)
     assert_close(sashiko.compile(model, (empty,))(empty), model(empty), equal_nan=True)
+
+
+def _twice_or_once(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[0] % 2 == 0 else x
+
+
+@pytest.mark.parametrize(
+    ("function", "right", "wrong"),
+    [
+        (_twice_or_once, (2, 6), (1, 3, 5)),
+        (lambda x: x * 2 if x.shape[0] ** 2 > 9 else x, (5, 40), (1, 2, 3)),
+        (lambda x: x.chunk(2, 0)[-1] + 1, (5, 7), (1,)),
+        (lambda x: x.reshape(-1, 2, x.shape[1]) + 1, (6, 8), (1, 3, 5)),
+        (lambda x: x.softmax(0) @ x.T, (1, 2, 9), ()),
+    ],
+)
+def test_sizes_that_another_program_is_captured_for(
+    tmp_path: Path, function: Callable[[torch.Tensor], torch.Tensor], right: tuple[int, ...], wrong: tuple[int, ...]
+) -> None:
+    fast = sashiko.compile(Apply(function).eval(), (torch.randn(4, 3),), dynamic_shapes=(({0: Dim.AUTO},),))
+    fast.save(tmp_path / "model")
+    loaded = sashiko.load(tmp_path / "model")
+    for size in right:
+        x = torch.randn(size, 3)
+        assert_close(fast(x), function(x))
+        assert_close(loaded(x), function(x))
+    for size in wrong:
+        for model in (fast, loaded):
+            with pytest.raises(sashiko.InputError, match=f"captured where .* = {size}"):
+                model(torch.randn(size, 3))
+
+
+class _Deciding(nn.Module):
+    """Even numbers of rows from 4 to 20, or another result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.fc(x)
+        return _twice_or_once(y) if 3 < x.shape[0] <= 20 else y - 1
+
+
+def test_sizes_that_another_program_is_quantized_for(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = _Deciding().eval()
+    small = sashiko.quantize(model, [torch.randn(4, 8), torch.randn(10, 8)])
+    small.save(tmp_path / "small")
+    loaded = sashiko.load(tmp_path / "small")
+    fast = sashiko.compile(small, (torch.randn(6, 8),), dynamic_shapes=({0: Dim.AUTO},))
+    x = torch.randn(20, 8)
+    for quantized in (small, loaded, fast):
+        assert_close(quantized(x), model(x), rtol=0.05, atol=0.05)
+        for rows in (2, 5, 22):
+            with pytest.raises(sashiko.InputError):
+                quantized(torch.randn(rows, 8))
+    with pytest.raises(sashiko.InputError):
+        sashiko.compile(small, (torch.randn(5, 8),))
 
 
 @pytest.mark.parametrize("verb", ["compile", "quantize", "quantize_and_compile"])

@@ -68,6 +68,10 @@ def test_bags_of_equal_length(mode: str) -> None:
         sashiko.compile(bag, (ids,), strict=True)(ids + 25)
 
 
+def test_positions_without_elements_have_any_rank() -> None:
+    agree(lambda x, i: (x.gather(0, i), x[:, :1].gather(1, i[:, None]) + 1.0), torch.randn(4, 3), torch.zeros(0, dtype=torch.int64))
+
+
 def test_windows_along_an_axis() -> None:
     agree(lambda x: (x.unfold(1, 5, 5) * 2, x.unfold(0, 2, 1), x.unfold(-1, 4, 3).softmax(-1)), torch.randn(3, 20))
 

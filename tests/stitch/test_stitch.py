@@ -242,6 +242,13 @@ def test_pad_concat_iota() -> None:
     check([b.add(b.iota(S, i64), 3)], [x], [torch.randn(3, 5)], {"S": 5})
 
 
+def test_what_gets_a_buffer_late_is_read_from_it_by_all() -> None:
+    x, i = b.input_(0, f32, (6, 4)), b.input_(1, i64, (3,))
+    total = b.reduce(x, "sum", 0)  # the first kernel could compute it in place, the second one cannot
+    p = check([b.gather(total, i, 0), b.concat([total, b.exp(total)], 0)], [x, i], [torch.randn(6, 4), torch.tensor([3, 0, 3])])
+    assert sum(total in item.fused for item in p.items) == 1
+
+
 def test_expensive_work_is_not_repeated_cheap_work_is() -> None:
     x, w = b.input_(0, f32, (6, 16)), b.constant(torch.randn(16, 16))
     e = b.exp(x)

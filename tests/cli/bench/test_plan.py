@@ -20,7 +20,8 @@ def options(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(list(arguments))
 
 
-def test_models_shapes_and_threads_are_multiplied() -> None:
+def test_models_shapes_and_threads_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "allowed_cores", lambda: 2)
     plans = list(command.planned(options("--models", "mlp,chain", "--shapes", "1x8,2x16", "--threads", "1,2", "--vs", "")))
     found = [(p.case.name, p.shape, p.threads) for p in plans]
     assert found == [(name, shape, threads) for name in ("mlp", "chain") for shape in ((1, 8), (2, 16)) for threads in (1, 2)]
@@ -56,6 +57,7 @@ def test_presets_are_precisions_of_ours_only() -> None:
         (("--vs", "tensorrt"), "'tensorrt' is unknown"),
         (("--precision", "int4"), "'int4' is unknown"),
         (("--threads", "many"), "no list of numbers"),
+        (("--threads", "1,99999"), "99999 threads are more than the .* cores"),
         (("--models", "absent.py:make"), "no file 'absent.py'"),
         (("--models", ","), "nothing is named"),
     ],

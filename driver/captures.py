@@ -1,0 +1,43 @@
+"""The captured program of a model, which knows what is required of the sizes of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..graph.capture import from_exported
+from ..graph.captured import Captured, TensorInput
+from ..graph.dims import Dim, substitute
+from ..graph.exporting import export
+from ..graph.symbols import Assumption, require
+from ..quant import QuantizedModule
+from ..quant.module import FreeDim, Gate, TensorLeaf
+
+
+def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Captured:
+    """The model for calls like the given one. Raises what `export` and `from_exported` raise, and InputError for a quantized model that
+    does not take such calls."""
+    if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
+        kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
+    captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
+    return _behind(model.gate, captured) if isinstance(model, QuantizedModule) else captured
+
+
+def _behind(gate: Gate, captured: Captured) -> Captured:
+    """What the gate requires of sizes is required of those of a call; torch.export traces the graph behind it. Raises InputError."""
+    leaves = [leaf for _, held in gate.arguments for leaf in held]
+    sizes: dict[str, Dim] = {}
+    required: list[Assumption] = []
+    for leaf, given in zip(leaves, captured.inputs, strict=True):
+        free = leaf.dims if isinstance(leaf, TensorLeaf) and isinstance(given, TensorInput) else ()
+        for axis, dim in enumerate(free):
+            if isinstance(dim, FreeDim) and isinstance(given, TensorInput):
+                size = sizes[dim.symbol] = given.shape[axis]
+                required += [Assumption(size - dim.low, ">=")] if dim.low > 2 else []
+                required += [Assumption(dim.high - size, ">=")] if dim.high is not None else []
+    required += [Assumption(substitute(each.dim, sizes), each.relation) for each in gate.assumed]
+    require((each for each in required if isinstance(each.dim, int)), {})
+    return replace(captured, assumed=(*captured.assumed, *(each for each in required if not isinstance(each.dim, int))))
