@@ -124,7 +124,8 @@ def translated(error: Exception) -> SashikoError:
     if "Suggested fixes" in text or "Constraints violated" in text or "dynamic_shapes" in text:
         fixes = text.partition("Suggested fixes:")[2] or "see the documentation of torch.export's dynamic_shapes"
         return InputError(f"dynamic_shapes do not fit the model: {short}", where, fixes.strip()[:600])
-    hint = 'torch.compile(model, backend="sashiko") compiles the parts of a model that lie between such places'
+    by_data = "data-dependent" in text or "DataDependent" in type(error).__name__
+    hint = 'torch.compile(model, backend="sashiko") compiles the parts between such places' if by_data else ""
     return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, hint)
 
 
