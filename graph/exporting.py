@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from ..diagnostics.errors import InputError, SashikoError, Unsupported
+from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
 from .aten import COMPLEX, COMPOSITES, TABLE, composite, quantized
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
@@ -125,8 +125,7 @@ def translated(error: Exception) -> SashikoError:
         fixes = text.partition("Suggested fixes:")[2] or "see the documentation of torch.export's dynamic_shapes"
         return InputError(f"dynamic_shapes do not fit the model: {short}", where, fixes.strip()[:600])
     by_data = "data-dependent" in text or "DataDependent" in type(error).__name__
-    hint = 'torch.compile(model, backend="sashiko") compiles the parts between such places' if by_data else ""
-    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, hint)
+    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, BY_PARTS if by_data else "")
 
 
 def _raised_at(error: Exception) -> str:
