@@ -111,7 +111,7 @@ def _atom_form(atom: Atom, lanes: int, varies: Varies) -> LaneForm | None:
 def begins_run(atom: Func, lanes: int, varies: Varies) -> bool:
     """Whether lanes are whole runs of the divisor: lane 0 is at a multiple of it."""
     divisor = atom.args[1]
-    return isinstance(divisor, int) and lanes % divisor == 0 and _multiple(atom.args[0], divisor, lanes, varies)
+    return isinstance(divisor, int) and divisor > 0 and lanes % divisor == 0 and _multiple(atom.args[0], divisor, lanes, varies)
 
 
 def _multiple(index: Dim, of: int, lanes: int, varies: Varies) -> bool:
