@@ -13,6 +13,7 @@ from ..platforms.target import Target
 from .builder import I32, I64, PTR, Function, Ty, Val, const, const_vec, i64
 from .division import any_lane
 
+_READERS = 4  # lanes of one element: for each, its mask is put in order
 _NOWHERE_BYTES = 512  # the widest vector of any kernel: 64 elements of 8 bytes
 
 
@@ -22,11 +23,17 @@ class Place:
 
     step      a number or i64 value: lane i is i * step elements on; 0: all lanes are the same element
     offsets   an integer vector of elements
+    known     the same as numbers
     """
 
     pointer: Val
     step: int | Val | None = None
     offsets: Val | None = None
+    known: tuple[int, ...] = ()
+
+    def numbers(self, lanes: int) -> tuple[int, ...]:
+        """How many elements each lane is behind the pointer; () where that is not known."""
+        return tuple(lane * self.step for lane in range(lanes)) if isinstance(self.step, int) else self.known
 
 
 class Memory:
@@ -57,6 +64,8 @@ class Memory:
             return fn.load(ty, place.pointer)
         elif place.step == 1 and mask is not None and self._masks(ty):
             return fn.masked_load(ty, place.pointer, mask, other or const(ty, 0))
+        elif (ordered := self._ordered(ty, place, mask)) is not None:
+            value = ordered
         elif ty.bits >= 32 and self._target.has("avx2"):
             return self._gather(ty, place, mask, other)
         else:
@@ -64,6 +73,40 @@ class Memory:
             for lane in range(ty.lanes):
                 value = fn.insert(value, fn.load(ty.vec(0), self._lane(ty, place, lane, mask)), lane)
         return value if mask is None or other is None else fn.select(mask, value, other)
+
+    def _ordered(self, ty: Ty, place: Place, mask: Val | None) -> Val | None:
+        """Elements that lie within two vectors, such as every other one, are put in order in registers. None: they are further apart, or
+        what lies between them cannot be left out where lanes are inactive."""
+        fn, at = self._fn, place.numbers(ty.lanes)
+        if not at:
+            return None
+        low, span = min(at), max(at) - min(at) + 1
+        width = 1 << (min(span, ty.lanes).bit_length() - 1)
+        starts = (low,) if span == width else (low, low + span - width)
+        where = [0 if number < low + width else 1 for number in at]
+        if span > 2 * width or width == 1:
+            return None
+        blocks: list[Val] = []
+        for block, start in enumerate(starts):
+            pointer, part = fn.gep(place.pointer, i64(start), ty.vec(0)), ty.vec(width)
+            if mask is None:
+                blocks.append(fn.load(part, pointer))
+                continue
+            readers = [[n for n in range(ty.lanes) if where[n] == block and at[n] == start + each] for each in range(width)]
+            if not self._masks(ty) or max(map(len, readers)) > _READERS:
+                return None
+            blocks.append(fn.masked_load(part, pointer, self._any_of(mask, readers), const(part, 0)))
+        return fn.shuffle(blocks[0], blocks[-1], [block * width + number - starts[block] for block, number in zip(where, at, strict=True)])
+
+    def _any_of(self, mask: Val, groups: Sequence[Sequence[int]]) -> Val:
+        """For each group of lanes whether one of them is active."""
+        fn, none = self._fn, mask.ty.lanes
+        turns = [[group[n] if n < len(group) else none for group in groups] for n in range(max(map(len, groups)))]
+        found = [fn.shuffle(mask, const(mask.ty, False), turn) for turn in turns]
+        result = found[0]
+        for each in found[1:]:
+            result = fn.or_(result, each)
+        return result
 
     def stream(self, value: Val, pointer: Val) -> None:
         """Stores a whole, aligned vector around the caches."""

@@ -151,6 +151,8 @@ class Addresses:
             if not atom.name.startswith("%"):
                 return point.axes[atom.name]
             return self._as_i64(self._value(int(atom.name[1:]), point))
+        if atom.kind == "mod" and point.lanes and forms.begins_run(atom, point.lanes, self._varies):
+            return i64(0)
         dim = forms.atom_dim(atom)
         needs = self.needs(dim)
         key = self._key("f", dim, needs.axes, point)

@@ -102,10 +102,16 @@ def _atom_form(atom: Atom, lanes: int, varies: Varies) -> LaneForm | None:
     if divides(span, divisor) and _multiple(atom.args[0], span, lanes, varies):
         # The whole vector lies within one run of `divisor`.
         return LaneForm() if atom.kind == "floordiv" else LaneForm(top.step)
-    if isinstance(divisor, int) and top.step == 1 and lanes % divisor == 0 and _multiple(atom.args[0], divisor, lanes, varies):
+    if top.step == 1 and begins_run(atom, lanes, varies) and isinstance(divisor, int):
         each = (lane // divisor if atom.kind == "floordiv" else lane % divisor for lane in range(lanes))
         return LaneForm(0, tuple(each))
     return None
+
+
+def begins_run(atom: Func, lanes: int, varies: Varies) -> bool:
+    """Whether lanes are whole runs of the divisor: lane 0 is at a multiple of it."""
+    divisor = atom.args[1]
+    return isinstance(divisor, int) and divisor > 0 and lanes % divisor == 0 and _multiple(atom.args[0], divisor, lanes, varies)
 
 
 def _multiple(index: Dim, of: int, lanes: int, varies: Varies) -> bool:

@@ -123,7 +123,8 @@ class Transfers:
             return Place(self._slots.buffer(buffer + self._offset), offsets=self._addresses.vector(index, point))
         pointer = self._addresses.pointer(buffer + self._offset, element, index, point)
         if form.offsets:
-            return Place(pointer, offsets=self._addresses.offsets(form, point))
+            known = tuple(each + lane * form.step for lane, each in enumerate(form.offsets)) if isinstance(form.step, int) else ()
+            return Place(pointer, offsets=self._addresses.offsets(form, point), known=known)
         return Place(pointer, step=form.step if isinstance(form.step, int) else self._addresses.scalar(form.step, point))
 
     def _restricted(self, place: Place, lanes: int, mask: Val | None, guard: Val | None) -> tuple[Place, Val | None]:

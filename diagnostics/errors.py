@@ -5,6 +5,9 @@ Every message says what happened, where in the user's code, and what to do about
 
 from __future__ import annotations
 
+# What to do about a place that no capture of the whole model gets past.
+BY_PARTS = 'torch.compile(model, backend="sashiko") compiles the parts between such places'
+
 
 class SashikoError(Exception):
     """Base of every exception raised on purpose.

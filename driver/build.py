@@ -105,11 +105,11 @@ def _build(captured: Captured, options: Options) -> Built:
 
 
 def _refuse_leftovers(graph: Graph) -> None:
-    for value in graph.order:
-        if isinstance(value.attrs, A.AtenAttrs):
+    for part in partition(graph)[0]:
+        if isinstance(part, Extern) and isinstance(part.value.attrs, A.AtenAttrs):
             raise Unsupported(
-                f"{value.attrs.target} has no native form: {value.attrs.reason}",
-                value.origin,
+                f"{part.value.attrs.target} has no native form: {part.value.attrs.reason}",
+                part.value.origin,
                 "compile without strict=True to leave it to PyTorch",
             )
 

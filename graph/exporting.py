@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from ..diagnostics.errors import InputError, SashikoError, Unsupported
-from .aten import COMPOSITES, TABLE, composite, quantized
+from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
+from .aten import COMPLEX, COMPOSITES, TABLE, composite, quantized
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
@@ -84,7 +84,8 @@ def _stays(node: torch.fx.Node) -> bool:
         return True  # arithmetic of sizes, elements of tuples
     if op in composite.CONDITIONS and not composite.CONDITIONS[op](node):
         return False
-    known = op in TABLE or op in COMPOSITES or str(op) in quantized.ROWS or op is torch.ops.aten._assert_tensor_metadata.default
+    known = any(op in rows for rows in (TABLE, COMPOSITES, COMPLEX)) or str(op) in quantized.ROWS
+    known = known or op is torch.ops.aten._assert_tensor_metadata.default
     return known and not op._schema.is_mutable
 
 
@@ -123,7 +124,8 @@ def translated(error: Exception) -> SashikoError:
     if "Suggested fixes" in text or "Constraints violated" in text or "dynamic_shapes" in text:
         fixes = text.partition("Suggested fixes:")[2] or "see the documentation of torch.export's dynamic_shapes"
         return InputError(f"dynamic_shapes do not fit the model: {short}", where, fixes.strip()[:600])
-    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where)
+    by_data = "data-dependent" in text or "DataDependent" in type(error).__name__
+    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, BY_PARTS if by_data else "")
 
 
 def _raised_at(error: Exception) -> str:

@@ -16,7 +16,8 @@ from torch.fx import GraphModule, Node
 from ..diagnostics.errors import InvalidGraph, Unsupported
 from . import attrs as A
 from . import build as b
-from .aten import COMPOSITES, TABLE, Call, SymScalar, quantized
+from .aten import COMPLEX, COMPOSITES, TABLE, Call, Pair, SymScalar, quantized
+from .aten.complex_numbers import PARTS
 from .captured import Leftover
 from .dims import Poly
 from .ir import Graph, Value
@@ -78,6 +79,7 @@ class Lowering:
     random: list[Value] = field(default_factory=list)
     baked: list[Value] = field(default_factory=list)
     checks: list[tuple[Value, str]] = field(default_factory=list)
+    pairs: dict[Value, Pair] = field(default_factory=dict)
 
     def run(self, module: GraphModule) -> Any:
         """The output node's argument, with every node replaced. Placeholders must be in `env` already."""
@@ -169,19 +171,55 @@ class Lowering:
     def native(self, node: Node, kind: Type) -> Any:
         """The table row's result, checked against the type that torch says it has. Raises Unsupported with the reason."""
         row = TABLE.get(node.target) or COMPOSITES.get(node.target) or quantized.ROWS.get(name_of(node))
-        if row is None:
-            raise Unsupported("no native form")
-        arguments = [self.resolve(a) for a in schema_arguments(node)]
-        if any(t.dtype.kind == "complex" for t in (*tensors_of(kind), *operand_types(arguments))):
-            raise Unsupported("complex numbers")
+        arguments = [self.resolve(a) for a in schema_arguments(node)] if row is not None or node.target in COMPLEX else []
         used = frozenset(int(u.args[1]) for u in node.users if u.target is operator.getitem and u.users)  # type: ignore[arg-type]
-        result = row(Call(kind, used), *arguments)
+        if any(t.dtype.kind == "complex" for t in (*tensors_of(kind), *operand_types(arguments))):
+            if node.target not in COMPLEX:
+                raise Unsupported("complex numbers")
+            result = COMPLEX[node.target](Call(kind, used), *self.taken_apart(arguments))
+        elif row is None:
+            raise Unsupported("no native form")
+        else:
+            result = row(Call(kind, used), *arguments)
         if name_of(node) in quantized.ROWS:
             self.baked += [a for a in arguments[1:] if isinstance(a, Value) and a.op == "constant"]
-        for value, expected in zip(result if isinstance(result, tuple) else (result,), tensors_or_none(kind), strict=True):
+        made = [
+            self.put_together(value, expected) if isinstance(value, Pair) and expected is not None else value
+            for value, expected in zip(result if isinstance(result, tuple) else (result,), tensors_or_none(kind), strict=True)
+        ]
+        for value, expected in zip(made, tensors_or_none(kind), strict=True):
             if value is not None and replace(value.tensor, qparams=None) != expected:
                 raise Unsupported(f"the native form would be {value.type}, PyTorch says {expected}")
-        return result
+        return tuple(made) if isinstance(result, tuple) else made[0]
+
+    def taken_apart(self, item: Any) -> Any:
+        """Arguments with complex tensors as pairs. Of one that PyTorch makes, or has, it also makes the parts."""
+        if isinstance(item, (list, tuple)):
+            return [self.taken_apart(i) for i in item]
+        if not isinstance(item, Value) or not isinstance(item.type, TensorType) or item.dtype.kind != "complex":
+            return item
+        if item not in self.pairs:
+            kind, whole = TensorType(PARTS[item.dtype], (*item.shape, 2)), item
+            if item.op == "input":
+                whole = self.left(aten.resolve_conj.default, (item,), item.type)
+            parts = self.left(aten.view_as_real.default, (whole,), kind)
+            self.pairs[item] = Pair(*(b.reshape(b.slice_(parts, item.tensor.rank, n, 1), item.shape) for n in (0, 1)))
+        return self.pairs[item]
+
+    def put_together(self, pair: Pair, kind: TensorType) -> Value:
+        """A complex tensor, which is made only where PyTorch reads it."""
+        parts = Pair(b.expand(pair.re, kind.shape), b.expand(pair.im, kind.shape))
+        whole = self.left(aten.complex.default, (parts.re, parts.im), kind)
+        self.pairs[whole] = parts
+        return whole
+
+    def left(self, op: Any, operands: tuple[Value, ...], kind: Type) -> Value:
+        """An operation between complex tensors, which PyTorch has, and their parts."""
+        reason, where = "complex numbers", operands[0].origin
+        attrs = A.AtenAttrs(op, tuple(A.Slot(n) for n in range(len(operands))), (), reason)
+        value = make("aten", *operands, attrs=attrs, type=kind, origin=where, name=str(op))
+        self.leftovers.append((value, Leftover(str(op), reason, where)))
+        return value
 
     def leave(self, node: Node, kind: Type, reason: str) -> Value:
         """An `aten` value. Raises Unsupported when the call cannot run on its own."""

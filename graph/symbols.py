@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
-from ..diagnostics.errors import InputError, Unsupported
+from ..diagnostics.errors import BY_PARTS, InputError, Unsupported
 from . import dims
 from .dims import Dim, Symbol
 from .ir import Value
@@ -90,7 +90,7 @@ class Symbols:
         if self.env is not None:
             expr = self.env.simplify(self.env.replace(expr))
         if free_unbacked_symbols(expr):
-            raise Unsupported(f"the size {expr} depends on the data, not on the shapes of the inputs")
+            raise Unsupported(f"the size {expr} depends on the data, not on the shapes of the inputs", hint=BY_PARTS)
         return self._translate(expr)
 
     def assumptions(self) -> tuple[Assumption, ...]:

@@ -224,20 +224,21 @@ class Executable:
         constants = self._fresh_constants()
         values: Values = {value: inputs[position] for value, position in self._values}
         values.update((value, constants.tensors[number]) for value, number in plan.constant_values)
-        for at, segment in enumerate(plan.segments):
-            if isinstance(segment, NativeSegment):
-                held = take_inputs(segment, values, self._untrusted[at], record.numbers)
-                results = self._native(segment, at, record, [t.data_ptr() for t in held], held, constants, stopwatch)
-                for output, result in zip(segment.outputs, results, strict=True):
-                    values[output.value] = result
-            else:
-                clock = stopwatch or Stopwatch()
-                clock.start()
-                with torch.no_grad():
+        with torch.no_grad():
+            for at, segment in enumerate(plan.segments):
+                if isinstance(segment, NativeSegment):
+                    held = take_inputs(segment, values, self._untrusted[at], record.numbers)
+                    results = self._native(segment, at, record, [t.data_ptr() for t in held], held, constants, stopwatch)
+                    for output, result in zip(segment.outputs, results, strict=True):
+                        values[output.value] = result
+                elif stopwatch is None:
                     run_aten(segment, values, record.numbers)
-                clock.stop(str(segment.target))
-            for value in self._dead[at]:
-                del values[value]
+                else:
+                    stopwatch.start()
+                    run_aten(segment, values, record.numbers)
+                    stopwatch.stop(str(segment.target))
+                for value in self._dead[at]:
+                    del values[value]
         return tuple(values[o.value] if isinstance(o, OutputTensor) else record.ints.get(n) for n, o in enumerate(plan.outputs))
 
     def constants(self) -> tuple[torch.Tensor, ...]:

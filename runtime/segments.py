@@ -19,20 +19,21 @@ def run_aten(step: AtenStep, values: Values, numbers: Numbers) -> None:
     """Calls the operation and puts its results into `values`. Exceptions of the operation pass through."""
     operands = [values[value] for value in step.operands]
     arguments = fill(step.args, operands, numbers)
-    keywords = {name: fill(item, operands, numbers) for name, item in step.kwargs}
-    result = step.target(*arguments, **keywords)
-    results = tuple(result) if step.several else (result,)
-    for value, tensor in zip(step.results, results, strict=True):
+    if step.kwargs:
+        result = step.target(*arguments, **{name: fill(item, operands, numbers) for name, item in step.kwargs})
+    else:
+        result = step.target(*arguments)
+    for value, tensor in zip(step.results, result if step.several else (result,), strict=True):
         if value is not None:
             values[value] = tensor
 
 
 def fill(template: Any, operands: list[torch.Tensor], numbers: Numbers) -> Any:
     """The arguments of one call: slots become operands, expressions become ints."""
-    if isinstance(template, (list, tuple)):
-        return type(template)([fill(item, operands, numbers) for item in template])
     if isinstance(template, Slot):
         return operands[template.index]
+    if isinstance(template, (list, tuple)):
+        return type(template)([fill(item, operands, numbers) for item in template])
     return numbers[template] if isinstance(template, Poly) else template
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ..diagnostics.errors import InputError
 from ..graph import attrs as A
@@ -12,6 +13,7 @@ from ..graph.dims import Poly
 from ..graph.interpret import run
 from ..graph.ir import Graph, Value
 from ..graph.ops import OPS
+from ..graph.types import TupleType
 from .roots import segment_order
 
 
@@ -25,7 +27,7 @@ def constant_values(outputs: Iterable[Value]) -> tuple[Value, ...]:
         if value.op == "constant":
             fixed.add(value)
             rooted.add(value)
-        elif fixed.issuperset(value.inputs) and OPS[value.op].group not in ("extern", "update") and value.op != "input" and _static(value):
+        elif fixed.issuperset(value.inputs) and _repeatable(value) and value.op != "input" and _static(value):
             fixed.add(value)
             if any(v in rooted for v in value.inputs):
                 rooted.add(value)
@@ -33,16 +35,31 @@ def constant_values(outputs: Iterable[Value]) -> tuple[Value, ...]:
     return tuple(v for v in order if v in rooted and v in used)
 
 
+def _repeatable(value: Value) -> bool:
+    """Whether the interpreter computes the same every time, of what is left to PyTorch, too: not where numbers are drawn, and not for
+    operations from elsewhere, of which nothing is known."""
+    if not isinstance(value.attrs, A.AtenAttrs):
+        return value.op == "get" or OPS[value.op].group not in ("extern", "update")
+    op = value.attrs.target
+    return isinstance(op, torch._ops.OpOverload) and op.namespace == "aten" and torch.Tag.nondeterministic_seeded not in op.tags
+
+
 def _static(value: Value) -> bool:
     """Whether neither the shape nor the attributes depend on symbols."""
     attrs = value.attrs
-    known: tuple[object, ...] = value.shape
+    if isinstance(value.type, TupleType):
+        kinds = [kind for kind in value.type.elements if kind is not None]
+    else:
+        kinds = [value.tensor]
+    known: tuple[object, ...] = tuple(size for kind in kinds for size in kind.shape)
     if isinstance(attrs, A.SliceAttrs):
         known += (attrs.start, attrs.length)
     elif isinstance(attrs, A.IotaAttrs):
         known += (attrs.start, attrs.step)
     elif isinstance(attrs, A.PadAttrs):
         known += tuple(amount for pair in attrs.amounts for amount in pair)
+    elif isinstance(attrs, A.AtenAttrs):
+        known += tuple(tree_leaves((attrs.args, dict(attrs.kwargs))))
     return not any(isinstance(item, Poly) for item in known)
 
 

@@ -61,20 +61,32 @@ def _joinable(expr: Dim, outer: str, inner: str, extent: Dim) -> bool:
     return a[0] == b[0] * extent and not {s.name for s in symbols(a[0])} & {outer, inner}
 
 
-def _read_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
+def _stored_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
     """Axes that are all alike, in the order of their loops: the last one becomes the columns, which are the lanes of vectors.
 
     Where that one has few points, such as the colours of an image, another one that all reads go along in sequence takes its place:
     whole vectors are loaded and computed, and the results stored one by one.
     """
-    if not isinstance(axes[-1][1], int) or axes[-1][1] >= _FEW:
-        return axes
+    few = isinstance(axes[-1][1], int) and axes[-1][1] < _FEW
+    return _read_in_sequence(axes, reads) if few else axes
+
+
+def _summed_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
+    """The same for the results of a reduction, each of which reads many elements: one is enough that is read from far apart."""
+    return axes if not axes or _in_sequence(axes[-1], reads) else _read_in_sequence(axes, reads)
+
+
+def _read_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
     for axis in reversed(axes[:-1]):
-        steps = [coefficient(e, axis[0]) for e in reads]
-        least = bounds(axis[1])[0] or 0
-        if least >= 2 * _FEW and all(step is not None and step[0] in (0, 1) for step in steps):
+        if (bounds(axis[1])[0] or 0) >= 2 * _FEW and _in_sequence(axis, reads):
             return [*(a for a in axes if a is not axis), axis]
     return axes
+
+
+def _in_sequence(axis: Axis, reads: Sequence[Dim]) -> bool:
+    """Whether all that is read lies side by side along an axis, or does not depend on it."""
+    steps = [coefficient(e, axis[0]) for e in reads]
+    return all(step is not None and step[0] in (0, 1) for step in steps)
 
 
 def _assign(axes: Sequence[Axis], name: str) -> dict[str, Dim]:
@@ -105,13 +117,14 @@ def finish(body: Body, domain: Domain) -> LoopKernel:
         row_count: Dim | None = product(e for _, e in rows)
         columns = product(e for _, e in reduced)
     elif domain.kind == "k":
+        rows = _summed_in_sequence(rows, [e for e, node in zip(exprs, body.nodes) if node.op == "load"])
         env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c") | _assign(reduced, "k")
         row_count, columns = product(e for _, e in rows[:-1]), product(e for _, e in rows[-1:])
         depth = product(e for _, e in reduced)
     elif len(rows) <= 1:
         env, row_count, columns = _assign(rows, "c"), None, product(e for _, e in rows)
     else:
-        rows = _read_in_sequence(rows, [e for e, node in zip(exprs, body.nodes) if node.op == "load"])
+        rows = _stored_in_sequence(rows, [e for e, node in zip(exprs, body.nodes) if node.op == "load"])
         env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
         row_count, columns = product(e for _, e in rows[:-1]), rows[-1][1]
     hoisted, params = hoist_numbers(_with_indices(body, exprs, env))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import (
+    complex_numbers,
     composite,
     creation,
     indexing,
@@ -21,6 +22,7 @@ from . import (
     windows,
 )
 from .call import Call, Row, SymScalar
+from .complex_numbers import Pair
 
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
@@ -29,4 +31,7 @@ TABLE: dict[Any, Row] = {
 # Of operations that are decomposed with the rest where a program is.
 COMPOSITES: dict[Any, Row] = composite.ROWS
 
-__all__ = ["COMPOSITES", "TABLE", "Call", "Row", "SymScalar", "composite", "quantized"]
+# Of operations on complex tensors.
+COMPLEX: dict[Any, complex_numbers.ComplexRow] = complex_numbers.ROWS
+
+__all__ = ["COMPLEX", "COMPOSITES", "TABLE", "Call", "Pair", "Row", "SymScalar", "composite", "quantized"]

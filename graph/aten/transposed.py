@@ -13,7 +13,6 @@ stride, aside); see Shi et al., "Is the deconvolution layer the same as a convol
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from .. import build as b
 from ..dims import Dim, bounds, floordiv, product
 from ..ir import Value
 from . import windows
-from .call import Call, Row
+from .call import Call, Row, opmath
 
 aten = torch.ops.aten
 
@@ -34,8 +33,6 @@ def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequenc
     """aten.convolution: x[N, C, spatial...]; w[M, C / groups, window...], transposed w[C, M / groups, window...]; bias[M]."""
     if not transposed:
         return windows.convolution(c, x, w, bias, stride, padding, dilation, groups)
-    if groups != 1:
-        raise Unsupported("a transposed convolution in groups")
     rank = len(windows.window_of(x, w))
     w = _dilated(w, windows.numbers(dilation, rank))
     steps, edges = windows.numbers(stride, rank), windows.numbers(padding, rank)
@@ -43,9 +40,8 @@ def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequenc
     beyond = [_beyond(out + p - (n + t - 1) * s, s) for out, p, n, t, s in zip(c.shape[2:], edges, x.shape[2:], counts, steps, strict=True)]
     image = windows.surrounded(windows.channels_last(x), [t - 1 for t in counts], [t - 1 + e for t, e in zip(counts, beyond, strict=True)])
     patches = windows.windows(image, counts, (1,) * rank, (1,) * rank)
-    rows = b.reshape(patches, (*patches.shape[: rank + 1], product(patches.shape[rank + 1 :])))
-    phases = None if bias is None else b.reshape(b.expand(bias, (math.prod(steps), *bias.shape)), (math.prod(steps) * bias.shape[0],))
-    out = _side_by_side(b.linear(rows, _by_phase(w, steps, counts), phases), steps)
+    phases = _by_phase(w, steps, counts, groups)
+    out = _side_by_side((_depthwise if w.shape[1] == 1 and w.shape[0] == groups > 1 else _dense)(patches, phases, bias))
     for axis, (start, length) in enumerate(zip(edges, c.shape[2:], strict=True), 1):
         out = b.slice_(out, axis, start, length)
     return windows.channels_first(b.cast(out, c.dtype))
@@ -69,23 +65,48 @@ def _beyond(missing: Dim, step: int) -> int:
     return max(0, -(-high // step))
 
 
-def _by_phase(w: Value, steps: Sequence[int], counts: Sequence[int]) -> Value:
-    """w[C, M, window...] as [phases * M, taps * C], the taps from the last to the first."""
+def _by_phase(w: Value, steps: Sequence[int], counts: Sequence[int], groups: int) -> Value:
+    """w[C, M / groups, window...] as [groups, phases..., M / groups, C / groups, taps...], the taps from the last to the first."""
     rank = len(steps)
     whole = tuple((0, t * s - k) for t, s, k in zip(counts, steps, w.shape[2:], strict=True))
-    split = b.reshape(b.pad(w, ((0, 0), (0, 0), *whole)), (*w.shape[:2], *(n for pair in zip(counts, steps, strict=True) for n in pair)))
-    for axis in range(2, 2 + 2 * rank, 2):
+    pairs = (n for pair in zip(counts, steps, strict=True) for n in pair)
+    split = b.reshape(b.pad(w, ((0, 0), (0, 0), *whole)), (groups, floordiv(w.shape[0], groups), w.shape[1], *pairs))
+    taps, phases = range(3, 3 + 2 * rank, 2), range(4, 4 + 2 * rank, 2)
+    for axis in taps:
         split = b.slice_(split, axis, split.shape[axis] - 1, split.shape[axis], -1)
-    ordered = b.permute(split, (*range(3, 3 + 2 * rank, 2), 1, *range(2, 2 + 2 * rank, 2), 0))
-    return b.reshape(ordered, (math.prod(steps) * w.shape[1], math.prod(counts) * w.shape[0]))
+    return b.permute(split, (0, *phases, 2, 1, *taps))
 
 
-def _side_by_side(x: Value, steps: Sequence[int]) -> Value:
-    """x[n, spatial..., phases * M] with the phases of each axis between its neighbours."""
-    rank, places = len(steps), x.shape[1:-1]
-    split = b.reshape(x, (x.shape[0], *places, *steps, floordiv(x.shape[-1], math.prod(steps))))
-    between = (0, *(a for axis in range(rank) for a in (1 + axis, 1 + rank + axis)), 1 + 2 * rank)
-    return b.reshape(b.permute(split, between), (x.shape[0], *(n * s for n, s in zip(places, steps, strict=True)), split.shape[-1]))
+def _dense(patches: Value, w: Value, bias: Value | None) -> Value:
+    """patches[n, places..., taps..., C] times w of `_by_phase` as [n, places..., groups, phases..., M / groups]."""
+    rank = (w.tensor.rank - 3) // 2
+    groups, phases, width = w.shape[0], w.shape[1 : rank + 1], w.shape[rank + 1]
+    if bias is not None:
+        each = b.reshape(bias, (groups, *(1,) * rank, width))
+        bias = b.reshape(b.expand(each, (groups, *phases, width)), (product((groups, *phases, width)),))
+    filters = b.reshape(w, (product((groups, *phases, width)), *w.shape[rank + 2 :]))
+    assert isinstance(groups, int)
+    out = windows.dense(patches, filters, bias, groups)
+    return b.reshape(out, (*out.shape[:-1], groups, *phases, width))
+
+
+def _depthwise(patches: Value, w: Value, bias: Value | None) -> Value:
+    """`_dense` where each channel is a group: patches[n, places..., taps..., C] as [n, places..., 1, phases..., C]."""
+    rank, work = (w.tensor.rank - 3) // 2, opmath(w.dtype)
+    phases, taps = w.shape[1 : rank + 1], w.shape[rank + 3 :]
+    filters = b.permute(b.reshape(w, (w.shape[0], *phases, *taps)), (*range(1, 1 + 2 * rank), 0))
+    here = b.reshape(patches, (*patches.shape[: rank + 1], *(1,) * rank, *taps, patches.shape[-1]))
+    out = b.reduce(b.mul(b.cast(here, work), b.cast(filters, work)), "sum", tuple(range(1 + 2 * rank, 1 + 3 * rank)))
+    return b.unsqueeze(out if bias is None else b.add(out, b.cast(bias, work)), rank + 1)
+
+
+def _side_by_side(x: Value) -> Value:
+    """x[n, spatial..., groups, phases..., M / groups] as [n, spatial..., M], the phases of each axis between its neighbours."""
+    rank = (x.tensor.rank - 3) // 2
+    places, phases = x.shape[1 : rank + 1], x.shape[rank + 2 : -1]
+    between = (0, *(a for axis in range(rank) for a in (1 + axis, 2 + rank + axis)), 1 + rank, 2 + 2 * rank)
+    whole = tuple(n * s for n, s in zip(places, phases, strict=True))
+    return b.reshape(b.permute(x, between), (x.shape[0], *whole, x.shape[rank + 1] * x.shape[-1]))
 
 
 ROWS: dict[Any, Row] = {aten.convolution.default: convolution}

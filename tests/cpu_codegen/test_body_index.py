@@ -12,6 +12,7 @@ from sashiko.cpu_codegen.index import LaneForm, lane_form
 from sashiko.cpu_codegen.loops import emit_loop_kernel
 from sashiko.graph.dims import Dim, floordiv, mod, symbol
 from sashiko.graph.types import FROM_TORCH, boolean, f32, i64
+from sashiko.platforms.catalogue import X86_64_V4
 from sashiko.platforms.host import host
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, run
@@ -230,3 +231,63 @@ def test_index_values(runner: Runner) -> None:
     assert torch.equal(got[0], row * 1000 - column * 2)
     assert torch.equal(got[1], remainders.int())
     assert torch.equal(got[2], remainders * 3 + row)
+
+
+NEAR: dict[str, Callable[[Dim], Dim]] = {
+    "every other": lambda c: 2 * c + 1,
+    "the first of a pair": lambda c: 2 * floordiv(c, 2),
+    "each twice": lambda c: floordiv(c, 2),
+    "each four times": lambda c: floordiv(c, 4) + 3,
+    "pairs exchanged": lambda c: c + 1 - 2 * mod(c, 2),
+    "backwards": lambda c: 39 - c,
+    "four over and over": lambda c: mod(c, 4),
+    "far apart": lambda c: 5 * mod(c, 8),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("runner", few())
+def test_elements_that_lie_near_one_another(runner: Runner, dtype: torch.dtype) -> None:
+    """All lanes, and with a guard that holds for half of them."""
+    tensors = [(normal(3, 80) * 30).to(dtype)]
+    builder, r, c = BodyBuilder(), axis("r", 3), axis("c", 38)
+    tensors += [empty(3, 38, dtype=dtype) for _ in range(2 * len(NEAR))]
+    x, *out = buffers(builder, *tensors)
+    even = builder.op("eq", boolean, builder.add(Node("index", i64, index=mod(c, 2))), builder.const(0, i64))
+    other = builder.const(7, FROM_TORCH[dtype])
+    for n, near in enumerate(NEAR.values()):
+        builder.store(out[2 * n], r * 38 + c, builder.load(x, r * 80 + near(c)))
+        builder.store(out[2 * n + 1], r * 38 + c, builder.load(x, r * 80 + near(c), even, other))
+    found = run(runner, LoopKernel("near", builder.finish(), 3, 38), tensors)
+    for n, near in enumerate(NEAR.values()):
+        wanted = tensors[0][:, [_at(near(C), column) for column in range(38)]]
+        assert torch.equal(found[2 * n + 1], wanted)
+        assert torch.equal(found[2 * n + 2], wanted.where(torch.arange(38) % 2 == 0, torch.tensor(7, dtype=dtype)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("runner", few())
+def test_inactive_lanes_near_others_may_be_outside(runner: Runner, dtype: torch.dtype) -> None:
+    """Column 37 would read element 75, and columns from 40 on are none."""
+    x, out = (normal(74) * 30).to(dtype), empty(38, dtype=dtype)
+    builder, c = BodyBuilder(), axis("c", 38)
+    places = buffers(builder, x, out)
+    even = builder.op("eq", boolean, builder.add(Node("index", i64, index=mod(c, 2))), builder.const(0, i64))
+    builder.store(places[1], c, builder.load(places[0], 2 * c + 1, even, builder.const(0, FROM_TORCH[dtype])))
+    found = run(runner, LoopKernel("outside", builder.finish(), None, 38), [x, out])[1]
+    assert torch.equal(found[::2], x[1::4]) and not found[1::2].any()
+
+
+@pytest.mark.parametrize(
+    ("near", "gathers"), [("every other", False), ("pairs exchanged", False), ("each twice", False), ("far apart", True)]
+)
+@pytest.mark.parametrize("guarded", [False, True])
+def test_what_lies_within_two_vectors_is_not_gathered(near: str, gathers: bool, guarded: bool) -> None:
+    builder, c = BodyBuilder(), axis("c", 32)
+    x, out = builder.buffer(f32), builder.buffer(f32)
+    even = builder.op("eq", boolean, builder.add(Node("index", i64, index=mod(c, 2))), builder.const(0, i64))
+    restricted = (even, builder.const(0.0, f32)) if guarded else ()
+    builder.store(out, c, builder.load(x, NEAR[near](c), *restricted))
+    module = Module()
+    emit_loop_kernel(module, X86_64_V4, LoopKernel("near", builder.finish(), None, 32))
+    assert ("gather" in str(module)) == gathers

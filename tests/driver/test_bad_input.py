@@ -189,10 +189,23 @@ class Branches(nn.Module):
 def test_control_flow_that_depends_on_data() -> None:
     with pytest.raises(sashiko.Unsupported, match="cannot capture this model") as caught:
         sashiko.compile(Branches().eval(), (torch.randn(3),))
-    assert "test_bad_input.py" in caught.value.where
+    assert "test_bad_input.py" in caught.value.where and 'torch.compile(model, backend="sashiko")' in caught.value.hint
     backend = torch.compile(Branches().eval(), backend="sashiko")
     for x in (torch.ones(3), -torch.ones(3)):
         assert_close(backend(x), Branches()(x))
+
+
+class Chosen(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0] * 2
+
+
+def test_sizes_that_depend_on_data() -> None:
+    with pytest.raises(sashiko.Unsupported, match="depends on the data") as caught:
+        sashiko.compile(Chosen().eval(), (torch.randn(9),))
+    assert 'torch.compile(model, backend="sashiko")' in caught.value.hint
+    x = torch.randn(9)
+    assert_close(torch.compile(Chosen().eval(), backend="sashiko")(x), Chosen()(x))
 
 
 def test_what_is_no_model_and_what_are_no_examples(model: nn.Module) -> None:

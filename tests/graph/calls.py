@@ -28,3 +28,11 @@ BAGS: tuple[tuple[Any, tuple[Any, ...]], ...] = (  # of 3, and of 4 indices
     *((aten.embedding_bag.padding_idx, (TABLE_OF, BAG, range(0, 12, 4), False, mode, False, None, False, 2)) for mode in (0, 1)),
     (aten._embedding_bag.default, (TABLE_OF, BAG, range(0, 12, 4), False, 0, False, torch.rand(12), False, -1)),
 )
+HEADS, ROWS = torch.randn(2, 4, 5, 8), torch.randn(2, 3, 4)
+PUTS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (aten._unsafe_index_put.default, (HEADS, [None, None, torch.tensor([3, -5])], HEADS[:, :, :2])),
+    (aten.index_put.default, (HEADS, [torch.tensor([[0], [1]]), None, torch.tensor([3, -5])], HEADS[0, 0, 0, 0])),
+    (aten.scatter.value, (ROWS, 1, torch.zeros(2, 1, 4, dtype=torch.int64), 0.5)),
+    (aten.slice_scatter.default, (HEADS, HEADS[:, :, ::2] + 1, 2, 0, 9, 2)),
+    (aten.roll.default, (ROWS, [-1], [0])),
+)

@@ -9,7 +9,7 @@ import itertools
 import math
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +24,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from sashiko.graph import interpret
 from sashiko.graph.aten import TABLE
 from sashiko.graph.aten.pointwise import ROWS as POINTWISE
-from sashiko.graph.capture import from_fx
+from sashiko.graph.capture import Captured, from_fx
 from sashiko.graph.verify import verify
-from tests.graph.calls import BAGS, FUSED
+from tests.graph.calls import BAGS, FUSED, PUTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the database exercises deprecated functions too
 
@@ -52,12 +52,13 @@ class Recorded:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps copies of the arguments of every call that has a row."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Container[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.rows = rows
         self.calls: list[Recorded] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in TABLE and all(plain(t) for t in tree_flatten((args, kwargs or {}))[0]):
+        if func in self.rows and all(plain(t) for t in tree_flatten((args, kwargs or {}))[0]):
             self.calls.append(Recorded(func, *tree_map(copied, (args, dict(kwargs or {})))))
         return func(*args, **(kwargs or {}))
 
@@ -76,8 +77,13 @@ def copied(item: Any) -> Any:
 
 
 def check(call: Recorded) -> str | None:
-    """Compares one call with eager. Returns why it was left to PyTorch, None when it has a native form. A range is a tensor that the graph
-    makes itself."""
+    """Compares one call with eager. Returns why it was left to PyTorch, None when it has a native form."""
+    leftovers = compared(call).leftovers
+    return leftovers[0].reason if leftovers else None
+
+
+def compared(call: Recorded) -> Captured:
+    """A call as it is captured, compared with eager. A range is a tensor that the graph makes itself."""
     graph = Graph()
     tensors: list[torch.Tensor] = []
     nodes: list[Any] = []
@@ -114,7 +120,7 @@ def check(call: Recorded) -> str | None:
             near += rounded_fractions(call) if "upsample" in str(call.target) else 0.0
             near += own_error(call) if call.target in {op for op, _ in FUSED} else 0.0
             torch.testing.assert_close(got, want, equal_nan=True, rtol=bound, atol=near, msg=lambda m: f"{call.target}: {m}")
-    return captured.leftovers[0].reason if captured.leftovers else None
+    return captured
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -146,16 +152,18 @@ def own_error(call: Recorded) -> float:
     return max(8 * float((a - b).abs().nan_to_num().max()) for a, b in results if a is not None)
 
 
-def recorded(counts: dict[torch.dtype, int]) -> Iterator[tuple[Any, list[Recorded]]]:
+def recorded(
+    counts: dict[torch.dtype, int], dtypes: Sequence[torch.dtype] = DTYPES, rows: Container[Any] = TABLE
+) -> Iterator[tuple[Any, list[Recorded]]]:
     """The calls with a row that the first samples of every operator make: counts[dtype] of them, 1 where it has no entry."""
     for op in op_db:
-        for dtype in DTYPES:
+        for dtype in dtypes:
             if dtype not in op.dtypes or op.name.startswith("jiterator"):
                 continue
             torch.default_generator.manual_seed(0)  # torch.manual_seed records the call stack each time
             # op.sample_inputs would walk the call stack for every sample, which takes minutes under pytest.
             for sample in itertools.islice(op.sample_inputs_func(op, "cpu", dtype, False), counts.get(dtype, 1)):
-                with Recorder() as recorder:
+                with Recorder(rows) as recorder:
                     op(sample.input, *sample.args, **sample.kwargs)
                 yield op, recorder.calls
 
@@ -243,13 +251,6 @@ POSITIONAL: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten.upsample_trilinear3d.vec, (IMAGE[:, None], None, False, [1.0, 2.0, 2.5])),
     (aten._adaptive_avg_pool3d.default, (IMAGE, [3, 4, 2])),
 )
-PUTS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
-    (aten._unsafe_index_put.default, (Q * 1, [None, None, torch.tensor([3, -5])], Q[:, :, :2])),
-    (aten.index_put.default, (Q * 1, [torch.tensor([[0], [1]]), None, torch.tensor([3, -5])], Q[0, 0, 0, 0])),
-    (aten.scatter.value, (X * 1, 1, torch.zeros(2, 1, 4, dtype=torch.int64), 0.5)),
-    (aten.slice_scatter.default, (Q * 1, Q[:, :, ::2] + 1, 2, 0, 9, 2)),
-    (aten.roll.default, (X, [-1], [0])),
-)
 OWN: tuple[Recorded, ...] = (
     *(Recorded(op, args, {}) for op, args in BAGS),
     *(Recorded(op, args, {}) for op, args in FUSED),
@@ -265,7 +266,7 @@ OWN: tuple[Recorded, ...] = (
 # Rows that leave some calls to PyTorch say so with one of these; a reason that is not listed is news.
 REASONS = ("complex numbers", "a product of integer matrices", "integer division by", "a vector norm of order", "pow of integers", "bool",
            "a scalar", "is used", "roll over", "depends on the data", "out of range", "comparing", "may be empty", "with a step",
-           "of unknown", "attention", "sub of bool", "a transposed convolution in groups", "a convolution in groups", "a convolution of",
+           "of unknown", "attention", "sub of bool", "a convolution in groups", "a convolution of",
            "pooling of", "resizing of", "without elements", "windows of a scalar", "the largest of", "the smallest of")
 
 

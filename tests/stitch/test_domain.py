@@ -62,6 +62,27 @@ def test_few_neighbours_that_are_read_side_by_side_stay_the_columns() -> None:
     assert isinstance(item, LoopItem) and item.kernel.cols == 3
 
 
+@pytest.mark.parametrize(("width", "columns"), [(40, 40), (6, 24)])
+def test_sums_over_what_is_read_from_far_apart_go_along_what_is_read_side_by_side(width: int, columns: int) -> None:
+    """Each of several elements that a sum reads would be fetched alone; where lines are short there is no choice."""
+    x = b.input_(0, f32, (2, 24, 5, width))
+    (item,) = stitch((b.reduce(b.permute(x, (0, 2, 3, 1)), "sum", 1),), (x,), ()).items
+    assert isinstance(item, LoopItem) and item.kernel.cols == columns
+
+
+def test_sums_along_another_axis_than_results_are_stored() -> None:
+    class Sums(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            image = x.permute(0, 2, 3, 1)
+            return image.sum(1), torch.nn.functional.max_pool2d(x.relu(), 3, 2).permute(0, 2, 3, 1).contiguous()
+
+    x = torch.randn(2, 24, 9, 37)
+    sums, largest = sashiko.compile(Sums().eval(), (x,), strict=True)(x)
+    wanted = Sums()(x.double())
+    assert (sums - wanted[0]).abs().max() < 9 * torch.finfo(torch.float32).eps * x.abs().sum(2).max()
+    assert torch.equal(largest.double(), wanted[1])
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_images_of_few_channels(channels: int) -> None:
     class Surrounded(torch.nn.Module):
