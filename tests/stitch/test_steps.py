@@ -8,10 +8,11 @@ from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.loops import emit_loop_kernel
 from sashiko.graph import build as b
 from sashiko.graph.dims import symbol
-from sashiko.graph.ir import Value
+from sashiko.graph.ir import Graph, Value
 from sashiko.graph.types import f32
 from sashiko.platforms.catalogue import X86_64_V4
 from sashiko.stitch.program import LoopItem
+from sashiko.stitch.steps import by_pieces, together
 from tests.stitch.test_stitch import check
 
 S = symbol("S", 1, 256)
@@ -54,3 +55,13 @@ def test_many_pieces_of_one_shape_are_read_and_stored_side_by_side() -> None:
         assert isinstance(p.items[0], LoopItem)
         loads = [node for node in p.items[0].kernel.body.nodes if node.op == "load"]
         assert len(loads) == 12 and not any(node.args for node in loads)
+
+
+def test_steps_behind_what_a_loop_begins_with_are_together() -> None:
+    (joined, *_), (x, decay) = recurrence(12)
+    begin = b.input_(2, f32, (2, 3, 8))
+    graph = together(Graph((x, decay, begin), (b.concat([begin, *joined.inputs, begin], 1), b.concat([begin, x], 1))))
+    assert [v.op for v in graph.outputs[0].inputs] == ["input", "concat", "input"] and by_pieces(graph.outputs[0].inputs[1])
+    p = check(list(graph.outputs), [x, decay, begin], [torch.randn(2, 12, 8), -torch.rand(8), torch.randn(2, 3, 8)], atol=1e-4)
+    assert max(len(i.kernel.body.nodes) for i in p.items if isinstance(i, LoopItem)) < 12 * 12
+    assert together(graph) is graph
