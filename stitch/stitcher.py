@@ -136,7 +136,8 @@ def _late_last(groups: list[Group]) -> list[Group]:
 
 def _join_all(groups: list[Group], stored: set[Value], sharing: Sequence[Value] | None = None) -> list[Group]:
     """Join kernels over one domain until no pair is left that shares data and may be joined. `groups`: producers before consumers.
-    sharing: only kernels that would both compute one of these."""
+    sharing: only kernels that would both compute one of these, and reduce nothing: what waits for a reduction is computed again in each
+    pass after it."""
     refused: set[tuple[Group, Group]] = set()  # a pair that is no kernel stays none, whatever others are joined
     made = _producers(groups)
     at = 1
@@ -175,11 +176,13 @@ def _partner(
     """(earlier kernel, both as one) for kernel number `at`, if one of the earlier ones may take it in."""
     group = groups[at]
     mine = [v for v in sharing or () if v in group.inlined]
-    if group.anchor is not None or (sharing is not None and not mine):
+    if group.anchor is not None or (sharing is not None and (not mine or group.domain.reduced)):
         return None
     behind: set[Group] | None = None
     for number, earlier in enumerate(groups[:at]):
-        if earlier.anchor is not None or (earlier, group) in refused or (mine and not any(v in earlier.inlined for v in mine)):
+        if earlier.anchor is not None or (earlier, group) in refused:
+            continue
+        if mine and (earlier.domain.reduced or not any(v in earlier.inlined for v in mine)):
             continue
         if len(earlier.roots) + len(group.roots) <= MAX_STORES and related(earlier, group):
             behind = _behind(group, groups[number:at], made) if behind is None else behind
