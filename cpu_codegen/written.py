@@ -57,9 +57,11 @@ def written_out(target: Target, kernel: LoopKernel) -> Written | None:
     if not count or count * depth > _MOST_PRODUCTS:
         return None
     copies = _Copies(body, rows, depth, count)
+    most_loads = _SHARED * count * sum(depth if "k" in body.deps[n] else 1 for n, node in enumerate(body.nodes) if node.op == "load")
+    if copies.least_loads() > most_loads:
+        return None
     made = copies.body()
-    before = sum(depth if "k" in body.deps[n] else 1 for n, node in enumerate(body.nodes) if node.op == "load") * count
-    if sum(node.op == "load" for node in made.nodes) > _SHARED * before:
+    if sum(node.op == "load" for node in made.nodes) > most_loads:
         return None
     result = decided(made, _everywhere)
     return Written(replace(kernel, body=result, rows=rows // count, depth=None), tuple(copies.sums), _conditions(result))
@@ -109,6 +111,20 @@ class _Copies:
 
     def _key(self, n: int, row: int, k: int) -> tuple[int, int, int]:
         return n, row if "r" in self._body.deps[n] else -1, k if "k" in self._body.deps[n] else -1
+
+    def least_loads(self) -> int:
+        """At least so many loads are not alike, as is seen without writing out any: their places are apart by numbers."""
+        return sum(self._places(n) for n, node in enumerate(self._body.nodes) if node.op == "load")
+
+    def _places(self, n: int) -> int:
+        """How many places a load reads, where all are numbers more than the first; else 1."""
+        index, deps = self._body.nodes[n].index, self._body.deps[n]
+        by_row = [self._index(index, row, 0) for row in range(self._count if "r" in deps else 1)]
+        by_term = [self._index(index, 0, k) for k in range(self._depth if "k" in deps else 1)]
+        rows, terms = ([value - by_row[0] for value in values] for values in (by_row, by_term))
+        if "rk" in self._split[index] or not all(isinstance(value, int) for value in (*rows, *terms)):
+            return 1
+        return len({row + term for row in rows for term in terms})
 
     def _node(self, n: int, row: int, k: int) -> int:
         key = self._key(n, row, k)

@@ -20,6 +20,7 @@ from ..rewrite.rules.precision import lower_precision
 from ..rewrite.rules.short import shorten
 from ..rewrite.rules.tables import tabulate
 from ..stitch.expand import expand_contractions, expand_unsupported
+from ..stitch.steps import together
 from .contractions import has_kernel
 
 PRECISIONS = ("fp32", "bf16", "auto")
@@ -62,5 +63,6 @@ def passes(
         Pass("short", lambda graph: shorten(graph, looked_up(target))),
         Pass("fold", canonical),
         Pass("share", cse),
+        Pass("steps", together),
         Pass("memory", lambda graph: separated(graph, writes)),
     )

@@ -1,4 +1,5 @@
-"""The generated kernel that packs a dynamic rhs, in the layout of `Packing`, from any strides."""
+"""The generated kernel that packs a dynamic rhs, in the layout of `Packing`, from any strides: a loop over panels, which calls a function
+that all products of one layout share."""
 
 from __future__ import annotations
 
@@ -18,18 +19,25 @@ def emit_pack_rhs(module: Module, spec: GemmSpec, packing: Packing, name: str) -
 
     Columns of the last panel that lie beyond n repeat column n - 1; what they give is thrown away.
     """
-    assert spec.rhs_strides is not None
+    strides = spec.rhs_strides
+    assert strides is not None
+    panel = _emit_panel(module, spec, packing)
     fn = Function(module, name, VOID, [PTR, I64, I64])
     slots = Slots(fn)
-    panels = slots.dim(packing.panels(spec.n))
-    size = slots.dim(packing.bytes(spec.n, spec.k, spec.rhs))
-    panel = _Panel(fn, slots, spec, packing)
+    panels, size, panel_bytes = (slots.dim(d) for d in (packing.panels(spec.n), packing.bytes(spec.n, spec.k, spec.rhs),
+                                                        packing.panel_bytes(spec.k, spec.rhs)))
+    n, k, depth = slots.dim(spec.n), slots.dim(spec.k), slots.dim(packing.k_padded(spec.k))
+    row_bytes, col_bytes = slots.dim(strides.row * spec.rhs.bytes), slots.dim(strides.col * spec.rhs.bytes)
+    sums_offset = slots.dim(packing.sums_offset(spec.n, spec.k, spec.rhs))
 
     def unit(index: Val, _: list[Val]) -> list[Val]:
         b, p = fn.udiv(index, panels), fn.urem(index, panels)
-        assert spec.rhs_strides is not None
-        first = fn.gep(slots.buffer(0), fn.mul(batch_offset(fn, slots, spec.rhs_strides.batch, b), i64(spec.rhs.bytes)))
-        panel.copy(first, fn.gep(slots.buffer(1), fn.mul(b, size)), p)
+        matrix = fn.gep(slots.buffer(0), fn.mul(batch_offset(fn, slots, strides.batch, b), i64(spec.rhs.bytes)))
+        packed, column = fn.gep(slots.buffer(1), fn.mul(b, size)), fn.mul(p, i64(packing.nr))
+        start, target = fn.gep(matrix, fn.mul(column, row_bytes)), fn.gep(packed, fn.mul(p, panel_bytes))
+        last = fn.sub(fn.smin(fn.sub(n, column), i64(packing.nr)), i64(1))
+        sums = fn.gep(fn.gep(packed, sums_offset), column, I32)
+        fn.call(panel, VOID, [start, row_bytes, col_bytes, last, k, depth, target, sums])
         return []
 
     fn.loop(fn.args[1], fn.args[2], 1, [], unit)
@@ -38,67 +46,70 @@ def emit_pack_rhs(module: Module, spec: GemmSpec, packing: Packing, name: str) -
     return KernelCode(name, slots.order, spec.batch * packing.panels(spec.n), 1, spec.batch * spec.n * spec.k)
 
 
-class _Panel:
-    """Packs one panel."""
+def _emit_panel(module: Module, spec: GemmSpec, packing: Packing) -> str:
+    """Adds the function that packs one panel, and returns its name. All products of one layout share it.
 
-    def __init__(self, fn: Function, slots: Slots, spec: GemmSpec, packing: Packing) -> None:
-        assert spec.rhs_strides is not None
-        self.fn, self.slots, self.spec, self.packing, self.strides = fn, slots, spec, packing, spec.rhs_strides
-        self.element = memory_type(spec.rhs)
-        self.n, self.k = slots.dim(spec.n), slots.dim(spec.k)
-        self.row_bytes = slots.dim(self.strides.row * spec.rhs.bytes)
-        self.col_bytes = slots.dim(self.strides.col * spec.rhs.bytes)
-        self.depth = slots.dim(packing.k_padded(spec.k))
-        self.panel_bytes = slots.dim(packing.panel_bytes(spec.k, spec.rhs))
-        self.sums_offset = slots.dim(packing.sums_offset(spec.n, spec.k, spec.rhs))
+        void name(ptr start, i64 row_bytes, i64 col_bytes, i64 last, i64 k, i64 depth, ptr target, ptr sums)
 
-    def copy(self, matrix: Val, packed: Val, p: Val) -> None:
-        """matrix: element (0, 0); packed: panel 0."""
-        fn, nr = self.fn, self.packing.nr
-        column = fn.mul(p, i64(nr))
-        start = fn.gep(matrix, fn.mul(column, self.row_bytes))
-        last = fn.sub(fn.smin(fn.sub(self.n, column), i64(nr)), i64(1))
-        rows = [fn.gep(start, fn.mul(fn.smin(i64(r), last), self.row_bytes)) for r in range(nr)]
-        target = fn.gep(packed, fn.mul(p, self.panel_bytes))
-        groups = GroupCopy(fn, self.element, self.element, self.packing.kr, nr, lambda _, value: value)
-        done: Val = i64(0)
-        col_bytes: Val | None = self.col_bytes
-        if self.strides.col == 1:
-            done, col_bytes = groups.squares(rows, target, self.k), None
-        elif self.strides.row == 1:
-            full = fn.icmp("eq", last, i64(nr - 1))
-            done = fn.branch(full, lambda: [self._columns(start, target)], lambda: [i64(0)])[0]
-        groups.rest(rows, target, done, self.k, self.depth, col_bytes)
-        if self.spec.rhs == i8:
-            self._sums(target, fn.gep(fn.gep(packed, self.sums_offset), column, I32))
+    `start` points to the first element of the panel's first column; columns after number `last` repeat that one. Of i8 the sums of the
+    columns are stored, too.
+    """
+    strides = spec.rhs_strides
+    assert strides is not None
+    form = ".contiguous" if strides.col == 1 else ".beside" if strides.row == 1 else ""
+    name = f"pack_rhs.{spec.rhs}.{packing.nr}x{packing.kr}{form}"
+    if name not in module.functions:
+        fn = Function(module, name, VOID, [PTR, I64, I64, I64, I64, I64, PTR, PTR], internal=True)
+        _panel(fn, spec, packing, form)
+        fn.ret()
+        fn.finish()
+    return name
 
-    def _columns(self, start: Val, target: Val) -> Val:
-        """Copies whole groups when the columns lie side by side; returns how many k are done."""
-        fn, nr, kr = self.fn, self.packing.nr, self.packing.kr
-        stop = fn.mul(fn.udiv(self.k, i64(kr)), i64(kr))
 
-        def group(k: Val, _: list[Val]) -> list[Val]:
-            lines = [fn.load(self.element.vec(nr), fn.gep(start, fn.mul(fn.add(k, i64(j)), self.col_bytes))) for j in range(kr)]
-            fn.store(interleaved(fn, lines), fn.gep(target, k, scale=nr * self.spec.rhs.bytes))
-            return []
+def _panel(fn: Function, spec: GemmSpec, packing: Packing, form: str) -> None:
+    start, row_bytes, stride, last, k, depth, target, sums = fn.args
+    element, nr = memory_type(spec.rhs), packing.nr
+    rows = [fn.gep(start, fn.mul(fn.smin(i64(r), last), row_bytes)) for r in range(nr)]
+    groups = GroupCopy(fn, element, element, packing.kr, nr, lambda _, value: value)
+    done, col_bytes = i64(0), stride if form != ".contiguous" else None
+    if form == ".contiguous":
+        done = groups.squares(rows, target, k)
+    elif form == ".beside":
+        full = fn.icmp("eq", last, i64(nr - 1))
+        done = fn.branch(full, lambda: [_columns(fn, spec, packing, start, stride, k, target)], lambda: [i64(0)])[0]
+    groups.rest(rows, target, done, k, depth, col_bytes)
+    if spec.rhs == i8:
+        _sums(fn, packing, target, depth, sums)
 
-        fn.loop(i64(0), stop, kr, [], group)
-        return stop
 
-    def _sums(self, target: Val, sums: Val) -> None:
-        """Stores the sum of each column of a packed panel."""
-        fn, nr, kr = self.fn, self.packing.nr, self.packing.kr
+def _columns(fn: Function, spec: GemmSpec, packing: Packing, start: Val, col_bytes: Val, count: Val, target: Val) -> Val:
+    """Copies whole groups when the columns lie side by side; returns how many k are done."""
+    nr, kr = packing.nr, packing.kr
+    stop = fn.mul(fn.udiv(count, i64(kr)), i64(kr))
 
-        def group(k: Val, totals: list[Val]) -> list[Val]:
-            values = fn.load(I8.vec(nr * kr), fn.gep(target, k, scale=nr))
-            total = totals[0]
-            for j in range(kr):
-                part = fn.shuffle(values, values, [c * kr + j for c in range(nr)])
-                total = fn.add(total, fn.convert("sext", part, I32.vec(nr)))
-            return [total]
+    def group(k: Val, _: list[Val]) -> list[Val]:
+        lines = [fn.load(memory_type(spec.rhs).vec(nr), fn.gep(start, fn.mul(fn.add(k, i64(j)), col_bytes))) for j in range(kr)]
+        fn.store(interleaved(fn, lines), fn.gep(target, k, scale=nr * spec.rhs.bytes))
+        return []
 
-        total = fn.loop(i64(0), self.depth, kr, [const(I32.vec(nr), 0)], group)[0]
-        fn.store(total, sums)
+    fn.loop(i64(0), stop, kr, [], group)
+    return stop
+
+
+def _sums(fn: Function, packing: Packing, target: Val, depth: Val, sums: Val) -> None:
+    """Stores the sum of each column of a packed panel."""
+    nr, kr = packing.nr, packing.kr
+
+    def group(k: Val, totals: list[Val]) -> list[Val]:
+        values = fn.load(I8.vec(nr * kr), fn.gep(target, k, scale=nr))
+        total = totals[0]
+        for j in range(kr):
+            part = fn.shuffle(values, values, [c * kr + j for c in range(nr)])
+            total = fn.add(total, fn.convert("sext", part, I32.vec(nr)))
+        return [total]
+
+    total = fn.loop(i64(0), depth, kr, [const(I32.vec(nr), 0)], group)[0]
+    fn.store(total, sums)
 
 
 def interleaved(fn: Function, lines: Sequence[Val]) -> Val:

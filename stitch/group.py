@@ -19,6 +19,7 @@ from .alike import Lowered, lowered
 from .domain import Axis, Domain
 from .lower import EXPENSIVE, Lowering, NeedsBuffer
 from .roots import ANCHORS
+from .steps import by_pieces
 from .views import VIEWS, Index, reshape_index
 
 CHEAP_OPS = 6  # elementwise operations that are repeated in a second kernel rather than stored and loaded
@@ -36,8 +37,8 @@ class Group:
 
 
 def computed(root: Value) -> Shape:
-    """The shape of what a kernel computes for a root: of a `put`, of its new elements."""
-    return root.inputs[1].shape if root.op == "put" else root.shape
+    """The shape of what a kernel computes for a root: of a `put`, of its new elements; of what is computed by pieces, of one of them."""
+    return root.inputs[1].shape if root.op == "put" else root.inputs[0].shape if by_pieces(root) else root.shape
 
 
 def root_index(domain: Domain, root: Value) -> Index:
@@ -78,7 +79,7 @@ def domains(root: Value, stored: set[Value]) -> list[Domain]:
     shape = computed(root)
     names = tuple((f"a{n}", extent) for n, extent in enumerate(shape))
     reduction = first_reduction(root, stored)
-    if reduction is None:
+    if reduction is None or by_pieces(root):
         return [Domain(names)]
     source = reduction.inputs[0]
     wanted = reduction.attrs.axes if isinstance(reduction.attrs, A.ReduceAttrs) else (source.tensor.rank - 1,)

@@ -13,6 +13,7 @@ from ..graph.ops import OPS, TRANSCENDENTAL
 from ..graph.types import DType, boolean, f32, i32, i64
 from ..graph.updates import inside
 from .loops import BodyBuilder, Node
+from .steps import by_pieces
 from .views import VIEWS, Index, axes, broadcast_index, offset, through
 
 # Operations that are not repeated where their result could be stored and loaded.
@@ -64,8 +65,12 @@ class Lowering:
         return self.operands[value]
 
     def store(self, value: Value, index: Index) -> None:
+        """Computes and stores what the kernel computes for a root: of a `put`, the new elements; `by_pieces`, all pieces."""
         if value.op == "put":
             self._put(value, index)
+            return
+        if by_pieces(value):
+            self._pieces(value, index)
             return
         node = self.value(value, index)
         self.builder.store(self.buffer(value), offset(value.tensor, index), node)
@@ -87,6 +92,16 @@ class Lowering:
         part = self.value(value.inputs[1], index)
         b.store(self.buffer(value), offset(value.tensor, tuple(at)), part, guard)
 
+    def _pieces(self, value: Value, index: Index) -> None:
+        assert isinstance(value.attrs, A.AxisAttrs)
+        axis = value.attrs.axis
+        self.inlined[value] = None
+        start: Dim = 0
+        for piece in value.inputs:
+            at = index[:axis] + (index[axis] + start,) + index[axis + 1 :]
+            self.builder.store(self.buffer(value), offset(value.tensor, at), self.value(piece, index))
+            start = start + piece.shape[axis]
+
     def _counted(self, position: Value, index: Index) -> Dim:
         while position.op != "iota":
             position, index = through(position, index) if position.op in VIEWS else (position.inputs[0], index)
@@ -99,7 +114,7 @@ class Lowering:
             if index != self.accumulators[value]:
                 raise NeedsBuffer(value, "its accumulator is wanted at another index")
             return self.builder.op("acc", self.acc_dtype)
-        if value in self.stored and (value.op == "put" or self.home.get(value) != index):
+        if value in self.stored and (value.op == "put" or by_pieces(value) or self.home.get(value) != index):
             if value in self.home:
                 raise NeedsBuffer(value, "computed by this kernel at another index")
             return self._load(value, index, guard)
@@ -270,6 +285,8 @@ def _pad(low: Lowering, value: Value, index: Index, guard: int) -> int:
 
 
 def _concat(low: Lowering, value: Value, index: Index, guard: int) -> int:
+    if by_pieces(value):
+        raise NeedsBuffer(value, "its pieces are computed together")
     assert isinstance(value.attrs, A.AxisAttrs)
     axis, result = value.attrs.axis, -1
     start: Dim = 0

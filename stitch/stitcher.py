@@ -26,18 +26,28 @@ def stitch(outputs: Sequence[Value], inputs: Iterable[Value], constants: Iterabl
     formed: dict[Value, Group] = {}
     while True:
         _form_all(roots, stored, available, formed)
-        again = _repeated(formed.values(), stored)
+        groups = _in_order(_distinct(formed))
+        again = _repeated(_distinct(formed), stored)
         if not again:
             break
+        joined_up = _join_all(groups, stored, again)
+        if len(joined_up) < len(groups):  # one kernel computes it once, without a buffer
+            formed = {key: group for group in joined_up for key in (group.roots if group.anchor is None else [group.anchor])}
+            continue
         for value in again:
             roots.stored[value] = None
             stored.add(value)
         formed = {key: group for key, group in formed.items() if group.inlined.keys().isdisjoint(again)}
-    ordered = _in_order(_join_all(_in_order(list(formed.values())), stored))
+    ordered = _in_order(_join_all(groups, stored))
     ordered = _without_private_stores(ordered, outputs, stored)
     items = tuple(_item(group, n, stored) for n, group in enumerate(ordered))
     writes = tuple(v for it in items for v in it.writes)
     return Program(items, inputs, constants, tuple(outputs), writes)
+
+
+def _distinct(formed: Mapping[Value, Group]) -> list[Group]:
+    """Every group once: those that have been joined stand for several values."""
+    return list(dict.fromkeys(formed.values()))
 
 
 def _form_all(roots: Roots, stored: set[Value], available: set[Value], groups: dict[Value, Group]) -> None:
@@ -135,13 +145,15 @@ def _late_last(groups: list[Group]) -> list[Group]:
     return [group for group in groups if group not in late] + late
 
 
-def _join_all(groups: list[Group], stored: set[Value]) -> list[Group]:
-    """Join kernels over one domain until no pair is left that shares data and may be joined. `groups`: producers before consumers."""
+def _join_all(groups: list[Group], stored: set[Value], sharing: Sequence[Value] | None = None) -> list[Group]:
+    """Join kernels over one domain until no pair is left that shares data and may be joined. `groups`: producers before consumers.
+    sharing: only kernels that would both compute one of these, and reduce nothing: what waits for a reduction is computed again in each
+    pass after it."""
     refused: set[tuple[Group, Group]] = set()  # a pair that is no kernel stays none, whatever others are joined
     made = _producers(groups)
     at = 1
     while at < len(groups):
-        partner = _partner(groups, at, stored, made, refused)
+        partner = _partner(groups, at, stored, made, refused, sharing)
         if partner is None:
             at += 1
             continue
@@ -169,15 +181,19 @@ def _split(between: Sequence[Group], group: Group) -> tuple[list[Group], list[Gr
 
 
 def _partner(
-    groups: list[Group], at: int, stored: set[Value], made: Mapping[Value, Group], refused: set[tuple[Group, Group]]
+    groups: list[Group], at: int, stored: set[Value], made: Mapping[Value, Group], refused: set[tuple[Group, Group]],
+    sharing: Sequence[Value] | None,
 ) -> tuple[Group, Group] | None:
     """(earlier kernel, both as one) for kernel number `at`, if one of the earlier ones may take it in."""
     group = groups[at]
-    if group.anchor is not None:
+    mine = [v for v in sharing or () if v in group.inlined]
+    if group.anchor is not None or (sharing is not None and (not mine or group.domain.reduced)):
         return None
     behind: set[Group] | None = None
     for number, earlier in enumerate(groups[:at]):
         if earlier.anchor is not None or (earlier, group) in refused:
+            continue
+        if mine and (earlier.domain.reduced or not any(v in earlier.inlined for v in mine)):
             continue
         if len(earlier.roots) + len(group.roots) <= MAX_STORES and related(earlier, group):
             behind = _behind(group, groups[number:at], made) if behind is None else behind
