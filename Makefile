@@ -28,7 +28,7 @@ opinfo: $(STAMP)
 	$(BIN)/pytest -q -s -m slow tests/driver/test_opinfo.py $(ARGS)
 
 check: lint types
-	$(BIN)/pytest -q -n auto --dist loadfile -m "not slow" tests/test_layout.py $(FAST)
+	$(BIN)/pytest -q -n auto --dist load -m "not slow" tests/test_layout.py $(FAST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -55,6 +55,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All of `tree`."""
+    return tuple(ast.walk(tree(path)))
+
+
 def place(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -62,7 +68,7 @@ def place(path: Path) -> str:
 def imports(path: Path) -> Iterator[Import]:
     """Every import of a file, those inside functions and under TYPE_CHECKING too; relative ones made absolute."""
     package = ["sashiko", *path.relative_to(ROOT).parts[:-1]]
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -127,7 +133,7 @@ def test_relative_imports_inside_and_absolute_ones_outside() -> None:
     inside = [
         f"{place(path)}:{node.lineno}"
         for path in sources()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if (isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "sashiko")
         or (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "sashiko" for alias in node.names))
     ]
@@ -135,7 +141,7 @@ def test_relative_imports_inside_and_absolute_ones_outside() -> None:
     outside = [
         f"{place(path)}:{node.lineno}"
         for path in others()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and node.level > 0
     ]
     assert outside == [], "tests and benchmarks are no packages: absolute imports only"
@@ -155,7 +161,7 @@ def test_environment_variables_are_read_in_one_file() -> None:
     wrong = [
         f"{place(path)}:{node.lineno}"
         for path in sources()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and place(path) != "diagnostics/env.py"
     ]
     assert wrong == []
@@ -182,7 +188,7 @@ def test_architectures_are_known_to_platforms_and_isa_files_only() -> None:
         f"{place(path)}:{getattr(node, 'lineno', 0)}"
         for path in sources()
         if path.relative_to(ROOT).parts[0] != "platforms" and not (path.parent.name == "kernels" and ISA_FILE.search(path.stem))
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if knows_architecture(node)
     ]
     assert wrong == [], "ask target.has(...) instead"
@@ -213,7 +219,7 @@ def test_functions_are_short() -> None:
     long = {
         f"{place(path)}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
         for path in sources() + others()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None
     }
     assert {name: count for name, count in long.items() if count > MAX_FUNCTION_LINES} == {}
