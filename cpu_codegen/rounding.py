@@ -139,7 +139,7 @@ def _cut(fn: Function, target: Target, whole: Val, dtype: DType) -> Val:
     """The low bits of integers."""
     if dtype.bits != 8 or whole.ty != I32.vec(16) or not target.has("avx512_vbmi"):
         return fn.convert("trunc", whole, whole.ty.of(f"i{dtype.bits}"))
-    # VPERMB is one operation, VPMOVDB two.
+    # VPERMB is one micro-operation, VPMOVDB two (uops.info).
     data = fn.convert("bitcast", whole, I8.vec(64))
     places = fn.table(I8.vec(64), [4 * n % 64 for n in range(64)])
     moved = fn.call("llvm.x86.avx512.permvar.qi.512", I8.vec(64), [data, places])

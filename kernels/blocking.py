@@ -137,8 +137,8 @@ def tailored(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKer
     if rest == 0 or full == 0:
         return (even,)
     last = _of_height(rest, first, widths)
-    apart = full * _tile_cost(first) + _tile_cost(last) + _PASS_COST
-    return (even,) if tiles * _tile_cost(even) <= apart else (first, last)
+    apart = full * tile_cost(first) + tile_cost(last) + _PASS_COST
+    return (even,) if tiles * tile_cost(even) <= apart else (first, last)
 
 
 def _as_wide(spec: GemmSpec, micro: MicroKernel) -> MicroKernel:
@@ -156,7 +156,8 @@ def _of_height(rows: int, tallest: MicroKernel, widths: Sequence[int]) -> MicroK
     return tallest.resized(rows, next(fitting, widths[-1])) or _of_height(rows + 1, tallest, widths)
 
 
-def _up(value: int, step: int) -> int:
+def up(value: int, step: int) -> int:
+    """value rounded up to a multiple of step."""
     return -(-value // step) * step
 
 
@@ -172,9 +173,9 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     most = max(pad, room // widest // pad * pad)
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
-        return None, most if highest is None else min(most, _up(highest, pad))
+        return None, most if highest is None else min(most, up(highest, pad))
     pieces = spec.choice.pieces or max(1, -(-spec.k // most))
-    k_block = max(pad, _up(-(-spec.k // pieces), pad))
+    k_block = max(pad, up(-(-spec.k // pieces), pad))
     return max(1, -(-spec.k // k_block)), k_block
 
 
@@ -230,12 +231,12 @@ def _least(micros: Sequence[MicroKernel]) -> int:
     if not others:
         return 1
     count = first.mr
-    while count > 1 and _tile_cost(first) <= _cover_cost(count - 1, others):
+    while count > 1 and tile_cost(first) <= _cover_cost(count - 1, others):
         count -= 1
     return count
 
 
-def _tile_cost(micro: MicroKernel) -> float:
+def tile_cost(micro: MicroKernel) -> float:
     """Time of one tile in rows of a vector kernel, reading the panels included."""
     return micro.mr * micro.row_cost + micro.panel_cost
 
@@ -245,9 +246,9 @@ def _cover_cost(count: int, micros: Sequence[MicroKernel]) -> float:
     first, others = micros[0], micros[1:]
     full, rest = divmod(count, first.mr)
     if rest == 0:
-        return full * _tile_cost(first)
-    whole = (full + 1) * _tile_cost(first)
-    return min(whole, full * _tile_cost(first) + _cover_cost(rest, others)) if others else whole
+        return full * tile_cost(first)
+    whole = (full + 1) * tile_cost(first)
+    return min(whole, full * tile_cost(first) + _cover_cost(rest, others)) if others else whole
 
 
 def _direct(target: Target, spec: GemmSpec, micro: MicroKernel, pitch: int, most: int) -> bool:

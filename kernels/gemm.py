@@ -54,21 +54,36 @@ def emit_epilogue(module: Module, target: Target, spec: GemmSpec, acc: Ty, width
 
 @dataclass(frozen=True)
 class Cut:
-    """What a domain cuts: how many there are of one matrix of the batch, and so many up to where those of the next one begin."""
+    """What a domain cuts: how many there are of one matrix of the batch, done `grain` at a time."""
 
     extent: Dim
-    padded: Dim
+    grain: int
+
+    def padded(self, batch: Dim) -> Dim:
+        """Where those of the next matrix begin: at a multiple of the grain."""
+        return self.extent if batch == 1 else ceildiv(self.extent, self.grain) * self.grain
 
 
-def emit_entry(
-    module: Module, spec: GemmSpec, micro: MicroKernel, order: Sequence[Slot], packed: Dim, name: str, rows: Cut, columns: Cut,
-    by_rows: bool,
-) -> None:
-    """Adds the kernel over the rows of all matrices, <name>, or over their column panels, <name>.columns. Both call, for each matrix,
+def emit_entries(
+    module: Module, spec: GemmSpec, micro: MicroKernel, order: tuple[Slot, ...], packed: Dim, name: str, rows: Cut, columns: Cut, work: Dim
+) -> tuple[KernelCode, KernelCode]:
+    """Adds the kernel over the rows of all matrices, <name>, and that over their column panels, <name>.columns. Both call, for each matrix,
 
         void <name>.body(ptr slots, ptr lhs, ptr rhs, i64 row_base, i64 r0, i64 r1, i64 p0, i64 p1)
 
     with its operands, the number of its first row in the result, and the rows and panels to do. packed: bytes of one packed weight."""
+    for by_rows in (True, False):
+        _emit_entry(module, spec, micro, order, packed, name, rows, columns, by_rows)
+    return (
+        KernelCode(name, order, spec.batch * rows.padded(spec.batch), rows.grain, work),
+        KernelCode(f"{name}.columns", order, spec.batch * columns.padded(spec.batch), columns.grain, work),
+    )
+
+
+def _emit_entry(
+    module: Module, spec: GemmSpec, micro: MicroKernel, order: Sequence[Slot], packed: Dim, name: str, rows: Cut, columns: Cut,
+    by_rows: bool,
+) -> None:
     fn = Function(module, name if by_rows else f"{name}.columns", VOID, [PTR, I64, I64])
     slots = Slots(fn, spec.params)
     request(slots, order)
@@ -85,14 +100,14 @@ def emit_entry(
         fn.call(f"{name}.body", VOID, [fn.args[0], a, w, fn.mul(b, m), *ranges])
 
     def matrix(b: Val, _: list[Val]) -> list[Val]:
-        base = fn.mul(b, slots.dim(cut.padded))
+        base = fn.mul(b, slots.dim(cut.padded(spec.batch)))
         run(b, fn.smax(fn.sub(begin, base), i64(0)), fn.smin(fn.sub(end, base), slots.dim(cut.extent)))
         return []
 
     if spec.batch == 1:
         run(i64(0), begin, fn.smin(end, slots.dim(cut.extent)))
     else:
-        size = slots.dim(cut.padded)
+        size = slots.dim(cut.padded(spec.batch))
         last = fn.udiv(fn.sub(fn.add(end, size), i64(1)), size)
         fn.loop(fn.udiv(begin, size), last, 1, [], matrix)
     micro.leave(fn)
@@ -120,15 +135,9 @@ class _Gemm:
         self.order = tuple(dict.fromkeys((*self.order, BufferSlot(LHS), BufferSlot(RHS), *wanted)))
         self._emit_fetch()
         self._emit_body()
-        # Domains of a batch are padded, so that every matrix begins at a multiple of the grain.
-        padded_rows = spec.m if spec.batch == 1 else ceildiv(spec.m, mr) * mr
-        padded_panels = self.panels if spec.batch == 1 else ceildiv(self.panels, group) * group
-        rows_cut, columns_cut = Cut(spec.m, padded_rows), Cut(self.panels, padded_panels)
-        emit_entry(self.module, spec, self.micros[0], self.order, packed, self.name, rows_cut, columns_cut, by_rows=True)
-        emit_entry(self.module, spec, self.micros[0], self.order, packed, self.name, rows_cut, columns_cut, by_rows=False)
         work = spec.batch * spec.m * spec.n * spec.k
-        rows = KernelCode(self.name, self.order, spec.batch * padded_rows, mr, work)
-        columns = KernelCode(f"{self.name}.columns", self.order, spec.batch * padded_panels, group, work)
+        cuts = Cut(spec.m, mr), Cut(self.panels, group)
+        rows, columns = emit_entries(self.module, spec, self.micros[0], self.order, packed, self.name, *cuts, work)
         pack = None if spec.constant_rhs else emit_pack_rhs(self.module, spec, self.packing, f"{self.name}.pack")
         copies = spec.weights if spec.constant_rhs else spec.batch
         return GemmCode(rows, columns, self.packing, pack, packed * copies)

@@ -21,6 +21,7 @@ from ..graph.dims import Dim, Shape, evaluate, floordiv, product, symbols
 from ..graph.types import f32
 from ..platforms.target import Target
 from ..stitch.views import delinearize
+from .blocking import tile_cost, up
 from .micro import MicroKernel
 from .packing import int_of, pack_rhs
 from .spec import BATCH, GemmSpec, Pieces
@@ -33,7 +34,7 @@ _WIDTHS = (2, 4, 3, 1)  # panels of a tile, the best for many rows first
 _LANES = 8  # channels are whole vectors of some size
 _MOST_CHANNELS = 1024  # of more, so few patches fit a block that the weights, which have grown, are read too often
 _FEW = 12  # patches that reading the grown weights from beyond L2 does not pay for
-_SCRATCH_BYTES = 1 << 20  # on the stacks of threads
+_SCRATCH_BYTES = 1 << 20  # on the stacks of threads, which have 2 to 8 MB with glibc
 _PAD = 64
 _SKEW = 320  # the matrices of a block do not lie a multiple of 4096 bytes apart, which would be the same sets of L1
 
@@ -161,7 +162,7 @@ def plan(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Plan:
     count = total if isinstance(total, int) and total else image.lines * strips
     together = -(-count // -(-count // max(1, room // span)))
     micro = _tile(first, together * span, int_of(first.packing.panels(spec.n)))
-    patches = _up(together * span, micro.mr)
+    patches = up(together * span, micro.mr)
     grouped = _skewed(patches * packed) if packed else 0
     return Plan(image, micro, span, strips, together, pitch, _skewed(patches * pitch), _skewed(patches * micro.nr * 4), grouped)
 
@@ -169,18 +170,13 @@ def plan(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Plan:
 def _tile(tallest: MicroKernel, patches: int, panels: int) -> MicroKernel:
     """The tile that takes least time for a block of so many patches and all panels; it has no more vectors than the tallest one."""
 
-    def cost(size: tuple[int, int]) -> float:
-        rows, wide = size
-        return -(-patches // rows) * (rows * tallest.row_cost + tallest.panel_cost) * -(-panels // wide) * wide
+    def cost(micro: MicroKernel) -> float:
+        return -(-patches // micro.mr) * tile_cost(micro) * up(panels, micro.panels)
 
     held = (tallest.mr + 1) * tallest.panels
-    sizes = [(rows, wide) for wide in _WIDTHS for rows in range(held // wide - 1, 0, -1) if tallest.resized(rows, wide) is not None]
-    return tallest.resized(*min(sizes, key=cost)) or tallest
-
-
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step
+    sized = (tallest.resized(rows, wide) for wide in _WIDTHS for rows in range(held // wide - 1, 0, -1))
+    return min((micro for micro in sized if micro is not None), key=cost)
 
 
 def _skewed(size: int) -> int:
-    return _up(size, 4096) + _SKEW
+    return up(size, 4096) + _SKEW

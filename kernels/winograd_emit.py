@@ -15,12 +15,12 @@ from math import gcd
 
 from ..cpu_codegen import convert
 from ..cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, i64
-from ..cpu_codegen.contract import BufferSlot, KernelCode
+from ..cpu_codegen.contract import BufferSlot
 from ..graph.dims import product
 from ..graph.types import DType, f32
 from ..platforms.target import Target
 from . import finished
-from .gemm import LHS, RHS, Cut, emit_entry, emit_epilogue
+from .gemm import LHS, RHS, Cut, emit_entries, emit_epilogue
 from .indexing import wanted_slots
 from .micro import MicroKernel, Start, emit_tile
 from .pack_lhs import emit_pack_lhs
@@ -37,21 +37,17 @@ def emit(module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroK
     micro, packing, n = made.micro, made.micro.packing, int_of(spec.n)
     panels, packed = int_of(packing.panels(n)), int_of(packing.bytes(n, made.image.channels, made.micro.rhs)) * POINTS
     strips = product((made.image.images(spec.m), made.image.lines, made.strips))
-    rows = Cut(strips, strips)
-    columns = Cut(panels, panels if spec.batch == 1 else -(-panels // micro.panels) * micro.panels)
+    rows, columns = Cut(strips, 1), Cut(panels, micro.panels)
     used = emit_epilogue(module, target, spec, micro.acc_ty, micro.nr, name)
-    dims = (strips, spec.m, packed, columns.extent, columns.padded)
+    dims = (strips, spec.m, packed, panels, columns.padded(spec.batch))
     wanted = wanted_slots(dims, spec.lhs_strides.batch)
     order = tuple(dict.fromkeys((*used, BufferSlot(LHS), BufferSlot(RHS), *wanted)))
     lanes = finished.lanes(micro)
     _emit_patches(module, made, spec.lhs, gcd(lanes, made.image.channels), f"{name}.patches")
     _emit_places(module, made, lanes, f"{name}.places")
     _Body(module, spec, made, target, name).emit()
-    for by_rows in (True, False):
-        emit_entry(module, spec, micro, order, packed, name, rows, columns, by_rows)
-    work = spec.batch * spec.m * (n * made.image.channels * 4)
-    by_strips = KernelCode(name, order, spec.batch * rows.padded, 1, work)
-    by_panels = KernelCode(f"{name}.columns", order, spec.batch * columns.padded, micro.panels, work)
+    work = spec.batch * spec.m * (n * made.image.channels * 4)  # 16 multiplications for four results
+    by_strips, by_panels = emit_entries(module, spec, micro, order, packed, name, rows, columns, work)
     return GemmCode(by_strips, by_panels, packing, None, packed * spec.weights)
 
 
@@ -131,7 +127,7 @@ def _emit_places(module: Module, made: Plan, lanes: int, name: str) -> None:
 
 
 class _Body:
-    """Writes the `<name>.body` of `gemm.emit_entry`, whose rows are strips; row_base is the number of its first row in the result."""
+    """Writes the `<name>.body` of `gemm.emit_entries`, whose rows are strips; row_base is the number of its first row in the result."""
 
     def __init__(self, module: Module, spec: GemmSpec, made: Plan, target: Target, name: str) -> None:
         self.fn = Function(module, f"{name}.body", VOID, [PTR, PTR, PTR, *[I64] * 5], internal=True)

@@ -14,6 +14,7 @@ import sashiko
 from sashiko.driver.model import CompiledModel
 from sashiko.graph.aten import COMPLEX
 from sashiko.runtime.plan import AtenStep
+from tests.driver.functions import Apply
 from tests.graph.test_aten_table import Recorded, compared, recorded
 
 aten = torch.ops.aten
@@ -148,19 +149,10 @@ MODELS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], list[str]]] = {
 }
 
 
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *arguments: Tensor) -> Any:
-        return self.function(*arguments)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_only_what_has_no_native_form_is_left_to_pytorch(name: str) -> None:
     function, arguments, leftovers = MODELS[name]
-    compiled = sashiko.compile(Function(function).eval(), tuple(a.resolve_conj() for a in arguments))
+    compiled = sashiko.compile(Apply(function).eval(), tuple(a.resolve_conj() for a in arguments))
     torch.testing.assert_close(compiled(*arguments), function(*arguments), rtol=1e-5, atol=1e-6)
     assert sorted(left(compiled)) == sorted(f"aten.{op}.default" for op in leftovers)

@@ -172,3 +172,21 @@ def test_a_convolution_with_windows_that_reach_outside_the_image() -> None:
             expected = model.double()(x.double())
             model.float()
             assert (compiled(x) - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+@torch.no_grad()
+def test_what_is_no_number_stays_where_it_is_seen() -> None:
+    """Under the windows that hold it, and nowhere else."""
+    import sashiko
+
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(32, 32, 3, padding=1).eval()
+    x = torch.randn(1, 32, 9, 10)
+    compiled = sashiko.compile(model, (x,))
+    for number in (float("inf"), float("nan")):
+        for place in ((0, 0), (3, 4), (4, 5), (8, 9)):
+            image = x.clone()
+            image[0, 7, place[0], place[1]] = number
+            got, expected = compiled(image), model(image)
+            assert torch.equal(got.isfinite(), expected.isfinite())
+            torch.testing.assert_close(got[got.isfinite()], expected[got.isfinite()], rtol=1e-4, atol=1e-5)
