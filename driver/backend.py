@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule
 
 from ..diagnostics.errors import InputError, Unsupported
+from ..graph.aten.recurrent import Layers
 from ..graph.capture import from_fx
 from ..graph.exporting import decompositions
 from ..platforms.host import default_target
@@ -43,12 +44,14 @@ def backend(
     def inference(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
         return _Inference(graph, inputs, _frozen(graph, given), settings).boxed()
 
-    return aot_autograd(
+    compiled = aot_autograd(
         fw_compiler=_as_it_is,
         inference_compiler=inference,
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
-    )(module, example_inputs)
+    )
+    with Layers():
+        return compiled(module, example_inputs)
 
 
 def _as_it_is(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:

@@ -25,11 +25,13 @@ from ..runtime.executable import Executable, with_runner
 from ..runtime.plan import AtenStep, ConstantSource, Input, InputInt, InputTensor, Output, OutputDim, OutputTensor, Plan, Segment
 from ..stitch.layout import choose_layouts, spread_rows
 from ..stitch.partition import Extern, Native, partition
-from ..stitch.program import Program
+from ..stitch.program import CallItem, Program
 from ..stitch.stitcher import stitch
 from .kernels import Kernels
 from .pipeline import passes
-from .segments import Choices, Constants, ItemSpec, Note, Product, SegmentBuilder, specs_of
+from .recall import Spec
+from .recurrences import Passes, recurrence_item
+from .segments import Choices, Constants, ItemSpec, Note, Product, SegmentBuilder, flat, specs_of
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,10 @@ def _build(captured: Captured, options: Options) -> Built:
     graph = run(graph, planned, declared=declared, reports=reports)
     if options.strict:
         _refuse_leftovers(graph)
-    graph = spread_rows(choose_layouts(graph))
+    graph = _laid_out(graph)
     rewritten = clock()
-    planner = _Planner(graph, captured, Kernels(options.target, options.kernels), options.choices)
+    step = passes(options.precision, options.target, options.rules, trace, options.wide)
+    planner = _Planner(graph, captured, Kernels(options.target, options.kernels), options.choices, lambda g: _laid_out(run(g, step)))
     plan = planner.plan()
     emitted = clock()
     objects = [planner.kernels.compiled(options.name)] if plan.symbols else []
@@ -102,6 +105,10 @@ def _build(captured: Captured, options: Options) -> Built:
     say(1, f"{options.name}: " + ", ".join(f"{what} {took * 1e3:.0f} ms" for what, took in seconds.items()))
     story = (tuple(planner.notes), trace, tuple(reports), tuple(planner.products), tuple(planner.measurable))
     return Built(executable, graph, *story, seconds, overwritten=tuple(graph.inputs[number].name for number in writes.values()))
+
+
+def _laid_out(graph: Graph) -> Graph:
+    return spread_rows(choose_layouts(graph))
 
 
 def _refuse_leftovers(graph: Graph) -> None:
@@ -131,8 +138,8 @@ def _unchanged(value: Value) -> ConstantSource:
 class _Planner:
     """Numbers the values that torch sees and builds the segments over them."""
 
-    def __init__(self, graph: Graph, captured: Captured, kernels: Kernels, choices: Choices) -> None:
-        self.graph, self.captured, self.kernels, self._choices = graph, captured, kernels, choices
+    def __init__(self, graph: Graph, captured: Captured, kernels: Kernels, choices: Choices, step_passes: Passes) -> None:
+        self.graph, self.captured, self.kernels, self._choices, self._step_passes = graph, captured, kernels, choices, step_passes
         self.constants = Constants()
         self.notes: list[tuple[Note, ...] | AtenStep] = []
         self.products: list[Product | None] = []
@@ -143,9 +150,9 @@ class _Planner:
     def plan(self) -> Plan:
         parts, constants = partition(self.graph)
         self._known_constants = set(constants)
-        programs = {part: stitch(part.outputs, part.inputs, part.constants) for part in parts if isinstance(part, Native)}
+        programs = {part: self._stitched(part) for part in parts if isinstance(part, Native)}
         specs = {part: specs_of(program, self.kernels.target, self._choices) for part, program in programs.items()}
-        self._expect([spec for item in specs.values() for spec in item])
+        self._expect(list(flat(spec for item in specs.values() for spec in item)))
         segments = tuple(self._native(p, programs[p], specs[p]) if isinstance(p, Native) else self._extern(p) for p in parts)
         outputs: list[Output] = [OutputTensor(self._visible(v)) for v in self.graph.outputs]
         self.constants.sources += [_unchanged(v) for v in self.captured.baked]
@@ -159,6 +166,15 @@ class _Planner:
             self.graph.name,
             self.captured.assumed,
         )
+
+    def _stitched(self, part: Native) -> Program:
+        program = stitch(part.outputs, part.inputs, part.constants)
+        constants = set(part.constants)
+        items = [
+            recurrence_item(i.value, constants, self._step_passes) if isinstance(i, CallItem) and i.value.op == "recurrence" else i
+            for i in program.items
+        ]
+        return replace(program, items=tuple(items))
 
     def _id(self, value: Value) -> int:
         return self._ids.setdefault(value, len(self._ids))
@@ -182,11 +198,11 @@ class _Planner:
             result.append(InputTensor(state.name, value.tensor, self._id(value)))
         return result
 
-    def _expect(self, specs: Sequence[ItemSpec]) -> None:
+    def _expect(self, specs: Sequence[Spec | None]) -> None:
         """Tells which kernels will be asked for."""
         known = [spec for spec in specs if spec is not None]
         if len(known) == len(specs):
-            self.kernels.expect([each for spec in known for each in (spec if isinstance(spec, tuple) else (spec,))])
+            self.kernels.expect(known)
 
     def _native(self, part: Native, program: Program, specs: tuple[ItemSpec, ...]) -> Segment:
         ids = {v: self._id(v) for v in (*part.inputs, *part.outputs)}

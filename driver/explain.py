@@ -46,7 +46,8 @@ def _segment(number: int, notes: Sequence[Note]) -> list[str]:
     lines = [f"segment {number}: native, {len(notes)} kernels"]
     for note in notes:
         where = f"  ({note.origin})" if note.origin else ""
-        lines.append(f"  {note.label}{where}")
+        turns = "" if note.turns == 1 else f", {note.turns} times"
+        lines.append(f"  {note.label}{turns}{where}")
         lines.append(f"      {note.kernel}")
         # Rows for other operand types are most of every table and say nothing.
         close = [f"{name}: {reason}" for name, reason in note.refusals if not reason.startswith("computes ")]

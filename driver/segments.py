@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from ..cpu_codegen.streams import streaming
+from ..graph import attrs as A
 from ..graph.dims import Dim, bounds, product
 from ..graph.ir import Value
 from ..graph.sites import site_of
@@ -16,11 +17,11 @@ from ..kernels import table
 from ..kernels.attention_spec import AttentionSpec
 from ..kernels.spec import Choice, GemmSpec
 from ..platforms.target import Target
-from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, SegmentOutput, Step
+from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, Repeat, SegmentOutput, Step
 from ..runtime.records import LARGE
 from ..stitch.constants import compute, watched_tensors
 from ..stitch.loops import LoopKernel, in_place
-from ..stitch.program import CallItem, ContractionItem, LoopItem, Program
+from ..stitch.program import CallItem, ContractionItem, Item, LoopItem, Program, RecurrenceItem
 from .contractions import attention_spec, gemm_spec
 from .grouped import Blocks, blocks_of
 from .kernels import Kernels
@@ -30,13 +31,15 @@ Refusals = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Note:
-    """What explain() says of one step: the operations behind it and their place, the kernel, and why no earlier row took it."""
+    """What explain() says of one step: the operations behind it and their place, the kernel, and why no earlier row took it. turns: how
+    often it runs."""
 
     label: str
     kernel: str
     ops: tuple[str, ...]
     origin: str
     refusals: Refusals = ()
+    turns: Dim = 1
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,15 @@ class Constants:
         return self._known[values, form]
 
 
+@dataclass(frozen=True)
+class StepSpecs:
+    """Those of a step that is repeated, item by item."""
+
+    items: tuple[ItemSpec, ...]
+
+
 # What an item of a program is computed by: for a loop also the kernel for large results; None where the user's kernel is called.
-ItemSpec = tuple[LoopKernel, LoopKernel] | GemmSpec | AttentionSpec | None
+ItemSpec = tuple[LoopKernel, LoopKernel] | GemmSpec | AttentionSpec | StepSpecs | None
 Choices = Mapping[GemmSpec, Choice]
 """What measuring decided about products, each without its choice and its numbers."""
 
@@ -95,18 +105,31 @@ def specs_of(program: Program, target: Target, choices: Choices) -> tuple[ItemSp
     """The specifications of a program's kernels, item by item."""
     constants, read = set(program.constants), {value for item in program.items for value in item.reads}
 
-    def spec(item: LoopItem | ContractionItem | CallItem) -> ItemSpec:
+    def spec(item: Item) -> ItemSpec:
         if isinstance(item, LoopItem):
             always, if_large = _streams(item, program, read, target)
             return streaming(target, item.kernel, always), streaming(target, item.kernel, always | if_large)
         if isinstance(item, CallItem):
             return None
+        if isinstance(item, RecurrenceItem):
+            return StepSpecs(specs_of(item.step, target, choices))
         if item.anchor.op == "attention":
             return attention_spec(item)
         product = gemm_spec(item, constants)
         return replace(product, choice=choices.get(unchosen(product), product.choice))
 
     return tuple([spec(item) for item in program.items])
+
+
+def flat(specs: Iterable[ItemSpec]) -> Iterator[LoopKernel | GemmSpec | AttentionSpec | None]:
+    """The specifications in the order in which kernels are made."""
+    for spec in specs:
+        if isinstance(spec, StepSpecs):
+            yield from flat(spec.items)
+        elif isinstance(spec, tuple):
+            yield from spec
+        else:
+            yield spec
 
 
 def _beyond(item: LoopItem, value: Value, target: Target) -> int:
@@ -140,11 +163,15 @@ class SegmentBuilder:
         self.program, self.specs, self.kernels, self.constants, self.ids = program, specs, kernels, constants, ids
         self.buffers: list[Buffer] = []
         self.numbers: dict[Value, int] = {}
+        self.steps: list[Step] = []
+        self.repeats: list[Repeat] = []
         self.notes: list[Note] = []
         self.products: list[Product | None] = []  # of every step
         self.measurable: list[GemmSpec | None] = []  # likewise: what a choice about it would be for
         self._constant_values = set(program.constants)
         self._packed: dict[int, int] = {}
+        self._turns: Dim = 1  # of the steps that are being built
+        self._parts: dict[Value, Operand] = {}  # of a repeated step: what lies in part of a buffer
         outputs = {v: n for n, v in enumerate(program.outputs)}
         self._updates = self._shared(outputs)
         for n, value in enumerate(program.inputs):
@@ -175,14 +202,48 @@ class SegmentBuilder:
         return updates
 
     def build(self) -> NativeSegment:
-        steps: list[Step] = []
         for item, spec in zip(self.program.items, self.specs, strict=True):
-            made = self._steps(item, spec)
-            steps += made
-            self.products += [None if isinstance(item, LoopItem) else product_of(self.notes[-1])] * len(made)
-            self.measurable += [unchosen(spec) if isinstance(spec, GemmSpec) else None] * len(made)
+            self._item(item, spec)
         outputs = tuple(SegmentOutput(self.ids[v], v.tensor, self._updates.get(n)) for n, v in enumerate(self.program.outputs))
-        return NativeSegment(tuple(self.ids[v] for v in self.program.inputs), outputs, tuple(self.buffers), tuple(steps))
+        return NativeSegment(tuple(self.ids[v] for v in self.program.inputs), outputs, tuple(self.buffers), tuple(self.steps),
+                             repeats=tuple(self.repeats))
+
+    def _item(self, item: Item, spec: ItemSpec) -> None:
+        if isinstance(item, RecurrenceItem):
+            assert isinstance(spec, StepSpecs)
+            self._recurrence(item, spec)
+            return
+        made = self._steps(item, spec)
+        self.steps += made
+        self.products += [None if isinstance(item, LoopItem) else product_of(self.notes[-1])] * len(made)
+        self.measurable += [unchosen(spec) if isinstance(spec, GemmSpec) else None] * len(made)
+
+    def _recurrence(self, item: RecurrenceItem, specs: StepSpecs) -> None:
+        """The steps of one step in time, with operands that move through `x` and the states."""
+        value, step = item.value, item.step
+        assert isinstance(value.attrs, A.RecurrenceAttrs)
+        times, way = value.shape[0], -1 if value.attrs.reverse else 1
+        x, state, result = (self._operand(v) for v in (*value.inputs[:2], value))
+
+        def walk(start: Operand, each: Value) -> Operand:
+            nbytes = product(each.shape[1:]) * each.dtype.bytes
+            return replace(start, offset=(times - 1) * nbytes if way < 0 else 0, stride=way * nbytes)
+
+        states = walk(result, value)
+        others = [self._operand(v) for v in value.inputs[2:] if v not in self._constant_values]
+        first = [walk(x, value.inputs[0]), replace(state, stride=states.stride, later=states), *others]
+        self._parts = dict(zip(step.inputs, first))
+        for stored in step.stored:
+            if stored is item.state:
+                self._parts[stored] = states
+            else:
+                self._add(stored, "arena", 0)
+        self._constant_values |= set(step.constants)
+        begin, self._turns = len(self.steps), times
+        for each, spec in zip(step.items, specs.items, strict=True):
+            self._item(each, spec)
+        self._turns = 1
+        self.repeats.append(Repeat(begin, len(self.steps), times))
 
     def _steps(self, item: LoopItem | ContractionItem | CallItem, spec: ItemSpec) -> list[Step]:
         if isinstance(item, LoopItem):
@@ -210,6 +271,8 @@ class SegmentBuilder:
         return len(self.buffers) - 1
 
     def _operand(self, value: Value, offset: Dim = 0) -> Operand:
+        if value in self._parts:
+            return self._parts[value].at(offset)
         number = self.numbers.get(value)
         if number is None:
             assert value in self._constant_values, f"{value} has no memory"
@@ -268,6 +331,6 @@ class SegmentBuilder:
 
     def _note(self, value: Value, fused: tuple[Value, ...], kernel: str, refusals: Refusals = ()) -> Note:
         ops = tuple(dict.fromkeys(v.op for v in fused if v.op not in ("full", "reshape", "expand", "permute", "window")))
-        note = Note(" + ".join(ops) or value.op, kernel, ops, value.origin, refusals)
+        note = Note(" + ".join(ops) or value.op, kernel, ops, value.origin, refusals, self._turns)
         self.notes.append(note)
         return note

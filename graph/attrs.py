@@ -209,6 +209,14 @@ class AttentionAttrs(NumberAttrs):
 
 
 @dataclass(frozen=True)
+class RecurrenceAttrs(Attrs):
+    """A row of `recurrence.CELLS`, and whether time runs backwards."""
+
+    cell: str
+    reverse: bool
+
+
+@dataclass(frozen=True)
 class CallAttrs(NumberAttrs):
     """A custom kernel by name; `options` are name/number pairs that the kernel's `emit` receives."""
 

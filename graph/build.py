@@ -237,6 +237,11 @@ def attention(q: Value, k: Value, v: Value, mask: Value | None = None, *, scale:
     return _make("attention", q, k, v, *(() if mask is None else (mask,)), attrs=A.AttentionAttrs(scale, causal))
 
 
+def recurrence(cell: str, x: Value, state: Value, w: Value, b: Value | None = None, *, reverse: bool = False) -> Value:
+    """The states of a recurrent layer; `graph/recurrence.py` has the layout."""
+    return _make("recurrence", x, state, w, *(() if b is None else (b,)), attrs=A.RecurrenceAttrs(cell, reverse))
+
+
 def iota(length: Dim, dtype: DType, start: Dim | float = 0, step: Dim | float = 1) -> Value:
     """start + step * i for i < length."""
     return _make("iota", attrs=A.IotaAttrs(length, dtype, start, step))

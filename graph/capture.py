@@ -202,7 +202,9 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     mutated = {nodes[number]: target for number, target in writes.items()}
     handed |= {n: mutated[node] for n, node in enumerate(nodes) if n not in writes and node in mutated}
     made = found.finish(list(results), writes, (program.call_spec.in_spec, program.call_spec.out_spec), handed)
-    return replace(made, assumed=found.lowering.symbols.assumptions())
+    lengths = dict.fromkeys(v.shape[0] for v in made.graph.order if v.op == "recurrence" and not isinstance(v.shape[0], int))
+    stepped = tuple(Assumption(length, "!=") for length in lengths)  # PyTorch refuses recurrent layers over no steps, too
+    return replace(made, assumed=(*found.lowering.symbols.assumptions(), *stepped))
 
 
 def assumptions(program: ExportedProgram) -> tuple[Assumption, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
-from .aten import COMPLEX, COMPOSITES, TABLE, composite, quantized
+from .aten import COMPLEX, COMPOSITES, TABLE, composite, quantized, recurrent
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
@@ -91,7 +91,8 @@ def _stays(node: torch.fx.Node) -> bool:
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """What surrounds torch.export: its warnings of itself are hidden, and nn.Transformer does not look at the numbers of a mask.
+    """What surrounds torch.export: its warnings of itself are hidden, recurrent layers stay whole (`aten/recurrent.py`), and
+    nn.Transformer does not look at the numbers of a mask.
 
     It looks whether they are those of the causal mask, which decides about speed alone; a traced mask has none, and tracing would end.
     """
@@ -99,7 +100,7 @@ def tracing() -> Iterator[None]:
     asking = module._detect_is_causal_mask
     module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
     try:
-        with quiet():
+        with quiet(), recurrent.Layers():
             yield
     finally:
         module._detect_is_causal_mask = asking
@@ -107,9 +108,11 @@ def tracing() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hides what torch warns of about itself: it copies its own tree specifications by a deprecated type."""
+    """Hides what torch warns of about itself: it copies its own tree specifications by a deprecated type, and nn.RNN keeps a second list of
+    its parameters."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
+        warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[0\]", UserWarning)
         yield
 
 

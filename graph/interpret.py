@@ -14,6 +14,7 @@ from . import attrs as A
 from .dims import Dim, Poly, evaluate
 from .ir import Graph, Value
 from .polynomials import piecewise
+from .recurrence import reference
 from .symbols import bind_symbols
 from .types import DType, QParams, boolean
 
@@ -304,6 +305,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "linear": _linear, "qlinear": _qlinear, "int_linear": _int_linear,
     "dequantize_groups": _dequantize_groups, "group_linear": _group_linear, "matmul": _matmul, "int_matmul": _int_matmul,
     "attention": _attention,
+    "recurrence": lambda v, env, x, state, w, b=None: reference(v.attrs.cell, x, state, w, b, v.attrs.reverse),
     "constant": lambda v, env: v.attrs.tensor.detach(), "full": _full, "iota": _iota, "aten": _aten, "get": _get,
 }
 

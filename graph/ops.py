@@ -13,6 +13,7 @@ from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
 from .dims import Dim, Shape, floordiv, mod, product
 from .ir import Value
+from .recurrence import states_type
 from .types import DType, TensorType, TupleType, Type, boolean, f32, i8, i32, i64
 
 Infer = Callable[[tuple[TensorType, ...], A.Attrs], Type]
@@ -47,7 +48,7 @@ class OpSpec:
     arity: tuple[int, int]
     attrs: type[A.Attrs]
     infer: Infer
-    group: str  # elementwise, reduce, view, index, update, contraction, quant, check, leaf, extern
+    group: str  # elementwise, reduce, view, index, update, contraction, recurrence, quant, check, leaf, extern
 
 
 def broadcast(shapes: tuple[Shape, ...]) -> Shape:
@@ -306,6 +307,7 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("matmul", (2, 2), A.NoAttrs, _matmul, "contraction"),
     OpSpec("int_matmul", (2, 2), A.NoAttrs, _int_matmul, "contraction"),  # the same of 8-bit integers, exact in i32
     OpSpec("attention", (3, 4), A.AttentionAttrs, _attention, "contraction"),  # q, k, v, mask (bool: keep; float: added)
+    OpSpec("recurrence", (3, 4), A.RecurrenceAttrs, states_type, "recurrence"),  # x, state, w, b: `graph/recurrence.py`
     OpSpec("input", (0, 0), A.InputAttrs, _given, "leaf"),
     OpSpec("constant", (0, 0), A.ConstantAttrs, _given, "leaf"),
     OpSpec("full", (0, 0), A.FullAttrs, _counted, "leaf"),
@@ -344,6 +346,3 @@ def make(op: str, *inputs: Value, attrs: A.Attrs = _NONE, type: Type | None = No
     if not origin and inputs:
         origin = inputs[0].origin
     return Value(op, inputs, attrs, type, origin, name)
-
-
-__all__ = ["OPS", "OpSpec", "make", "infer", "broadcast", "i32", "i64"]

@@ -26,7 +26,7 @@ from .module import Gate, QuantizedModule
 from .plain import from_plain, to_plain
 from .record import QuantRecord
 
-_NAMESPACES = ("aten", "prims", "torchvision", ops.quantize_per_tensor.namespace)
+_NAMESPACES = ("aten", "prims", "torchvision", "sashiko", ops.quantize_per_tensor.namespace)
 _HIGHER_ORDER = ("cond", "map_impl", "while_loop", "wrap_with_set_grad_enabled", "wrap_with_autocast")
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{

@@ -18,6 +18,7 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported
+from ..graph.aten.recurrent import RECURRENCE
 from ..graph.exporting import quiet, translated
 from . import ops
 from .module import FreeDim, QuantizedModule, TensorLeaf
@@ -115,6 +116,32 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
+# A step of each cell of `graph/recurrence.py` in the text form of ONNX: from the hidden state h, the product p with it and x to the state.
+_STEPS = {
+    "lstm": "m = Squeeze(memory, zero) s = Add(p, x) i, f, g, o = Split<axis=1, num_outputs=4>(s) is = Sigmoid(i) fs = Sigmoid(f) "
+            "gt = Tanh(g) os = Sigmoid(o) kept = Mul(fs, m) fresh = Mul(is, gt) c = Add(kept, fresh) ct = Tanh(c) y = Mul(os, ct) "
+            "yu = Unsqueeze(y, zero) cu = Unsqueeze(c, zero) next = Concat<axis=0>(yu, cu)",
+    "gru": "xr, xz, xn = Split<axis=1, num_outputs=3>(x) pr, pz, pn = Split<axis=1, num_outputs=3>(p) rs = Add(xr, pr) r = Sigmoid(rs) "
+           "zs = Add(xz, pz) z = Sigmoid(zs) pnr = Mul(r, pn) ns = Add(xn, pnr) n = Tanh(ns) hn = Sub(h, n) zh = Mul(z, hn) "
+           "y = Add(n, zh) next = Unsqueeze(y, zero)",
+    "rnn_tanh": "s = Add(p, x) y = Tanh(s) next = Unsqueeze(y, zero)",
+    "rnn_relu": "s = Add(p, x) y = Relu(s) next = Unsqueeze(y, zero)",
+}
+
+
+def _step(cell: str) -> Any:
+    """The body of a Scan whose state holds what does not change, too: it names nothing outside."""
+    from onnx import parser
+    from onnx_ir import serde
+
+    parts = "hidden, memory = Split<axis=0, num_outputs=2>(state)" if cell == "lstm" else "hidden = Identity(state)"
+    text = f"""step (float[S, B, H] state, float[H, G] w, float[K] b, float[B, G] x)
+        => (float[S, B, H] next, float[H, G] w_next, float[K] b_next, float[S, B, H] states) {{
+        zero = Constant<value_ints=[0]>() {parts} h = Squeeze(hidden, zero) hw = MatMul(h, w) p = Add(hw, b) {_STEPS[cell]}
+        w_next = Identity(w) b_next = Identity(b) states = Identity(next) }}"""
+    return serde.deserialize_graph(parser.parse_graph(text))
+
+
 def _table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """From operators to functions that call those of ONNX; made on use, since onnxscript is optional."""
     from onnxscript import opset18
@@ -160,7 +187,15 @@ def _table() -> dict[Callable[..., Any], Callable[..., Any]]:
         grouped = op.DequantizeLinear(rows, op.Reshape(scales, flat), zeros, axis=0)
         return op.Cast(op.Reshape(grouped, op.Shape(q)), to=out_dtype)
 
+    def recurrence(cell: str, x: Any, state: Any, w: Any, b: Any, reverse: bool) -> Any:
+        fixed = op.Transpose(w, perm=[1, 0]), op.Constant(value_floats=[0.0]) if b is None else b
+        ways = {"scan_input_directions": [int(reverse)], "scan_output_directions": [int(reverse)]}
+        node = op.Scan(state, *fixed, x, body=_step(cell), num_scan_inputs=1, **ways).producer()
+        node.resize_outputs(4)  # the exporter does not know how many a Scan has
+        return node.outputs[3]
+
     return {
+        RECURRENCE: recurrence,
         ops.choose_per_row: choose_rows,
         ops.choose_per_row_affine: choose_affine_rows,
         ops.quantize_per_row: quantize_rows,

@@ -38,6 +38,7 @@ from .plan import (
     OutputDim,
     OutputTensor,
     Plan,
+    Repeat,
     Segment,
     SegmentOutput,
     Step,
@@ -113,6 +114,7 @@ def _segment_json(segment: Segment) -> Json:
         "buffers": [_buffer_json(buffer) for buffer in segment.buffers],
         "steps": [_step_json(step) for step in segment.steps],
         "orders": segment.orders,
+        "repeats": [[repeat.first, repeat.end, dim_json(repeat.times)] for repeat in segment.repeats],
     }
 
 
@@ -133,6 +135,7 @@ def _segment_from(data: Json) -> Segment:
         tuple(map(_buffer_from, data["buffers"])),
         tuple(map(_step_from, _steps_of(data))),
         tuple(map(order_from, data["orders"])),
+        tuple(Repeat(int(first), int(end), dim_from(times)) for first, end, times in data.get("repeats", ())),  # none before version 5
     )
 
 
@@ -152,10 +155,20 @@ def _steps_of(segment: Json) -> list[Json]:
     return [step for section in segment["sections"] for step in section["steps"]] if "sections" in segment else segment["steps"]
 
 
+def _operand_json(operand: Operand) -> Json:
+    moves = [dim_json(operand.stride), operand.later and _operand_json(operand.later)] if operand.stride != 0 or operand.later else []
+    return [operand.buffer, dim_json(operand.offset), *moves]
+
+
+def _operand_from(data: Json) -> Operand:
+    buffer, offset, stride, later = (*data, 0, None)[:4]
+    return Operand(int(buffer), dim_from(offset), dim_from(stride), None if later is None else _operand_from(later))
+
+
 def _step_json(step: Step) -> Json:
     return {
         "kernel": kernel_json(step.kernel),
-        "operands": [[operand.buffer, dim_json(operand.offset)] for operand in step.operands],
+        "operands": [_operand_json(operand) for operand in step.operands],
         "writes": step.writes, "label": step.label,
         "alternative": kernel_json(step.alternative), "reuses": step.reuses,
         "large": kernel_json(step.large), "large_from": step.large_from,
@@ -165,7 +178,7 @@ def _step_json(step: Step) -> Json:
 def _step_from(data: Json) -> Step:
     return Step(
         kernel_from(data["kernel"]),
-        tuple(Operand(int(buffer), dim_from(offset)) for buffer, offset in data["operands"]),
+        tuple(map(_operand_from, data["operands"])),
         ints(data["writes"]),
         str(data["label"]),
         None if data["alternative"] is None else kernel_from(data["alternative"]),

@@ -18,9 +18,9 @@ from ..cpu_codegen.contract import BufferSlot, DimSlot, KernelCode
 from ..graph.dims import Dim
 from .constants import ConstantSet
 from .memory import Arena
-from .plan import NativeSegment, Operand, Step
+from .plan import NativeSegment, Operand, Repeat, Step
 from .records import Numbers, SegmentRecord, ShapeRecord, number
-from .runner import HEADER, STEP
+from .runner import HEADER, STEP, TURN
 from .turns import CALLERS
 
 # Scalar operations below which a step is not split, and twice the least that a thread is woken for. Measured with kernels of 3 and
@@ -138,6 +138,7 @@ class _Writer:
         self.externals = (0, 0)
         self._patches: list[tuple[int, int, Dim]] = []
         self._params: dict[tuple[float, ...], int] = {}
+        self._moving: dict[Repeat, list[tuple[int, Operand]]] = {}  # slots of repeated steps, and what they point to
 
     def _put(self, *values: int) -> int:
         at = len(self._words)
@@ -161,7 +162,8 @@ class _Writer:
         externals = self._put(*[0] * count)
         steps = self._put(*[0] * (STEP * len(segment.steps)))
         for at, step in enumerate(segment.steps):
-            self._step(step, steps + at * STEP)
+            self._step(step, steps + at * STEP, segment.repeat(at))
+        self._turns(steps)
         table = self._put()
         for word, external, offset in self._patches:
             row = self._put(0, external, 0)
@@ -178,16 +180,36 @@ class _Writer:
         self.externals = externals, count
         return words
 
-    def _step(self, step: Step, at: int) -> None:
+    def _step(self, step: Step, at: int, repeat: Repeat | None) -> None:
         cut = _cut(step, self._segment, self._machine, self._site)
-        self._words[at : at + STEP] = [self._machine.kernels[cut.code.symbol], 0, cut.rows, cut.code.grain, cut.threads]
-        self._point(at + 1, self._slots(step, cut.code))
+        self._words[at : at + STEP] = [self._machine.kernels[cut.code.symbol], 0, cut.rows, cut.code.grain, cut.threads, 0]
+        self._point(at + 1, self._slots(step, cut.code, repeat))
         if _depends_on_shape(step):
             self.places.append(_Place(step, at, cut.code))
         else:
             self.threads = max(self.threads, cut.threads)
 
-    def _slots(self, step: Step, code: KernelCode) -> int:
+    def _turns(self, steps: int) -> None:
+        """Writes the turns of repeated steps and how their operands move. The number of turns so far moves like a slot, too."""
+        turns = [self._put(*[0] * TURN) for _ in self._segment.repeats]
+        self._point(10, len(self._words))
+        for repeat, turn in zip(self._segment.repeats, turns):
+            self._point(steps + (repeat.end - 1) * STEP + 5, turn)
+            self._number(turn + 1, repeat.times)
+            self._words[turn + 2] = repeat.first
+            self._point(turn + 3, len(self._words))
+            moves = [self._put(0, 0, 1, 1)]
+            self._point(moves[0], turn)
+            for word, operand in self._moving.get(repeat, ()):
+                moves.append(self._put(0, 0, 0, 0))
+                self._point(moves[-1], word)
+                for n, place in enumerate(operand.places, 1):
+                    self._place(moves[-1] + n, place)
+                self._number(moves[-1] + 3, operand.stride)
+            self._words[turn + 4] = len(moves)
+            self._words[11] += len(moves)
+
+    def _slots(self, step: Step, code: KernelCode, repeat: Repeat | None) -> int:
         """Writes the slots of a kernel; returns the number of their first word, the address of the status word."""
         start = self._put(*[0] * (1 + len(code.slots)))
         self._point(start, 0)  # the status word opens the frame
@@ -195,12 +217,19 @@ class _Writer:
             if isinstance(slot, DimSlot):
                 self._number(word, slot.dim)
             elif isinstance(slot, BufferSlot):
-                self._buffer(word, step.operands[slot.index])
+                self._operand(word, step.operands[slot.index], repeat)
             else:
                 self._point(word, self._floats(slot.values))
         return start
 
-    def _buffer(self, word: int, operand: Operand) -> None:
+    def _operand(self, word: int, operand: Operand, repeat: Repeat | None) -> None:
+        if repeat is not None and len(operand.places) > 1:
+            self._moving.setdefault(repeat, []).append((word, operand))
+        else:
+            self._place(word, operand)
+
+    def _place(self, word: int, operand: Operand) -> None:
+        """Makes `word` the address of part of a buffer."""
         buffer = self._segment.buffers[operand.buffer]
         if buffer.kind == "arena":
             self._number(word, operand.offset, self._site.arena + self._site.record.offsets[operand.buffer])

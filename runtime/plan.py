@@ -8,7 +8,7 @@ expressions (`Dim`) over the symbols that the shapes of the inputs define.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -39,10 +39,27 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Operand:
-    """Part of a buffer: buffer number in the segment, and the byte where the part starts."""
+    """Part of a buffer: buffer number in the segment, and the byte where the part starts.
+
+    In a repeated step it is the part of the first turn. `later`: that of the second turn where it is not the same buffer `stride` bytes on;
+    each turn after that reads or writes `stride` bytes on from the one before.
+    """
 
     buffer: int
     offset: Dim = 0
+    stride: Dim = 0
+    later: Operand | None = None
+
+    @property
+    def places(self) -> tuple[Operand, ...]:
+        """The part of the first turn, and that of the second if it is another."""
+        if self.later is None and self.stride == 0:
+            return (self,)
+        return self, self.later or Operand(self.buffer, self.offset + self.stride)
+
+    def at(self, offset: Dim) -> Operand:
+        """What lies so many bytes on, in every turn."""
+        return replace(self, offset=self.offset + offset, later=None if self.later is None else self.later.at(offset))
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,15 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """Steps [first, end) run `times` times, at least once, before the step after them."""
+
+    first: int
+    end: int
+    times: Dim
+
+
+@dataclass(frozen=True)
 class SegmentOutput:
     """A value that a native segment makes: a tensor allocated for the call, dense in the order of its type; or the segment's input number
     `updates`, which steps write into."""
@@ -81,7 +107,7 @@ class SegmentOutput:
 
 @dataclass(frozen=True)
 class NativeSegment:
-    """Steps in order of execution. `inputs` are values: dense tensors (others are copied first).
+    """Steps in order of execution, some of them repeated. `inputs` are values: dense tensors (others are copied first).
 
     `orders`: for each input the physical order of its dimensions, outermost first, None for row-major; () when all are row-major.
     """
@@ -91,6 +117,11 @@ class NativeSegment:
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
     orders: tuple[tuple[int, ...] | None, ...] = ()
+    repeats: tuple[Repeat, ...] = ()
+
+    def repeat(self, at: int) -> Repeat | None:
+        """What step `at` is repeated by."""
+        return next((r for r in self.repeats if r.first <= at < r.end), None)
 
     @cached_property
     def spans(self) -> dict[int, tuple[int, int, int | None]]:
@@ -99,10 +130,12 @@ class NativeSegment:
         spans: dict[int, tuple[int, int]] = {}
         takes: dict[int, int] = {}
         for at, step in enumerate(self.steps):
-            for operand in step.operands:
-                if self.buffers[operand.buffer].kind == "arena":
-                    spans[operand.buffer] = spans.get(operand.buffer, (at, at))[0], at
-            takes.update(self._reuses(step))
+            repeat = self.repeat(at)  # the first turn meets what the last one leaves
+            first, last = (at, at) if repeat is None else (repeat.first, repeat.end - 1)
+            for buffer in (place.buffer for operand in step.operands for place in operand.places):
+                if self.buffers[buffer].kind == "arena":
+                    spans[buffer] = spans.get(buffer, (first, last))[0], last
+            takes.update(self._reuses(step) if repeat is None else {})
         order = {buffer: position for position, buffer in enumerate(spans)}
         return {buffer: (*span, order.get(takes.get(buffer, -1))) for buffer, span in spans.items()}
 
@@ -226,8 +259,9 @@ def _native_dims(segment: NativeSegment) -> Iterator[Dim]:
         yield from output.type.shape
         yield from output.type.strides
     yield from (buffer.nbytes for buffer in segment.buffers)
+    yield from (repeat.times for repeat in segment.repeats)
     for step in segment.steps:
-        yield from (operand.offset for operand in step.operands)
+        yield from (dim for operand in step.operands for place in operand.places for dim in (place.offset, place.stride))
         for code in step.variants:
             yield from (code.domain, code.work)
             yield from (slot.dim for slot in code.slots if isinstance(slot, DimSlot))

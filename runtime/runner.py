@@ -2,14 +2,18 @@
 
 It is the same code for every model; what differs is the frame, a block of 8-byte words that `frames.py` writes:
 
-    header    10 words: status (i32), patches, patch count, externals, steps, first step, end step, watch, most threads,
-              the callers that run and those that wait (address of two words)
+    header    12 words: status (i32), patches, patch count, externals, steps, first step, end step, watch, most threads,
+              the callers that run and those that wait (address of two words), moves, move count
     patch     3 words: address of a slot, number of an external pointer, bytes to add
-    step      5 words: kernel, its slots, rows of its domain, grain, threads
+    step      6 words: kernel, its slots, rows of its domain, grain, threads, the turn that it ends or 0
+    turn      5 words: turns so far, turns in all, the step that they begin with, moves, move count
+    move      4 words: address of a slot, what is in it in the first turn and in the second, what is added in each after that
     watch     2 words: rows, row count; a row is 3 words: tensor handle, version, data pointer
 
 First the watched weights are compared: run_plan returns -1 when one has changed. Then the patches put the call's own pointers into
-slots. Then the steps run; the first one that sets the status word stops the run, and its number plus 1 is returned. 0 is success.
+slots and moves, and the moves those of the first turn into their slots. Then the steps run; the first one that sets the status word stops
+the run, and its number plus 1 is returned. 0 is success. Repeated steps take turns: after the last one all slots move on and the first
+one follows, unless the run began behind it.
 
 Threads are those of torch's OpenMP runtime; `team.py` says how they share the steps of a run.
 """
@@ -28,7 +32,7 @@ from . import team
 from .team import word as _word
 
 SYMBOL = "run_plan"
-HEADER, PATCH, STEP, ROW = 10, 3, 5, 3
+HEADER, PATCH, STEP, TURN, MOVE, ROW = 12, 3, 6, 5, 4, 3
 CHANGED = -1
 # TensorBase::_version() of libtorch_cpu; a member function without arguments is called like a C function of `this`.
 _VERSION = "_ZNK2at10TensorBase8_versionEv"
@@ -190,18 +194,59 @@ def _emit_steps(module: Module, arch: str) -> None:
         return []
 
     f.loop(i64(0), _int(f, frame, 2), 1, [], patch)
+    _moved(f, _pointer(f, frame, 10), _int(f, frame, 11), lambda row: _int(f, row, 1))
     f.store(const(I32, 0), frame, 4)
+    at, failed = f.alloca(8, 8), f.alloca(8, 8)
+    first, end = _int(f, frame, 5), _int(f, frame, 6)
+    f.store(first, at)
+    f.store(i64(0), failed)
 
-    def step(number: Val, before: list[Val]) -> list[Val]:
-        def run() -> list[Val]:
-            _step(f, _row(f, steps, number, STEP), state, arch)
-            bad = f.icmp("ne", f.load(I32, frame, 4), const(I32, 0))
-            return [f.select(bad, f.add(number, i64(1)), i64(0))]
+    def step() -> Val:
+        number = f.load(I64, at)
+        row = _row(f, steps, number, STEP)
+        _step(f, row, state, arch)
+        bad = f.icmp("ne", f.load(I32, frame, 4), const(I32, 0))
+        f.store(f.select(bad, f.add(number, i64(1)), i64(0)), failed)
+        following = _following(f, number, _pointer(f, row, 5), first)
+        f.store(following, at)
+        return f.or_(bad, f.icmp("sge", following, end))
 
-        return f.branch(f.icmp("eq", before[0], i64(0)), run, lambda: [before[0]])
+    def run() -> list[Val]:
+        f.until(step)
+        return []
 
-    f.ret(f.loop(_int(f, frame, 5), _int(f, frame, 6), 1, [i64(0)], step)[0])
+    f.branch(f.icmp("slt", first, end), run)
+    f.ret(f.load(I64, failed))
     f.finish()
+
+
+def _moved(f: Function, moves: Val, count: Val, content: Callable[[Val], Val]) -> None:
+    """Fills the slots of moves."""
+
+    def move(number: Val, _: list[Val]) -> list[Val]:
+        row = _row(f, moves, number, MOVE)
+        f.store(content(row), _pointer(f, row, 0))
+        return []
+
+    f.loop(i64(0), count, 1, [], move)
+
+
+def _following(f: Function, number: Val, turn: Val, start: Val) -> Val:
+    """The step after step `number`: the first one of a turn that is not the last. start: the first step of the run."""
+
+    def ends() -> list[Val]:
+        done, first = f.add(_int(f, turn, 0), i64(1)), _int(f, turn, 2)
+
+        def again() -> list[Val]:
+            later = f.sub(done, i64(1))
+            content = lambda row: f.add(_int(f, row, 2), f.mul(later, _int(f, row, 3)))  # noqa: E731
+            _moved(f, _pointer(f, turn, 3), _int(f, turn, 4), content)
+            return [first]
+
+        more = f.and_(f.icmp("slt", done, _int(f, turn, 1)), f.icmp("sge", first, start))
+        return f.branch(more, again, lambda: [f.add(number, i64(1))])
+
+    return f.branch(f.icmp("ne", turn, Val(PTR, "null")), ends, lambda: [f.add(number, i64(1))])[0]
 
 
 def _step(f: Function, step: Val, state: Val, arch: str) -> None:

@@ -32,18 +32,29 @@ class Stopwatch:
         self.times.append(StepTime(label, perf_counter() - self._start))
 
     def run(self, run: Callable[[int], int], frame: Frame, segment: NativeSegment) -> int:
-        """Runs a frame as `run_plan` would, one step after another; returns what it would return."""
+        """Runs a frame as `run_plan` would, one step after another; returns what it would return. Repeated steps share the time
+        of all turns as they share that of the first."""
         failed = 0
         try:
             for number, step in enumerate(segment.steps):
-                frame.limit(number, number + 1)
-                self.start()
-                failed = run(frame.address)
-                self.stop(step.label)
+                failed = self._timed(run, frame, (number, number + 1), step.label)
                 if failed:
                     break
+                repeat = segment.repeat(number)
+                if repeat is not None and number + 1 == repeat.end and repeat.first < number:
+                    self._timed(run, frame, (repeat.first, repeat.end), "")
+                    whole, turn = self.times.pop().seconds, self.times[repeat.first - repeat.end :]
+                    share = whole / sum(each.seconds for each in turn)
+                    self.times[repeat.first - repeat.end :] = [StepTime(each.label, share * each.seconds) for each in turn]
         finally:
             frame.limit(0, len(segment.steps))
+        return failed
+
+    def _timed(self, run: Callable[[int], int], frame: Frame, steps: tuple[int, int], label: str) -> int:
+        frame.limit(*steps)
+        self.start()
+        failed = run(frame.address)
+        self.stop(label)
         return failed
 
 

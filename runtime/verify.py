@@ -49,7 +49,11 @@ def _verify_native(segment: NativeSegment, constants: int, where: str) -> None:
         number for number, buffer in enumerate(segment.buffers)
         if buffer.kind in ("input", "constant") or (buffer.kind == "output" and buffer.index in updated)
     }
-    for step in segment.steps:
+    ends = [0, *(bound for repeat in segment.repeats for bound in (repeat.first, repeat.end)), len(segment.steps)]
+    _require(ends == sorted(ends) and all(r.first < r.end for r in segment.repeats), "repeated steps overlap or do not exist", where)
+    for at, step in enumerate(segment.steps):
+        moving = any(len(operand.places) > 1 for operand in step.operands)
+        _require(not moving or segment.repeat(at) is not None, "operands move from turn to turn of a step that has one", where)
         _verify_step(step, segment.buffers, ready, f"{step.label or step.kernel.symbol} in {where}")
     unwritten = {b.index for n, b in enumerate(segment.buffers) if b.kind == "output" and n in ready}
     lacking = sorted(set(range(len(segment.outputs))) - unwritten)
@@ -58,8 +62,8 @@ def _verify_native(segment: NativeSegment, constants: int, where: str) -> None:
 
 def _verify_step(step: Step, buffers: tuple[Buffer, ...], ready: set[int], where: str) -> None:
     """Checks one step; `ready` gains the buffers that it writes."""
-    for operand in step.operands:
-        _require(0 <= operand.buffer < len(buffers), f"there is no buffer {operand.buffer}", where)
+    for number in (place.buffer for operand in step.operands for place in operand.places):
+        _require(0 <= number < len(buffers), f"there is no buffer {number}", where)
     used: set[int] = set()  # a kernel may leave some operands alone, which need not hold anything yet
     for code in step.variants:
         taken = {slot.index for slot in code.slots if isinstance(slot, BufferSlot)}

@@ -74,10 +74,31 @@ class CallItem:
 
 
 @dataclass(frozen=True, eq=False)
+class RecurrenceItem:
+    """A recurrence: `step` is run once for each step in time. Its inputs, in order, are what the operands of `value` are in a step, but for
+    those that are constant; `state` is what it computes, the state after the step."""
+
+    value: Value
+    step: Program
+    state: Value
+
+    @property
+    def writes(self) -> tuple[Value, ...]:
+        return (self.value,)
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return self.value.inputs
+
+
+Item = LoopItem | ContractionItem | CallItem | RecurrenceItem
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
     """One native segment: items in execution order; `stored` are the values that have buffers besides inputs and constants."""
 
-    items: tuple[LoopItem | ContractionItem | CallItem, ...]
+    items: tuple[Item, ...]
     inputs: tuple[Value, ...]
     constants: tuple[Value, ...]
     outputs: tuple[Value, ...]

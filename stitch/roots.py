@@ -17,7 +17,8 @@ from .views import VIEWS, affine, axes, in_pieces, offset, strip, unmerged
 
 WITH_EPILOGUE = ("linear", "group_linear", "int_linear", "matmul", "int_matmul")
 PIECEWISE = ("linear", "group_linear", "int_linear")  # their left operand may lie in pieces
-ANCHORS = (*WITH_EPILOGUE, "attention", "call")
+WHOLE = ("recurrence", "call")  # their operands are read as they are, dense and row-major
+ANCHORS = (*WITH_EPILOGUE, "attention", *WHOLE)
 
 
 @dataclass
@@ -95,7 +96,7 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
         if value.op in ANCHORS:
             flush(value.inputs)
             for operand in _read_by_pointer(value):
-                root = operand if value.op == "call" else _root_of(operand, value, available, roots.stored)
+                root = operand if value.op in WHOLE else _root_of(operand, value, available, roots.stored)
                 if root not in available:
                     roots.stored[root] = None
             below[value] |= 1 << position[value]

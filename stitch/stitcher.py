@@ -12,7 +12,7 @@ from .domain import Domain, finish
 from .group import Group, form, group_of, is_expensive, joined, lower_group, related
 from .lower import NeedsBuffer
 from .program import CallItem, ContractionItem, LoopItem, Program
-from .roots import ANCHORS, Roots, find_roots
+from .roots import ANCHORS, WHOLE, Roots, find_roots
 
 MAX_STORES = 8  # outputs of one loop nest: more and their write streams evict each other from L1
 
@@ -88,7 +88,7 @@ def _with_own(groups: dict[Value, Group], late: set[Value]) -> list[Value]:
 
 def _form_anchor(anchor: Value, roots: Roots, stored: set[Value]) -> Group:
     members = [v for v in roots.stored if roots.epilogue.get(v) is anchor or v is anchor]
-    if anchor.op == "call":
+    if anchor.op in WHOLE:
         return Group(members, Domain(()), anchor, dict.fromkeys(anchor.inputs))
     made = lower_epilogue(anchor, members, stored)
     pointers = anchor.inputs[:3] if anchor.op == "attention" else anchor.inputs[:2]
@@ -241,7 +241,7 @@ def _behind(group: Group, others: Sequence[Group], made: Mapping[Value, Group]) 
 
 
 def _item(group: Group, number: int, stored: set[Value]) -> LoopItem | ContractionItem | CallItem:
-    if group.anchor is not None and group.anchor.op == "call":
+    if group.anchor is not None and group.anchor.op in WHOLE:
         return CallItem(group.anchor)
     if group.anchor is not None:
         return contraction_item(group.anchor, group.roots, stored, stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +61,13 @@ def work_of(example: Example) -> Work:
     def attention(q: Any, k: Any, v: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
         return int(sdpa_flop(q, k, v))
 
-    # torch's table knows the attention of GPUs only.
-    mapping = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
-    with FlopCounterMode(display=False, custom_mapping=mapping) as counter, torch.no_grad():
+    def recurrent(x: Any, w: Any, w_state: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+        return int(2 * math.prod(x[:2]) * (math.prod(w) + math.prod(w_state)))
+
+    # torch's table knows the attention of GPUs only, and no layer of oneDNN's.
+    aten: Any = torch.ops.aten
+    layers = {aten._scaled_dot_product_flash_attention_for_cpu: attention, aten.mkldnn_rnn_layer: recurrent}
+    with FlopCounterMode(display=False, custom_mapping=layers) as counter, torch.no_grad():
         results = torch.utils._pytree.tree_leaves(example.model(*example.args))
     modules = (module for module in example.model.modules() if not isinstance(module, torch.nn.Embedding))
     weights = {id(p): p.numel() for module in modules for p in module.parameters(recurse=False)}

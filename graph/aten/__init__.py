@@ -13,6 +13,7 @@ from . import (
     normalization,
     pointwise,
     quantized,
+    recurrent,
     reductions,
     resize,
     shape,
@@ -26,7 +27,7 @@ from .complex_numbers import Pair
 
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
-    **windows.ROWS, **transposed.ROWS, **resize.ROWS, **transformer.ROWS, **updates.ROWS,
+    **windows.ROWS, **transposed.ROWS, **resize.ROWS, **transformer.ROWS, **recurrent.ROWS, **updates.ROWS,
 }
 # Of operations that are decomposed with the rest where a program is.
 COMPOSITES: dict[Any, Row] = composite.ROWS
@@ -34,4 +35,4 @@ COMPOSITES: dict[Any, Row] = composite.ROWS
 # Of operations on complex tensors.
 COMPLEX: dict[Any, complex_numbers.ComplexRow] = complex_numbers.ROWS
 
-__all__ = ["COMPLEX", "COMPOSITES", "TABLE", "Call", "Pair", "Row", "SymScalar", "composite", "quantized"]
+__all__ = ["COMPLEX", "COMPOSITES", "TABLE", "Call", "Pair", "Row", "SymScalar", "composite", "quantized", "recurrent"]

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from sashiko.graph.aten.recurrent import RECURRENCE
+
 aten = torch.ops.aten
 torch.manual_seed(1)
 WORDS, OTHERS = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
@@ -27,6 +29,13 @@ BAGS: tuple[tuple[Any, tuple[Any, ...]], ...] = (  # of 3, and of 4 indices
       for op in (aten._embedding_bag.default, aten._embedding_bag_forward_only.default) for mode in range(3)),
     *((aten.embedding_bag.padding_idx, (TABLE_OF, BAG, range(0, 12, 4), False, mode, False, None, False, 2)) for mode in (0, 1)),
     (aten._embedding_bag.default, (TABLE_OF, BAG, range(0, 12, 4), False, 0, False, torch.rand(12), False, -1)),
+)
+GATES, STATES, RECURRENT = torch.randn(4, 2, 12), torch.randn(2, 2, 3), torch.randn(12, 3)
+RECURRENCES: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (RECURRENCE, ("lstm", GATES, STATES, RECURRENT, torch.randn(12), True)),
+    (RECURRENCE, ("gru", GATES[:, :, :9].clone(), STATES[:1], RECURRENT[:9], None, False)),
+    (RECURRENCE, ("rnn_tanh", GATES[:, :, :3].clone(), STATES[:1], RECURRENT[:3], None, False)),
+    (RECURRENCE, ("rnn_relu", GATES[:, :, :3].clone(), STATES[:1], RECURRENT[:3], torch.randn(3), True)),
 )
 HEADS, ROWS = torch.randn(2, 4, 5, 8), torch.randn(2, 3, 4)
 PUTS: tuple[tuple[Any, tuple[Any, ...]], ...] = (

@@ -26,7 +26,7 @@ from sashiko.graph.aten import TABLE
 from sashiko.graph.aten.pointwise import ROWS as POINTWISE
 from sashiko.graph.capture import Captured, from_fx
 from sashiko.graph.verify import verify
-from tests.graph.calls import BAGS, FUSED, PUTS
+from tests.graph.calls import BAGS, FUSED, PUTS, RECURRENCES
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the database exercises deprecated functions too
 
@@ -255,7 +255,7 @@ OWN: tuple[Recorded, ...] = (
     *(Recorded(op, args, {}) for op, args in BAGS),
     *(Recorded(op, args, {}) for op, args in FUSED),
     *(Recorded(op, args, {}) for op, args in POSITIONAL),
-    *(Recorded(op, args, {}) for op, args in PUTS),
+    *(Recorded(op, args, {}) for op, args in (*PUTS, *RECURRENCES)),
     Recorded(aten.true_divide.Tensor, (X, Y), {}),
     Recorded(aten.div.Scalar_mode, (X, 0.3), {"rounding_mode": "floor"}),
     Recorded(aten.div.Tensor_mode, (X, Y), {"rounding_mode": "trunc"}),

@@ -102,7 +102,7 @@ CASES: dict[str, Case] = {
     "vit": Case(hugging("ViTModel", "ViTConfig", image_size=32, patch_size=8, **SMALL), pictures, axes=(0,)),
     "resnet": Case(hugging("ResNetModel", "ResNetConfig", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"),
                    pictures, axes=(0,)),
-    "lstm": Case(Recurrent, lambda batch, length: (torch.randn(batch, 5, 8),), axes=(0,), slow=False),
+    "lstm": Case(Recurrent, lambda batch, length: (torch.randn(batch, length, 8),), axes=(0, 1), slow=False),
 }
 
 

@@ -88,6 +88,32 @@ def test_bert(preset: Any, tmp_path: Path) -> None:
     assert max(steps(small, tmp_path / "b.onnx", b) for b in (tokens(3, 9), tokens(2, 6))) < 1
 
 
+@pytest.mark.parametrize(("cell", "options"), [
+    (nn.LSTM, {"bidirectional": True}), (nn.GRU, {}), (nn.RNN, {"bias": False}), (nn.RNN, {"nonlinearity": "relu", "bidirectional": True}),
+])
+def test_recurrent_layers(cell: type[nn.RNNBase], options: dict[str, Any], tmp_path: Path) -> None:
+    """Walks through time with the length of the call. Only the head is quantized."""
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = cell(8, 12, batch_first=True, **options)
+            self.head = nn.Linear(12 * (1 + self.cells.bidirectional), 8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            out, last = self.cells(x)
+            return out, last, self.head(out)
+
+    small = quantize(Tagger().eval(), [torch.randn(3, 7, 8)], preset="int8-weight", exclude=[cell])
+    export_onnx(small, tmp_path / "r.onnx")
+    assert kinds(tmp_path / "r.onnx")["Scan"] == 1 + options.get("bidirectional", False)
+    for batch, length in ((3, 7), (2, 12)):
+        given = {"x": torch.randn(batch, length, 8)}
+        assert steps(small, tmp_path / "r.onnx", given) < 1
+        exact = [*zip(run(tmp_path / "r.onnx", given), torch.utils._pytree.tree_leaves(small(**given)), strict=True)]
+        assert all(torch.allclose(a, b, rtol=0, atol=1e-6) for a, b in exact[:-1])
+
+
 def test_examples_may_be_given(tmp_path: Path) -> None:
     small = quantize(mlp(), [torch.randn(4, 8)])
     for n, example in enumerate(((torch.randn(4, 8),), {"input": torch.randn(4, 8)})):

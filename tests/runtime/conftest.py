@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from sashiko.runtime.plan import (
     Operand,
     OutputTensor,
     Plan,
+    Repeat,
     SegmentOutput,
     Step,
 )
@@ -164,6 +165,30 @@ class Chain:
         segment = self.segment(list(range(inputs)), results)
         arguments = tuple(InputTensor(f"x{n}", kind, n) for n in range(inputs))
         return Plan(arguments, tuple(OutputTensor(r) for r in results), (segment,), tuple(self.sources))
+
+
+def recurrence(backwards: bool = False) -> Plan:
+    """x[rows, cols], s[cols] to y[rows, cols] with y[t] = 2 * (y[t - 1] + x[t]), s before the first; or y[t + 1], s after the last."""
+    row, c = 4 * COLS, Chain(rows=1)
+    c.inputs(2)
+    middle, y = c.arena(), c.buffer("output", 0)
+    c.step("add", [1, 0], middle)
+    c.step("scale", [middle], y, 2.0)
+    walk = Operand(0, (ROWS - 1) * row, -row) if backwards else Operand(0, 0, row)
+    written = replace(walk, buffer=y)
+    add, scale = c.steps
+    moving = (
+        replace(add, operands=(Operand(1, 0, walk.stride, written), walk, Operand(middle))),
+        replace(scale, operands=(Operand(middle), written)),
+    )
+    matrix, vector = TensorType(f32, (ROWS, COLS)), TensorType(f32, (COLS,))
+    segment = NativeSegment((0, 1), (SegmentOutput(2, matrix),), tuple(c.buffers), moving, repeats=(Repeat(0, 2, ROWS),))
+    return Plan((InputTensor("x", matrix, 0), InputTensor("s", vector, 1)), (OutputTensor(2),), (segment,))
+
+
+@pytest.fixture
+def repeated() -> Callable[..., Plan]:
+    return recurrence
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -119,6 +120,27 @@ def test_times_name_every_step(code: Code) -> None:
     (got,) = executable(torch.ones(3))
     assert isinstance(got, torch.Tensor)
     assert got.tolist() == [1.0] * 3, "whole calls run all steps again"
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_repeated_steps_walk_through_their_operands(code: Code, repeated: Callable[..., Plan], backwards: bool) -> None:
+    executable = Executable(repeated(backwards), code)
+    for rows, cols in ((1, 3), (2, 3), (7, 1), (7, 5), (40, 3), (2, 3)):
+        x, state = torch.rand(rows, cols) / 2, torch.rand(cols)
+        expected, now = torch.empty(rows, cols), state
+        for t in reversed(range(rows)) if backwards else range(rows):
+            now = expected[t] = 2 * (now + x[t])
+        for _ in range(2):  # a run leaves the frame as it was
+            (got,) = executable(x, state)
+            assert isinstance(got, torch.Tensor) and torch.equal(got, expected)
+
+
+def test_a_repeated_step_is_timed_with_all_its_turns(code: Code, repeated: Callable[..., Plan]) -> None:
+    executable = Executable(repeated(), code)
+    seconds = [[t.seconds for t in executable.times(torch.rand(rows, 64), torch.rand(64), repeat=5)] for rows in (2, 20000)]
+    assert len(seconds[0]) == 2 and sum(seconds[1]) > 20 * sum(seconds[0])
+    (got,) = executable(torch.zeros(3, 1), torch.ones(1))
+    assert isinstance(got, torch.Tensor) and got.flatten().tolist() == [2.0, 4.0, 8.0]
 
 
 PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)

@@ -22,7 +22,7 @@ from sashiko.platforms.target import Target
 from sashiko.runtime import encode_plan
 from sashiko.runtime import save as saved
 from sashiko.runtime.executable import Code, Executable
-from sashiko.runtime.plan import AtenStep, ConstantSource, InputInt, InputTensor, OutputDim, OutputTensor, Plan, Step
+from sashiko.runtime.plan import AtenStep, ConstantSource, InputInt, InputTensor, Operand, OutputDim, OutputTensor, Plan, Repeat, Step
 from sashiko.runtime.save import load, save
 
 ATEN = torch.ops.aten
@@ -206,7 +206,18 @@ def test_a_file_from_before_steps_were_entered_one_by_one(model: Executable, tmp
     assert loaded.plan.segments[0] == model.plan.segments[0] and loaded.code == own
 
 
+def test_repeated_steps(code: Code, repeated: Callable[..., Plan], tmp_path: Path) -> None:
+    model = Executable(repeated(True), code)
+    save(model, tmp_path / "model")
+    loaded = load(tmp_path / "model").executable
+    assert loaded.plan.segments == model.plan.segments
+    x, state = torch.rand(9, 4), torch.rand(4)
+    assert all(map(torch.equal, loaded(x, state), model(x, state)))
+
+
 def test_steps_are_all_saved() -> None:
-    """A field that is added to a step must be added to its JSON form, too."""
+    """A field that is added to a step, an operand or a repeat must be added to its JSON form, too."""
     names = {"kernel", "operands", "writes", "label", "alternative", "reuses", "large", "large_from"}
     assert set(Step.__dataclass_fields__) == names
+    assert set(Operand.__dataclass_fields__) == {"buffer", "offset", "stride", "later"}
+    assert set(Repeat.__dataclass_fields__) == {"first", "end", "times"}

@@ -11,7 +11,7 @@ import torch
 from sashiko.cpu_codegen.contract import BufferSlot, KernelCode
 from sashiko.diagnostics.errors import InvalidGraph
 from sashiko.graph.attrs import Slot
-from sashiko.runtime.plan import AtenStep, NativeSegment, Operand, OutputTensor, Plan
+from sashiko.runtime.plan import AtenStep, NativeSegment, Operand, OutputTensor, Plan, Repeat
 from sashiko.runtime.verify import verify
 
 
@@ -53,6 +53,11 @@ WRONG: tuple[tuple[str, Callable[[Plan], Plan], str], ...] = (
     ("input written", lambda p: steps(p, {"writes": (0, 1)}), "must not be written"),
     ("operand that is not there", lambda p: steps(p, {"kernel": KernelCode("scale", (BufferSlot(4),), 3)}), "operand 4 of 2"),
     ("no grain", lambda p: steps(p, {"kernel": KernelCode("scale", (), 3, 0)}), "no grain"),
+    ("repeats that overlap", lambda p: native(p, repeats=(Repeat(0, 2, 3), Repeat(1, 2, 3))), "overlap"),
+    ("repeats beyond the end", lambda p: native(p, repeats=(Repeat(1, 3, 2),)), "do not exist"),
+    ("moves without turns", lambda p: steps(p, {"operands": (Operand(0, 0, 4), Operand(1))}), "of a step that has one"),
+    ("later buffer that is not there", lambda p: native(steps(p, {"operands": (Operand(0, 0, 4, Operand(9)), Operand(1))}),
+                                                        repeats=(Repeat(0, 1, 2),)), "no buffer 9"),
     ("memory shared the wrong way", lambda p: steps(p, {}, {"reuses": ((0, 1),)}), "cannot share"),
 )
 

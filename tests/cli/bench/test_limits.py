@@ -56,5 +56,11 @@ def test_attention_counts_and_tables_of_embeddings_do_not() -> None:
     assert work.operations == 2 * (2 * 4 * 4 * 8) * 2  # two products of 4 x 4 x 8 for each of two samples
 
 
+@pytest.mark.parametrize(("cells", "gates"), [(nn.LSTM(8, 16, 2, bidirectional=True), 4), (nn.GRU(8, 16, 2, bidirectional=True), 3)])
+def test_recurrent_layers_count_all_steps(cells: nn.Module, gates: int) -> None:
+    work = work_of(example(cells, torch.randn(5, 3, 8)))
+    assert work.operations == 2 * 2 * (5 * 3) * gates * 16 * ((8 + 16) + (32 + 16))
+
+
 def test_kinds() -> None:
     assert [kind(p) for p in ("fp32", "bf16", "int8", "int8-minmax")] == ["fp32", "bf16", "int8", "int8"]

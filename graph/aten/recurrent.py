@@ -1,0 +1,94 @@
+"""Recurrent layers of PyTorch: each layer and direction a product over all times, and one operation that walks through time.
+
+torch.export would write out every step, which ties a program to one length and makes it long. While it traces, `Layers` puts
+`sashiko::recurrence` in the place of `torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .. import build as b
+from ..ir import Value
+from ..recurrence import CELLS, reference
+from .call import Call, Row
+
+_SCHEMA = "(str cell, Tensor x, Tensor state, Tensor w, Tensor? b, bool reverse) -> Tensor"
+_NAME = "sashiko::recurrence"
+
+
+def _recurrence(cell: str, x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, reverse: bool) -> Tensor:
+    return reference(cell, x, state, w, b, reverse)
+
+
+def _shape(cell: str, x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, reverse: bool) -> Tensor:
+    return x.new_empty((x.shape[0], *state.shape))
+
+
+torch.library.define(_NAME, _SCHEMA)
+torch.library.impl(_NAME, "CPU", _recurrence)
+torch.library.register_fake(_NAME, _shape)
+RECURRENCE: torch._ops.OpOverload = torch.ops.sashiko.recurrence.default
+
+
+class Layers(TorchFunctionMode):
+    """Takes recurrent layers apart where it can; the others are what PyTorch makes of them."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        cell = getattr(func, "__name__", "")
+        if cell in CELLS and func is getattr(torch, cell) and not kwargs and _separable(*args):
+            return _layers(cell, *args)
+        return func(*args, **(kwargs or {}))
+
+
+def _separable(x: Tensor, states: Any, weights: Any, biases: Any, *rest: Any) -> bool:
+    """Sequences of one length, without gradients, dropout between the layers, and projections of the hidden state; of more than one step,
+    unless that depends on the call."""
+    if not isinstance(weights, (list, tuple)) or len(rest) != 5:  # packed sequences have their lengths second
+        return False
+    layers, dropout, training, two_ways, batch_first = rest
+    each = (1 + two_ways) * layers * (4 if biases else 2)
+    if x.dim() != 3 or x.dtype != torch.float32 or len(weights) != each or (training and dropout):
+        return False
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
+        return False
+    times: int | torch.SymInt = x.shape[1 if batch_first else 0]
+    return isinstance(times, torch.SymInt) or times > 1
+
+
+def _layers(
+    cell: str, x: Tensor, states: Any, weights: Sequence[Tensor], biases: bool, layers: int, dropout: float, training: bool,
+    two_ways: bool, batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """What PyTorch's function of these arguments returns."""
+    x = x.transpose(0, 1) if batch_first else x
+    first = states if isinstance(states, (list, tuple)) else (states,)
+    ways, each = 1 + two_ways, 4 if biases else 2
+    last: list[Tensor] = []
+    for layer in range(layers):
+        found: list[Tensor] = []
+        for way in range(ways):
+            at = layer * ways + way
+            w_in, w, *bias = weights[at * each : (at + 1) * each]
+            b_in, b_state = bias or (None, None)
+            given = torch.nn.functional.linear(x, w_in, b_in)
+            all_states = RECURRENCE(cell, given, torch.stack([s[at] for s in first]), w, b_state, bool(way))
+            last.append(all_states[0 if way else -1])
+            found.append(all_states[:, 0])
+        x = torch.cat(found, 2) if two_ways else found[0]
+    final = torch.stack(last, 1)
+    return (x.transpose(0, 1) if batch_first else x, *final)
+
+
+def recurrence(c: Call, cell: str, x: Value, state: Value, w: Value, bias: Value | None, reverse: bool) -> Value:
+    return b.recurrence(cell, x, state, w, bias, reverse=reverse)
+
+
+ROWS: dict[Any, Row] = {RECURRENCE: recurrence}

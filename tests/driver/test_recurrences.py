@@ -1,0 +1,165 @@
+"""Recurrent layers compiled: steps that the plan repeats, for every cell, direction, length and precision."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import sashiko
+from sashiko.diagnostics.errors import InputError
+from sashiko.runtime.plan import NativeSegment
+
+CELLS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
+
+
+def layer(cell: str, features: int = 12, size: int = 20, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    kind = {"nonlinearity": cell.removeprefix("rnn_")} if cell.startswith("rnn") else {}
+    return CELLS[cell](features, size, batch_first=True, **kind, **options).eval()
+
+
+def leaves(results: Any) -> list[torch.Tensor]:
+    return [t for t in torch.utils._pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+
+
+def agree(compiled: Any, model: nn.Module, x: torch.Tensor, tolerance: float = 2e-6) -> None:
+    """Every result beside PyTorch's in f64. Numbers are at most about 1."""
+    with torch.no_grad():
+        expected = leaves(copy.deepcopy(model).double()(x.double()))
+    for got, want in zip(leaves(compiled(x)), expected, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance)
+
+
+FREE = ({0: Dim("batch", max=40), 1: Dim("length", max=200)},)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_one_compilation_serves_every_length(cell: str) -> None:
+    model = layer(cell, num_layers=2, bidirectional=True)
+    compiled = sashiko.compile(model, (torch.randn(2, 5, 12),), dynamic_shapes=FREE, strict=True)
+    for batch, length in ((2, 5), (1, 1), (3, 2), (33, 7), (1, 200), (2, 5)):
+        agree(compiled, model, torch.randn(batch, length, 12))
+    with pytest.raises(InputError, match=r"s\d+ != 0"):
+        compiled(torch.randn(2, 0, 12))
+    agree(compiled, model, torch.randn(0, 3, 12))
+
+
+def test_the_plan_does_not_grow_with_the_length() -> None:
+    plans = [sashiko.compile(layer("lstm"), (torch.randn(1, length, 12),)).executable.plan for length in (3, 300)]
+    (short,), (long,) = (p.segments for p in plans)
+    assert isinstance(short, NativeSegment) and isinstance(long, NativeSegment)
+    assert len(short.steps) == len(long.steps) and [r.times for r in (*short.repeats, *long.repeats)] == [3, 300]
+
+
+@pytest.mark.parametrize("target", ["x86_64_v3", "x86_64_v4"])
+def test_other_targets(target: str) -> None:
+    model = layer("gru", bidirectional=True)
+    agree(sashiko.compile(model, (torch.randn(2, 6, 12),), target=target), model, torch.randn(2, 6, 12))
+
+
+def test_bf16_products() -> None:
+    """Numbers of at most 1 with 8 bits, summed 20 at a time and fed back: far from f32, within a few units of bf16."""
+    model, x = layer("lstm"), torch.randn(2, 9, 12)
+    compiled = sashiko.compile(model, (x,), precision="bf16")
+    agree(compiled, model, x, 2**-6)
+    with pytest.raises(AssertionError):
+        agree(compiled, model, x)
+
+
+def test_weights_that_change_are_noticed() -> None:
+    model, x = layer("gru"), torch.randn(2, 6, 12)
+    compiled = sashiko.compile(model, (x,))
+    with torch.no_grad():
+        model.weight_hh_l0.mul_(-1)
+        model.bias_hh_l0.add_(0.5)
+    agree(compiled, model, x)
+
+
+class GivenWeights(nn.Module):
+    """Weights that come with the call, and a first state that is computed."""
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor, w_state: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first = torch.stack([x.mean(1)[:, :20], x.amax(1)[:, :20]])[:, None]
+        out, hidden, memory = torch.lstm(x, (first[0], first[1]), (w, w_state, b, b), True, 1, 0.0, False, False, True)
+        return torch.cat([out[:, -1], hidden[0], memory[0]], 1)
+
+
+def test_weights_that_are_arguments() -> None:
+    model, x, weights = GivenWeights().eval(), torch.randn(3, 6, 24), (torch.randn(80, 24) / 5, torch.randn(80, 20) / 5, torch.randn(80))
+    compiled = sashiko.compile(model, (x, *weights), strict=True)
+    torch.testing.assert_close(compiled(x, *weights), model(x, *weights), rtol=0, atol=2e-6)
+
+
+def test_a_state_of_the_callers() -> None:
+    model, x = layer("lstm", num_layers=2), torch.randn(2, 6, 12)
+    state = (torch.randn(2, 2, 20), torch.randn(2, 2, 20))
+    compiled, kept = sashiko.compile(model, (x, state)), [s.clone() for s in state]
+    for got, want in zip(leaves(compiled(x, state)), leaves(model(x, state)), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=2e-6)
+    assert all(torch.equal(s, k) for s, k in zip(state, kept, strict=True))
+
+
+def test_two_threads() -> None:
+    model, x = layer("lstm", 96, 256), torch.randn(64, 12, 96)
+    compiled, before = sashiko.compile(model, (x,)), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for _ in range(5):
+            agree(compiled, model, x)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8-static"])
+def test_quantized(preset: str, tmp_path: Path) -> None:
+    """Products over all times have int8 weights, the hidden state stays as it is; the length that calibration saw is not the only one."""
+    model = nn.Sequential(layer("lstm", 64, 64, bidirectional=True)).eval()
+    small = sashiko.quantize(model, [torch.randn(2, 9, 64) for _ in range(3)], preset=preset)
+    assert [s.site.operation for s in small.record.sites] == ["linear", "linear"]
+    small.save(tmp_path / "small")
+    compiled = sashiko.compile(small, (torch.randn(2, 9, 64),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    for module in (small, sashiko.load(tmp_path / "small")):
+        for length in (9, 31):
+            x = torch.randn(2, length, 64)
+            for got, want, real in zip(*(leaves(f(x)) for f in (compiled, module, model)), strict=True):
+                assert (want - real).norm() < 0.03 * real.norm()
+                # A number that is rounded the other way is one step of 127, of one of 64 terms, and is fed back.
+                assert (got - want).abs().max() < 0.01
+
+
+def test_saved(tmp_path: Path) -> None:
+    model = layer("gru", bidirectional=True)
+    compiled = sashiko.compile(model, (torch.randn(2, 5, 12),), dynamic_shapes=FREE)
+    compiled.save(tmp_path / "gru")
+    loaded, x = sashiko.load(tmp_path / "gru"), torch.randn(4, 17, 12)
+    for got, want in zip(leaves(loaded(x)), leaves(compiled(x)), strict=True):
+        assert torch.equal(got, want)
+    with pytest.raises(InputError, match=r"s\d+ != 0"):
+        loaded(torch.randn(2, 0, 12))
+
+
+def test_explained_and_timed() -> None:
+    compiled = sashiko.compile(layer("lstm"), (torch.randn(2, 50, 12),))
+    text = sashiko.explain(compiled)
+    assert text.count(", 50 times") == 2 and "sigmoid" in text
+    x = torch.randn(2, 50, 12)
+    times = {t.label: t.seconds for t in compiled.times(x)}
+    assert all(seconds > 0 for seconds in times.values())
+    agree(compiled, layer("lstm"), x)
+
+
+def test_dynamo_takes_them_apart_where_it_is_told_to() -> None:
+    """By default Dynamo runs whatever holds an nn.LSTM in eager mode."""
+    model = layer("lstm", bidirectional=True)
+    with torch._dynamo.config.patch(allow_rnn=True), torch.no_grad():
+        compiled = torch.compile(model, backend="sashiko", dynamic=True, fullgraph=True)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        for length in (5, 9, 40):
+            agree(compiled, model, torch.randn(2, length, 12))
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1
