@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def work_of(example: Example) -> Work:
 
     # torch's table knows the attention of GPUs only, and no layer of oneDNN's.
     aten: Any = torch.ops.aten
-    layers = {aten._scaled_dot_product_flash_attention_for_cpu: attention, aten.mkldnn_rnn_layer: recurrent}
+    layers: dict[Any, Callable[..., int]] = {aten._scaled_dot_product_flash_attention_for_cpu: attention, aten.mkldnn_rnn_layer: recurrent}
     with FlopCounterMode(display=False, custom_mapping=layers) as counter, torch.no_grad():
         results = torch.utils._pytree.tree_leaves(example.model(*example.args))
     modules = (module for module in example.model.modules() if not isinstance(module, torch.nn.Embedding))
