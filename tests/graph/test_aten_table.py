@@ -10,7 +10,6 @@ import math
 import operator
 import sys
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +26,7 @@ from sashiko.graph.aten.pointwise import ROWS as POINTWISE
 from sashiko.graph.capture import Captured, from_fx
 from sashiko.graph.verify import verify
 from tests.graph.calls import BAGS, FUSED, PUTS, RECURRENCES
+from tests.graph.eager import Recorded, copied, order_of_sums, own_error, reference, rounded_fractions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the database exercises deprecated functions too
 
@@ -38,15 +38,6 @@ FIRST_ONLY = {  # the other results are for training
     aten.embedding_bag.padding_idx, aten._embedding_bag.default, aten._embedding_bag_forward_only.default,
 }
 UNDEFINED = {op for op in TABLE if "empty" in str(op)}  # their content is whatever was in memory
-
-
-@dataclass(frozen=True, eq=False)
-class Recorded:
-    """One call of an ATen operation with real arguments."""
-
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -70,12 +61,6 @@ def plain(item: Any) -> bool:
     return item is not torch.complex32
 
 
-def copied(item: Any) -> Any:
-    if isinstance(item, range):
-        return torch.arange(item.start, item.stop, item.step)
-    return item.detach().clone() if isinstance(item, torch.Tensor) else item
-
-
 def check(call: Recorded) -> str | None:
     """Compares one call with eager. Returns why it was left to PyTorch, None when it has a native form."""
     leftovers = compared(call).leftovers
@@ -97,7 +82,7 @@ def compared(call: Recorded) -> Captured:
             nodes[-1] = graph.call_function(aten.arange.start_step, (leaf.start, leaf.stop, leaf.step))
             nodes[-1].meta["val"] = copied(leaf)
     args, kwargs = tree_unflatten(nodes, spec)
-    expected = call.target(*tree_map(copied, call.args), **tree_map(copied, call.kwargs))
+    expected = reference(call)
     node = graph.call_function(call.target, args, kwargs)
     node.meta["val"] = expected
     outputs, wanted = [node], [expected]
@@ -128,28 +113,6 @@ def tolerance(dtype: torch.dtype) -> float:
     if not dtype.is_floating_point and not dtype.is_complex:
         return 0.0
     return (2 if dtype in (torch.bfloat16, torch.float16) else 16) * torch.finfo(dtype).eps
-
-
-def order_of_sums(call: Recorded) -> float:
-    """What two orders of the sums of a convolution may differ by: k roundings each of the largest sum of magnitudes (Higham, 3.1)."""
-    image, weight, bias, *rest = call.args
-    magnitudes = call.target(image.abs(), weight.abs(), None if bias is None else bias.abs(), *rest)
-    # Narrow types are summed in f32, or eager's sum would be the less exact one by far.
-    eps = torch.finfo(torch.promote_types(image.dtype, torch.float32)).eps if image.dtype.is_floating_point else 0.0
-    return float(2 * weight[0].numel() * eps / 2 * magnitudes.max()) if magnitudes.numel() else 0.0
-
-
-def rounded_fractions(call: Recorded) -> float:
-    """Eager rounds the weights of neighbours to the type of the image, two products along each axis; here they are f32 at least."""
-    image = call.args[0]
-    return float((image.dim() - 2) * torch.finfo(image.dtype).eps * image.abs().max())
-
-
-def own_error(call: Recorded) -> float:
-    """How far eager itself is from the results in f64, eight times: two computations of a whole layer in f32 have errors of one size."""
-    wide = tuple(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call.args)
-    results = zip(*(tree_flatten(call.target(*args))[0] for args in (call.args, wide)), strict=True)
-    return max(8 * float((a - b).abs().nan_to_num().max()) for a, b in results if a is not None)
 
 
 def recorded(

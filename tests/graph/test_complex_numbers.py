@@ -15,7 +15,8 @@ from sashiko.driver.model import CompiledModel
 from sashiko.graph.aten import COMPLEX
 from sashiko.runtime.plan import AtenStep
 from tests.driver.functions import Apply
-from tests.graph.test_aten_table import Recorded, compared, recorded
+from tests.graph.eager import Recorded
+from tests.graph.test_aten_table import compared, recorded
 
 aten = torch.ops.aten
 torch.manual_seed(0)

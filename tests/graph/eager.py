@@ -1,0 +1,57 @@
+"""Calls of ATen operations, what eager gives for them, and how far that may be off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """One call of an ATen operation with real arguments."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def copied(item: Any) -> Any:
+    if isinstance(item, range):
+        return torch.arange(item.start, item.stop, item.step)
+    return item.detach().clone() if isinstance(item, torch.Tensor) else item
+
+
+def reference(call: Recorded) -> Any:
+    """Eager's result. Transposed convolutions of narrow types, which some processors sum in these, are computed in f32 and rounded."""
+    args, first = tree_map(copied, call.args), call.args[0]
+    if call.target is aten.convolution.default and args[6] and first.is_floating_point():
+        wide = torch.promote_types(first.dtype, torch.float32)
+        return call.target(*(a.to(wide) if isinstance(a, torch.Tensor) else a for a in args)).to(first.dtype)
+    return call.target(*args, **tree_map(copied, call.kwargs))
+
+
+def order_of_sums(call: Recorded) -> float:
+    """What two orders of the sums of a convolution may differ by: k roundings each of the largest sum of magnitudes (Higham, 3.1)."""
+    image, weight, bias, *rest = call.args
+    magnitudes = call.target(image.abs(), weight.abs(), None if bias is None else bias.abs(), *rest)
+    # Narrow types are summed in f32, or eager's sum would be the less exact one by far.
+    eps = torch.finfo(torch.promote_types(image.dtype, torch.float32)).eps if image.dtype.is_floating_point else 0.0
+    return float(2 * weight[0].numel() * eps / 2 * magnitudes.max()) if magnitudes.numel() else 0.0
+
+
+def rounded_fractions(call: Recorded) -> float:
+    """Eager rounds the weights of neighbours to the type of the image, two products along each axis; here they are f32 at least."""
+    image = call.args[0]
+    return float((image.dim() - 2) * torch.finfo(image.dtype).eps * image.abs().max())
+
+
+def own_error(call: Recorded) -> float:
+    """How far eager itself is from the results in f64, eight times: two computations of a whole layer in f32 have errors of one size."""
+    wide = tuple(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call.args)
+    results = zip(*(tree_flatten(call.target(*args))[0] for args in (call.args, wide)), strict=True)
+    return max(8 * float((a - b).abs().nan_to_num().max()) for a, b in results if a is not None)
