@@ -67,6 +67,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             table.pop(op)
     for op in [op for op in table if op._schema.name in _CHECKED | _WHOLE]:
         table.pop(op)
+    table.update(recurrent.decompositions(table))
     try:
         with quiet():
             result: ExportedProgram = program.run_decompositions(table)

@@ -1,7 +1,8 @@
 """Recurrent layers of PyTorch: each layer and direction a product over all times, and one operation that walks through time.
 
 torch.export would write out every step, which ties a program to one length and makes it long. While it traces, `Layers` puts
-`sashiko::recurrence` in the place of `torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu`.
+`sashiko::recurrence` in the place of `torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu`; in programs that others have
+traced, `decompositions` do.
 """
 
 from __future__ import annotations
@@ -85,6 +86,16 @@ def _layers(
         x = torch.cat(found, 2) if two_ways else found[0]
     final = torch.stack(last, 1)
     return (x.transpose(0, 1) if batch_first else x, *final)
+
+
+def decompositions(others: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """The decompositions of recurrent layers; `others` has those of the layers that cannot be taken apart."""
+
+    def decomposition(cell: str, other: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: _layers(cell, *args) if _separable(*args) else other(*args)
+
+    operations = {getattr(torch.ops.aten, cell).input: cell for cell in CELLS}
+    return {op: decomposition(cell, others[op]) for op, cell in operations.items() if op in others}
 
 
 def recurrence(c: Call, cell: str, x: Value, state: Value, w: Value, bias: Value | None, reverse: bool) -> Value:

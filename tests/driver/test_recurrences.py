@@ -154,6 +154,19 @@ def test_explained_and_timed() -> None:
     agree(compiled, layer("lstm"), x)
 
 
+@pytest.mark.parametrize(("cell", "options", "repeats"), [
+    ("gru", {}, 1), ("lstm", {"bidirectional": True}, 2), ("lstm", {"proj_size": 4}, 0),
+])
+def test_programs_of_others(cell: str, options: dict[str, Any], repeats: int) -> None:
+    """A program that torch.export has traced alone holds each layer as one operation."""
+    model, x = layer(cell, **options), torch.randn(3, 6, 12)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: Dim.AUTO},))
+    compiled = sashiko.compile(program.module(), (x,))
+    (segment,) = compiled.executable.plan.segments
+    assert isinstance(segment, NativeSegment) and len(segment.repeats) == repeats
+    agree(compiled, model, x)
+
+
 def test_dynamo_takes_them_apart_where_it_is_told_to() -> None:
     """By default Dynamo runs whatever holds an nn.LSTM in eager mode."""
     model = layer("lstm", bidirectional=True)
