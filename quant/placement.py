@@ -55,7 +55,7 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, exclude: Iterable[
             if not reason:
                 sites.append(site)
         if reason:
-            left.append(LeftOut(name, packet(node), reason, source_of(node)))
+            left.append(LeftOut(name, packet(node) or str(node.target), reason, source_of(node)))
     _check_used(overrides, used, names)
     return Placement(tuple(sites), tuple(left))
 

@@ -99,6 +99,25 @@ def test_left_out_with_a_reason(name: str) -> None:
     torch.testing.assert_close(small(x), model(x))
 
 
+@torch.library.custom_op("sashiko_tests::product", mutates_args=())
+def product(x: torch.Tensor, w: torch.Tensor, times: int) -> torch.Tensor:
+    return x @ w * times
+
+
+product.register_fake(lambda x, w, times: x.new_empty(*x.shape[:-1], w.shape[-1]))
+
+
+def test_products_in_operators_of_other_packages_are_left_out_with_a_reason() -> None:
+    experts = Product(lambda m, x: torch._grouped_mm(x, m.w, offs=torch.tensor([16, 32], dtype=torch.int32)), 2, 16, 16).eval()
+    foreign = Product(lambda m, x: product(x * m.b[:1], m.w, 2), 16, 16).eval()
+    activations = Product(lambda m, x: product(x, x.t(), 2), 16, 16).eval()
+    for model, dtype, reasons in (
+        (experts, torch.bfloat16, ["groups of rows"]), (foreign, torch.float32, ["an operator of sashiko_tests"]), (activations, torch.float32, [])
+    ):
+        small = quantize(model.to(dtype), [torch.randn(32, 16, dtype=dtype)])
+        assert [reason in item.reason for item, reason in zip(small.record.left_out, reasons, strict=True)] == [True] * len(reasons)
+
+
 def test_attention_shares_one_activation() -> None:
     small = quantize(Attention().eval(), [torch.randn(2, 5, 16)], preset="int8-symmetric")
     assert [item.site.name for item in small.record.sites] == ["query", "key", "value", "out"]
