@@ -112,16 +112,19 @@ def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:
     """Examples, the axes whose sizes are free in them, and what to tell the user."""
     shaped = [t for t in call.tensors() if t.dim()]
     every, batch = range(max((t.dim() for t in shaped), default=0)), range(1)
-    unlike = "the model could not be exported with free sizes"
+    why = "the model could not be exported with free sizes"
+    all_but_batch = f"all sizes but that of the batch are fixed to those of the first batch: {why}"
     ones = [t.shape[0] == 1 for t in shaped]
     if shaped and all(ones):
         twice = call.map(lambda t: torch.cat([t, t]) if t.dim() else t)
         yield twice, every, ""
-        yield twice, batch, f"all sizes but that of the batch are fixed to those of the first batch: {unlike}"
-    yield call, every, "the batch dimension is fixed to 1 as in the first batch; calibrate with larger batches to free it" if any(ones) else ""
-    if not any(ones):
-        yield call, batch, f"all sizes but that of the batch are fixed to those of the first batch: {unlike}"
-    yield call, range(0), f"every size is fixed to that of the first batch: {unlike}"
+        yield twice, batch, all_but_batch
+    if any(ones):
+        yield call, every, "the batch dimension is fixed to 1 as in the first batch; calibrate with larger batches to free it"
+    else:
+        yield call, every, ""
+        yield call, batch, all_but_batch
+    yield call, range(0), f"every size is fixed to that of the first batch: {why}"
 
 
 def scratch(program: Program) -> QuantizedModule:

@@ -112,7 +112,9 @@ def test_products_in_operators_of_other_packages_are_left_out_with_a_reason() ->
     foreign = Product(lambda m, x: product(x * m.b[:1], m.w, 2), 16, 16).eval()
     activations = Product(lambda m, x: product(x, x.t(), 2), 16, 16).eval()
     for model, dtype, reasons in (
-        (experts, torch.bfloat16, ["groups of rows"]), (foreign, torch.float32, ["an operator of sashiko_tests"]), (activations, torch.float32, [])
+        (experts, torch.bfloat16, ["groups of rows"]),
+        (foreign, torch.float32, ["an operator of sashiko_tests"]),
+        (activations, torch.float32, []),
     ):
         small = quantize(model.to(dtype), [torch.randn(32, 16, dtype=dtype)])
         assert [reason in item.reason for item, reason in zip(small.record.left_out, reasons, strict=True)] == [True] * len(reasons)
