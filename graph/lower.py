@@ -170,6 +170,8 @@ class Lowering:
 
     def native(self, node: Node, kind: Type) -> Any:
         """The table row's result, checked against the type that torch says it has. Raises Unsupported with the reason."""
+        if node.target is aten.as_strided.default and _as_it_is(node):
+            return self.resolve(node.args[0])
         row = TABLE.get(node.target) or COMPOSITES.get(node.target) or quantized.ROWS.get(name_of(node))
         arguments = [self.resolve(a) for a in schema_arguments(node)] if row is not None or node.target in COMPLEX else []
         used = frozenset(int(u.args[1]) for u in node.users if u.target is operator.getitem and u.users)  # type: ignore[arg-type]
@@ -263,6 +265,19 @@ def constant_value(tensor: torch.Tensor, name: str, watched: bool) -> Value:
     if not watched and tensor.dim() == 0 and not tensor.is_complex():
         return b.full(tensor.item(), FROM_TORCH[tensor.dtype])
     return b.constant(tensor, name, watched)
+
+
+def _as_it_is(node: Node) -> bool:
+    """Whether `as_strided` reads what it is given as that is: pooling says so what the strides of its axes of size 1 are."""
+    of = node.args[0]
+    if not isinstance(of, Node) or of.op == "placeholder":  # a caller's tensor may have other strides than the example
+        return False
+    old, new = of.meta["val"], node.meta["val"]
+
+    def places(tensor: torch.Tensor) -> list[str]:
+        return [str(s) for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1] + [str(tensor.storage_offset())]
+
+    return [str(d) for d in old.shape] == [str(d) for d in new.shape] and places(old) == places(new)
 
 
 def name_of(node: Node) -> str:

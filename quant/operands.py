@@ -18,6 +18,9 @@ FACTORS = {"linear": (0, 1), "addmm": (1, 2), "mm": (0, 1), "matmul": (0, 1), "b
 """Positions of the left and the right factor."""
 _WHOLE = "recurrent layers hold their products inside"
 _FUSED = "torch's fused layer holds its products inside"
+_GROUPS = "a product of groups of rows, each with a matrix of its own, stays in floating point"
+_OPEN = ("aten", "prims", "quantized_decomposed")
+"""Namespaces of operators whose meaning is known."""
 NEVER = {
     "conv_transpose1d": "transposed convolutions stay in floating point",
     "conv_transpose2d": "transposed convolutions stay in floating point",
@@ -25,6 +28,7 @@ NEVER = {
     "einsum": "einsum is not taken apart; write it as matmul or linear",
     "bilinear": "bilinear multiplies activations with activations",
     "baddbmm": "a product with a batch of matrices stays in floating point",
+    "_grouped_mm": _GROUPS,
     "lstm": _WHOLE,
     "gru": _WHOLE,
     "rnn_tanh": _WHOLE,
@@ -62,7 +66,16 @@ def operands(node: Node, constants: Constants) -> Operands | str | None:
     if name in NEVER:
         return NEVER[name]
     reader = _READERS.get(name)
-    return reader(node, constants) if reader is not None else None
+    return reader(node, constants) if reader is not None else _foreign(node, constants)
+
+
+def _foreign(node: Node, constants: Constants) -> str | None:
+    """A package's own operator that is given a weight, as transformers' products of experts are, most likely multiplies with it."""
+    if not isinstance(node.target, OpOverload) or node.target.namespace in _OPEN:
+        return None
+    weights = (constants.value(operand) for operand in node.all_input_nodes if constants.is_constant(operand))
+    taken = any(weight.dim() >= 2 and weight.is_floating_point() for weight in weights)
+    return f"an operator of {node.target.namespace} takes the weight, and only it knows what it computes" if taken else None
 
 
 def _product(node: Node, constants: Constants) -> Operands | str:

@@ -14,6 +14,7 @@ from ..diagnostics.errors import InputError
 from .constants import Constants
 from .operands import Operands, operands, packet
 from .record import LeftOut, Placement, QuantSite
+from .routing import routers
 from .scheme import FP32, ActivationScheme, OpScheme, Override, Scheme, Where
 
 _UNNAMED = {
@@ -21,6 +22,7 @@ _UNNAMED = {
     "matmul": "both factors are activations, which the scheme leaves in floating point",
     "attention": "attention multiplies activations with activations, which the scheme leaves in floating point",
 }
+_ROUTER = "it chooses what later products take, and a rounding could choose something else; an override quantizes it"
 _LEAST_GROUP = 8
 
 
@@ -35,9 +37,10 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, exclude: Iterable[
     used: set[int] = set()
     sites: list[QuantSite] = []
     left: list[LeftOut] = []
-    for node in graph.nodes:
-        found = operands(node, constants)
-        if found is None or (packet(node) == "embedding" and "embedding" not in scheme.operations):
+    known = {node: found for node in graph.nodes if (found := operands(node, constants)) is not None}
+    choosing = routers(graph, (node for node in known if packet(node) != "embedding"))
+    for node, found in known.items():
+        if packet(node) == "embedding" and "embedding" not in scheme.operations:
             continue
         name = _unique(_name(node, constants), names)
         hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, node)]
@@ -47,10 +50,12 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, exclude: Iterable[
             chosen = overrides[hits[-1]].scheme if hits else scheme.default
             site = _site(node, name, found, fitting(chosen, found.operation), constants)
             reason = _refusal(site, scheme, by_caller=bool(hits) and overrides[hits[-1]] in excluded)
+            if not hits and node in choosing and site.scheme.quantized and site.features[1] <= site.features[0]:
+                reason = reason or _ROUTER
             if not reason:
                 sites.append(site)
         if reason:
-            left.append(LeftOut(name, packet(node), reason, source_of(node)))
+            left.append(LeftOut(name, packet(node) or str(node.target), reason, source_of(node)))
     _check_used(overrides, used, names)
     return Placement(tuple(sites), tuple(left))
 

@@ -81,8 +81,8 @@ def export(model: nn.Module, call: Call) -> Program:
     """Exports `model` for calls like `call`. The model is not changed and shares no memory with the program.
 
     Tried in this order, the first that exports and gives the model's own results on `call` wins: with a batch dimension of size 1
-    doubled (a size of 1 would be fixed), with the sizes as they are, with every size fixed. Raises Unsupported when none does, and
-    CalibrationError when the model itself fails on `call`.
+    doubled (a size of 1 would be fixed), with the sizes as they are, with the batch dimension alone free, with every size fixed. Raises
+    Unsupported when none does, and CalibrationError when the model itself fails on `call`.
     """
     try:
         with _unchanged(model):
@@ -92,9 +92,9 @@ def export(model: nn.Module, call: Call) -> Program:
         raise CalibrationError(what, "calibration data", "does model(*batch) work outside of quantize?") from error
     with _unchanged(model), tracing():
         failures: list[Exception] = []
-        for example, dynamic, note in _attempts(call):
+        for example, axes, note in _attempts(call):
             try:
-                exported = _torch_export(model, example, dynamic)
+                exported = _torch_export(model, example, axes)
                 program = _program(model, exported, (note,) if note else ())
             except Exception as error:  # torch.export raises whatever user code and its own passes raise
                 failures.append(error)
@@ -108,13 +108,23 @@ def export(model: nn.Module, call: Call) -> Program:
     raise Unsupported(what, reason.where, "quantize the parts of the model that torch.export accepts") from failures[-1]
 
 
-def _attempts(call: Call) -> Iterator[tuple[Call, bool, str]]:
+def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:
+    """Examples, the axes whose sizes are free in them, and what to tell the user."""
     shaped = [t for t in call.tensors() if t.dim()]
-    if shaped and all(t.shape[0] == 1 for t in shaped):
-        yield call.map(lambda t: torch.cat([t, t]) if t.dim() else t), True, ""
-    singles = sorted({axis for t in shaped for axis, size in enumerate(t.shape) if size == 1 and axis == 0})
-    yield call, True, "the batch dimension is fixed to 1 as in the first batch; calibrate with larger batches to free it" if singles else ""
-    yield call, False, "every size is fixed to that of the first batch: the model could not be exported with free sizes"
+    every, batch = range(max((t.dim() for t in shaped), default=0)), range(1)
+    why = "the model could not be exported with free sizes"
+    all_but_batch = f"all sizes but that of the batch are fixed to those of the first batch: {why}"
+    ones = [t.shape[0] == 1 for t in shaped]
+    if shaped and all(ones):
+        twice = call.map(lambda t: torch.cat([t, t]) if t.dim() else t)
+        yield twice, every, ""
+        yield twice, batch, all_but_batch
+    if any(ones):
+        yield call, every, "the batch dimension is fixed to 1 as in the first batch; calibrate with larger batches to free it"
+    else:
+        yield call, every, ""
+        yield call, batch, all_but_batch
+    yield call, range(0), f"every size is fixed to that of the first batch: {why}"
 
 
 def scratch(program: Program) -> QuantizedModule:
@@ -128,15 +138,15 @@ def scratch_attributes(program: Program) -> Mapping[str, torch.Tensor]:
     return copy.deepcopy(dict(program.attributes)) if writes else program.attributes
 
 
-def _torch_export(model: nn.Module, call: Call, dynamic: bool) -> ExportedProgram:
+def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
     shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     for tensor in call.tensors():
         # Sizes 0 and 1 are special to torch's symbolic shapes: they cannot be free.
-        free = {axis: Dim.AUTO if size > 1 else None for axis, size in enumerate(tensor.shape)}
-        if dynamic and any(free.values()):
+        free = {axis: Dim.AUTO if size > 1 and axis in axes else None for axis, size in enumerate(tensor.shape)}
+        if any(free.values()):
             shapes[tensor] = free
     kwargs = dict(call.kwargs)
-    dynamic_shapes = shapes.dynamic_shapes(model, call.args, kwargs) if dynamic else None
+    dynamic_shapes = shapes.dynamic_shapes(model, call.args, kwargs) if axes else None
     # The fused inference path of torch's transformer layers hides their linears.
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

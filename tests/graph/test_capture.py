@@ -209,6 +209,24 @@ def test_what_writes_or_draws_is_decomposed() -> None:
     assert not whole.leftovers
 
 
+@pytest.mark.parametrize("dynamic", [None, ({0: torch.export.Dim.DYNAMIC},)])
+def test_strides_of_what_is_pooled_to_one_are_no_operation(dynamic: Any) -> None:
+    """Where the elements of a channel are not neighbours, PyTorch's pooling gives its result such strides too, by `as_strided`."""
+    row = module(lambda self, x: F.adaptive_avg_pool1d(x.transpose(1, 2) * 2, 1).flatten(1))
+    image = module(lambda self, x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2) + 1, 1).relu())
+    for model, x in ((row, torch.randn(3, 6, 4)), (image, torch.randn(2, 5, 6, 4))):
+        captured = capture(model, (x,), shapes=dynamic)
+        assert not captured.leftovers
+        torch.testing.assert_close(run(captured, (x,)), model(x))
+
+
+def test_a_window_that_moves_is_left_to_pytorch() -> None:
+    model, x = module(lambda self, x: (x * 2).as_strided((3, 2), (2, 2))), torch.randn(4, 4)
+    captured = capture(model, (x,))
+    assert [note.op for note in captured.leftovers] == ["aten.as_strided.default"]
+    torch.testing.assert_close(run(captured, (x,)), model(x))
+
+
 def test_training_mode_is_refused() -> None:
     with pytest.raises(InputError, match="eval"):
         export(nn.Linear(2, 2), (torch.randn(1, 2),))

@@ -243,6 +243,28 @@ def test_a_fixed_size_is_noted() -> None:
         small(torch.randn(2, 8))
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_batch_is_free_where_other_sizes_cannot_be(batch: int) -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if type(x.shape[1]) is not int:
+                raise TypeError("windows are counted in numbers")
+            out: torch.Tensor = self.fc(x)
+            return out
+
+    model = Windows().eval()
+    small = quantize(model, [torch.randn(batch, 6, 4)] * 2)
+    assert any("all sizes but that of the batch" in note for note in small.record.notes)
+    x = torch.randn(5, 6, 4)
+    torch.testing.assert_close(small(x), model(x), rtol=0, atol=0.1)
+    with pytest.raises(InputError, match="size 7"):
+        small(torch.randn(5, 7, 4))
+
+
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])
 def test_weights(granularity: Any) -> None:
     weight = torch.randn(6, 20) * torch.logspace(-3, 3, 6)[:, None]
