@@ -29,6 +29,7 @@ NEVER = {
     "bilinear": "bilinear multiplies activations with activations",
     "baddbmm": "a product with a batch of matrices stays in floating point",
     "_grouped_mm": _GROUPS,
+    "recurrence": "the product with the hidden state stays in floating point: what is rounded would be fed back",
     "lstm": _WHOLE,
     "gru": _WHOLE,
     "rnn_tanh": _WHOLE,
@@ -54,8 +55,8 @@ class Operands:
 
 
 def packet(node: Node) -> str:
-    """`linear` of aten.linear.default; empty for what is no ATen operator."""
-    if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+    """`linear` of aten.linear.default; empty for what is no operator of ATen or ours."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace not in ("aten", "sashiko"):
         return ""
     return node.target._schema.name.split("::")[1]
 

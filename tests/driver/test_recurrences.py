@@ -122,6 +122,7 @@ def test_quantized(preset: str, tmp_path: Path) -> None:
     model = nn.Sequential(layer("lstm", 64, 64, bidirectional=True)).eval()
     small = sashiko.quantize(model, [torch.randn(2, 9, 64) for _ in range(3)], preset=preset)
     assert [s.site.operation for s in small.record.sites] == ["linear", "linear"]
+    assert [(each.op, "fed back" in each.reason) for each in small.record.left_out] == [("recurrence", True)] * 2
     small.save(tmp_path / "small")
     compiled = sashiko.compile(small, (torch.randn(2, 9, 64),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
     for module in (small, sashiko.load(tmp_path / "small")):
