@@ -73,6 +73,28 @@ def test_positional_and_keyword_arguments() -> None:
         named(x=x)
 
 
+def test_examples_that_are_one_tensor() -> None:
+    """A trace tells tensors apart by identity; a call of the same model passes others."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor, more: dict[str, torch.Tensor]) -> torch.Tensor:
+            y += 1
+            return self.linear(x) + 2 * y + 3 * more["z"]
+
+    model, x = Model().eval(), torch.randn(4, 4)
+    other = torch.randn(4, 4), torch.randn(4, 4), {"z": torch.randn(4, 4)}
+    for same in (x, model.linear.weight.detach(), model.linear.weight):
+        compiled = sashiko.compile(model, (same, same, {"z": same}))
+        written = other[1].clone()
+        with torch.no_grad():
+            assert_close(compiled(other[0], written, other[2]), model(*other))
+        assert_close(written, other[1])
+
+
 def test_nested_arguments() -> None:
     def total(first: dict[str, torch.Tensor], rest: list[torch.Tensor]) -> torch.Tensor:
         return first["a"] + 2 * first["b"] + 3 * rest[0]
