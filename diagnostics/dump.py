@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import env
+from .errors import InputError
 
 Text = str | Callable[[], str]
 
@@ -28,7 +29,7 @@ def say(level: int, text: Text) -> None:
 
 
 def dump_stage(name: str, number: int, stage: str, text: Text) -> Path | None:
-    """Writes `text` to SASHIKO_DUMP/<name>/<nn>_<stage>.txt and returns the path, or None when dumping is off.
+    """Writes `text` to SASHIKO_DUMP/<name>/<nn>_<stage>.txt and returns the path, or None when dumping is off. InputError where the folder is unusable.
 
     name: of the compilation. number: position of the stage in the pipeline, 0 to 99. An older file is replaced whole, so that
     two processes dumping the same model leave one complete file.
@@ -37,13 +38,17 @@ def dump_stage(name: str, number: int, stage: str, text: Text) -> Path | None:
     if root is None:
         return None
     folder = root / _file_name(name)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{number:02d}_{_file_name(stage)}.txt"
     content = text if isinstance(text, str) else text()
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".dump")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(content if content.endswith("\n") else content + "\n")
-    os.replace(temporary, path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".dump")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(content if content.endswith("\n") else content + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        what = f"nothing can be written to SASHIKO_DUMP={str(root)!r}: {error}"
+        raise InputError(what, "environment", "name another folder or unset SASHIKO_DUMP") from error
     return path
 
 

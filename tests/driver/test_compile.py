@@ -191,6 +191,14 @@ def test_strict_names_the_operation_and_its_place() -> None:
     assert "test_compile.py" in caught.value.where
 
 
+def test_the_target_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Mlp().eval(), torch.randn(4, 32)
+    name = "x86_64_v3" if host().arch == "x86_64" else "neoverse_n1"
+    monkeypatch.setenv("SASHIKO_TARGET", name)
+    compiled = sashiko.compile(model, (x,)), sashiko.quantize_and_compile(model, [x])
+    assert [each.executable.code.target.name for each in compiled] == [name] * 2
+
+
 def test_targets_by_name_and_by_value() -> None:
     model, x = Mlp().eval(), torch.randn(4, 32)
     with torch.no_grad():
