@@ -29,10 +29,10 @@ def say(level: int, text: Text) -> None:
 
 
 def dump_stage(name: str, number: int, stage: str, text: Text) -> Path | None:
-    """Writes `text` to SASHIKO_DUMP/<name>/<nn>_<stage>.txt and returns the path, or None when dumping is off. InputError where the folder is unusable.
+    """Writes `text` to SASHIKO_DUMP/<name>/<nn>_<stage>.txt and returns the path, or None when dumping is off.
 
     name: of the compilation. number: position of the stage in the pipeline, 0 to 99. An older file is replaced whole, so that
-    two processes dumping the same model leave one complete file.
+    two processes dumping the same model leave one complete file. InputError where the folder cannot be written.
     """
     root = env.dump_dir()
     if root is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,8 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
     if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
         kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
     captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
+    parameters = inspect.signature(model.forward).parameters.values()
+    captured = replace(captured, names=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD))
     return _behind(model.gate, captured) if isinstance(model, QuantizedModule) else captured
 
 

@@ -128,7 +128,7 @@ class Captured:
     graph.inputs: the tensors among `inputs`, in order, then the tensors of `state`. graph.outputs: those that `outputs` name, then those
     that `mutations` and `checks` name. `in_spec`/`out_spec` are pytree specs of (args, kwargs) and of the result; None after `from_fx`,
     where calls are flat. `baked`: constants whose numbers went into the graph itself (scales); it is wrong once they change. `assumed`:
-    what must hold of the sizes of a call.
+    what must hold of the sizes of a call. names: the parameters of the model that take arguments by position and by name, in order.
     """
 
     graph: Graph
@@ -143,11 +143,12 @@ class Captured:
     baked: tuple[Value, ...] = ()
     checks: tuple[Check, ...] = ()
     assumed: tuple[Assumption, ...] = ()
+    names: tuple[str, ...] = ()
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The flat inputs of a call. Raises InputError when the arguments are nested or named otherwise than when captured."""
         assert self.in_spec is not None, "a graph from from_fx is called with flat inputs"
-        return flatten_call(self.in_spec, args, kwargs)
+        return flatten_call(self.in_spec, args, kwargs, self.names)
 
     def bind(self, flat: Sequence[Any]) -> tuple[list[torch.Tensor], dict[str, int]]:
         """The graph's input tensors and the symbols' numbers for one call. Raises InputError saying which argument does not fit."""
@@ -188,14 +189,20 @@ def _same(value: Any, fixed: Any) -> bool:
     return value is fixed or (not isinstance(value, torch.Tensor) and type(value) is type(fixed) and bool(value == fixed))
 
 
-def flatten_call(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The leaves of a call's arguments. Raises InputError when they are nested or named otherwise than `spec` says."""
-    names = list(spec.child(1).context)
-    if sorted(names) != sorted(kwargs):
-        raise InputError(f"called with keyword arguments {sorted(kwargs)}, compiled for {sorted(names)}")
-    flat, found = pytree.tree_flatten((tuple(args), {n: kwargs[n] for n in names}))
+def flatten_call(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str, Any], names: tuple[str, ...] = ()) -> list[Any]:
+    """The leaves of a call's arguments. Those that have `names` may be given by position or by name, whatever they were when captured.
+    Raises InputError when others are there than `spec` says, or they are nested otherwise."""
+    count, named = spec.child(0).num_children, list(spec.child(1).context)
+    if (len(args) != count or kwargs.keys() != set(named)) and count <= len(names) >= len(args) and not kwargs.keys() & names[: len(args)]:
+        given = {**dict(zip(names, args)), **kwargs}
+        if given.keys() == {*names[:count], *named}:
+            args, kwargs = [given[name] for name in names[:count]], {name: given[name] for name in named}
+    if sorted(named) != sorted(kwargs):
+        what = f"called with keyword arguments {sorted(kwargs)}, compiled for {sorted(named)}"
+        raise InputError(what, hint="give the arguments that the example had")
+    flat, found = pytree.tree_flatten((tuple(args), {n: kwargs[n] for n in named}))
     if found != spec:
-        what = f"called with {len(args)} positional arguments that do not fit the {spec.child(0).num_children} compiled for"
+        what = f"called with {len(args)} positional arguments that do not fit the {count} compiled for"
         raise InputError(what, hint=f"compiled for {spec}")
     return list(flat)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -60,15 +61,24 @@ def same(model: nn.Module, *args: Any, **options: Any) -> sashiko.CompiledModel:
     return compiled
 
 
-def test_positional_and_keyword_arguments() -> None:
+def test_positional_and_keyword_arguments(tmp_path: Path) -> None:
     model, x, scale = Mlp().eval(), torch.randn(5, 32), torch.randn(32)
     with torch.no_grad():
         expected = model(x, scale)
-    assert_close(sashiko.compile(model, (x, scale))(x, scale), expected)
+    positional = sashiko.compile(model, (x, scale))
+    assert_close(positional(x, scale), expected)
     assert_close(sashiko.compile(model, [x, scale])(x, scale), expected)
     named = sashiko.compile(model, {"x": x, "scale": scale})
     assert_close(named(x=x, scale=scale), expected)
     assert_close(named(scale=scale, x=x), expected)
+    named.save(tmp_path / "named")
+    quantized = sashiko.compile(sashiko.quantize(model, [(x, scale)]), (x, scale))
+    for compiled in (positional, named, sashiko.load(tmp_path / "named"), quantized):
+        for args, kwargs in (((x, scale), {}), ((x,), {"scale": scale}), ((), {"x": x, "scale": scale})):
+            assert_close(compiled(*args, **kwargs), expected, rtol=0.05, atol=0.05)
+        for args, kwargs in (((x,), {"x": x}), ((x, scale), {"scale": scale}), ((x, scale), {"more": x}), ((x, scale, x), {})):
+            with pytest.raises(sashiko.InputError, match=r"called with|expected 2 arguments, got 3"):
+                compiled(*args, **kwargs)
     with pytest.raises(sashiko.InputError, match=r"keyword arguments \['x'\], compiled for \['scale', 'x'\]"):
         named(x=x)
 
