@@ -46,9 +46,10 @@ class CompiledModel:
         self._explanation = explanation
         self._fixed = signature.has_fixed
         self._direct = None if state else signature.direct()
+        self._count = len(signature.arguments)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._direct is not None and not kwargs:
+        if self._direct is not None and not kwargs and len(args) == self._count:
             return self._direct(self.executable(*args))
         return self.call_flat(self.signature.flatten(args, kwargs))
 

@@ -43,8 +43,8 @@ def compiled(model: nn.Module) -> sashiko.CompiledModel:
 
 
 WRONG_CALLS: list[tuple[str, Callable[[], tuple[Any, ...]], str]] = [
-    ("no argument", lambda: (), "expected 1 arguments, got 0"),
-    ("two arguments", lambda: (torch.randn(3, 5, 16), torch.randn(1)), "expected 1 arguments, got 2"),
+    ("no argument", lambda: (), "0 positional arguments that do not fit the 1"),
+    ("two arguments", lambda: (torch.randn(3, 5, 16), torch.randn(1)), "2 positional arguments that do not fit the 1"),
     ("a list of tensors", lambda: ([torch.randn(3, 5, 16)],), "x"),
     ("a number", lambda: (1.5,), "x.*expected a tensor.*float"),
     ("an array", lambda: (torch.randn(3, 5, 16).numpy(),), "x.*expected a tensor.*ndarray"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -59,50 +58,6 @@ def same(model: nn.Module, *args: Any, **options: Any) -> sashiko.CompiledModel:
     assert type(got) is type(expected)
     assert_close(got, expected)
     return compiled
-
-
-def test_positional_and_keyword_arguments(tmp_path: Path) -> None:
-    model, x, scale = Mlp().eval(), torch.randn(5, 32), torch.randn(32)
-    with torch.no_grad():
-        expected = model(x, scale)
-    positional = sashiko.compile(model, (x, scale))
-    assert_close(positional(x, scale), expected)
-    assert_close(sashiko.compile(model, [x, scale])(x, scale), expected)
-    named = sashiko.compile(model, {"x": x, "scale": scale})
-    assert_close(named(x=x, scale=scale), expected)
-    assert_close(named(scale=scale, x=x), expected)
-    named.save(tmp_path / "named")
-    quantized = sashiko.compile(sashiko.quantize(model, [(x, scale)]), (x, scale))
-    for compiled in (positional, named, sashiko.load(tmp_path / "named"), quantized):
-        for args, kwargs in (((x, scale), {}), ((x,), {"scale": scale}), ((), {"x": x, "scale": scale})):
-            assert_close(compiled(*args, **kwargs), expected, rtol=0.05, atol=0.05)
-        for args, kwargs in (((x,), {"x": x}), ((x, scale), {"scale": scale}), ((x, scale), {"more": x}), ((x, scale, x), {})):
-            with pytest.raises(sashiko.InputError, match=r"called with|expected 2 arguments, got 3"):
-                compiled(*args, **kwargs)
-    with pytest.raises(sashiko.InputError, match=r"keyword arguments \['x'\], compiled for \['scale', 'x'\]"):
-        named(x=x)
-
-
-def test_examples_that_are_one_tensor() -> None:
-    """A trace tells tensors apart by identity; a call of the same model passes others."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor, more: dict[str, torch.Tensor]) -> torch.Tensor:
-            y += 1
-            return self.linear(x) + 2 * y + 3 * more["z"]
-
-    model, x = Model().eval(), torch.randn(4, 4)
-    other = torch.randn(4, 4), torch.randn(4, 4), {"z": torch.randn(4, 4)}
-    for same in (x, model.linear.weight.detach(), model.linear.weight):
-        compiled = sashiko.compile(model, (same, same, {"z": same}))
-        written = other[1].clone()
-        with torch.no_grad():
-            assert_close(compiled(other[0], written, other[2]), model(*other))
-        assert_close(written, other[1])
 
 
 def test_nested_arguments() -> None:
