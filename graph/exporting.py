@@ -23,9 +23,14 @@ _CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor",
 # What PyTorch computes faster as it is than taken apart, and has no row.
 _WHOLE = {"aten::index_add"}
 CPU = "move it with .cpu()"
-TREES = (
-    "return tuples, lists and dicts of tensors; torch.export.register_dataclass makes a dataclass known, and models of transformers "
-    "return no cache with use_cache=False"
+# What to do about errors of torch, by a part of their text.
+KNOWN = (
+    (
+        "register a pytree",
+        "return tuples, lists and dicts of tensors; torch.export.register_dataclass makes a dataclass known, and models of transformers "
+        "return no cache with use_cache=False",
+    ),
+    ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
 )
 T = TypeVar("T")
 
@@ -165,7 +170,7 @@ def translated(error: Exception) -> SashikoError:
         fixes = text.partition("Suggested fixes:")[2] or "see the documentation of torch.export's dynamic_shapes"
         return InputError(f"dynamic_shapes do not fit the model: {short}", where, fixes.strip()[:600])
     by_data = "data-dependent" in text or "DataDependent" in type(error).__name__
-    hint = BY_PARTS if by_data else TREES if "register a pytree" in text else ""
+    hint = BY_PARTS if by_data else next((what for sign, what in KNOWN if sign in text), "")
     return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, hint)
 
 

@@ -105,6 +105,18 @@ def test_weights_and_data_elsewhere(model: nn.Module) -> None:
             verb(model, [each.to("meta") for each in example])  # type: ignore[operator]
 
 
+def test_weights_made_under_inference_mode() -> None:
+    with torch.inference_mode():
+        model = Rows().eval()
+    x = torch.randn(3, 16)
+    for verb, example in ((sashiko.compile, (x,)), (sashiko.quantize, [x])):
+        with pytest.raises(sashiko.Unsupported, match=r"inference tensor(.|\n)*requires_grad_\(False\)"):
+            verb(model, example)  # type: ignore[operator]
+    model.requires_grad_(False)
+    for verb, example in ((sashiko.compile, (x,)), (sashiko.quantize, [x])):
+        assert_close(verb(model, example)(x), model(x), rtol=0.05, atol=0.05)  # type: ignore[operator]
+
+
 @dataclass
 class Scores:
     values: torch.Tensor
