@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import env
+from .errors import InputError
 
 Text = str | Callable[[], str]
 
@@ -31,19 +32,23 @@ def dump_stage(name: str, number: int, stage: str, text: Text) -> Path | None:
     """Writes `text` to SASHIKO_DUMP/<name>/<nn>_<stage>.txt and returns the path, or None when dumping is off.
 
     name: of the compilation. number: position of the stage in the pipeline, 0 to 99. An older file is replaced whole, so that
-    two processes dumping the same model leave one complete file.
+    two processes dumping the same model leave one complete file. InputError where the folder cannot be written.
     """
     root = env.dump_dir()
     if root is None:
         return None
     folder = root / _file_name(name)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{number:02d}_{_file_name(stage)}.txt"
     content = text if isinstance(text, str) else text()
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".dump")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(content if content.endswith("\n") else content + "\n")
-    os.replace(temporary, path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".dump")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(content if content.endswith("\n") else content + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        what = f"nothing can be written to SASHIKO_DUMP={str(root)!r}: {error}"
+        raise InputError(what, "environment", "name another folder or unset SASHIKO_DUMP") from error
     return path
 
 

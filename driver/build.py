@@ -11,6 +11,7 @@ import torch
 from ..diagnostics.collector import paused
 from ..diagnostics.dump import say
 from ..diagnostics.errors import InputError, Unsupported
+from ..diagnostics.surroundings import undisturbed
 from ..graph import attrs as A
 from ..graph.captured import Captured, IntInput, SymbolicOutput, TensorInput
 from ..graph.ir import Graph, Value
@@ -72,7 +73,7 @@ class Built:
 
 def build(captured: Captured, options: Options) -> Built:
     """Compile. Raises Unsupported with `strict` when an operation would be left to PyTorch."""
-    with paused():
+    with paused(), undisturbed():
         return _build(captured, options)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..graph.capture import from_exported
-from ..graph.captured import Captured, TensorInput
+from ..graph.captured import Captured, Parameters, TensorInput
 from ..graph.dims import Dim, substitute
 from ..graph.exporting import export
 from ..graph.symbols import Assumption, require
@@ -23,6 +23,7 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
     if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
         kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
     captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
+    captured = replace(captured, parameters=Parameters.of(model.forward))
     return _behind(model.gate, captured) if isinstance(model, QuantizedModule) else captured
 
 

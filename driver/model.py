@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..diagnostics.errors import ArtifactError, Unsupported
+from ..diagnostics.errors import ArtifactError, InputError, Unsupported
 from ..graph import container
 from ..quant import QuantizedModule
 from ..quant import save as saved
@@ -46,9 +46,10 @@ class CompiledModel:
         self._explanation = explanation
         self._fixed = signature.has_fixed
         self._direct = None if state else signature.direct()
+        self._count = len(signature.arguments)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._direct is not None and not kwargs:
+        if self._direct is not None and not kwargs and len(args) == self._count:
             return self._direct(self.executable(*args))
         return self.call_flat(self.signature.flatten(args, kwargs))
 
@@ -92,6 +93,13 @@ class CompiledModel:
                 "the model writes its own buffers, which a file cannot share with it", hint="save its weights and compile it again"
             )
         artifact.save(self.executable, path, {"signature": to_json(self.signature), "explanation": self.explain()})
+
+    def __reduce__(self) -> Any:
+        """Machine code and watched weights are copied and sent to other processes by way of a file."""
+        raise InputError("a compiled model is neither pickled nor copied deeply", hint="fast.save(path), and sashiko.load(path) over there")
+
+    def __copy__(self) -> CompiledModel:
+        return self
 
     def __repr__(self) -> str:
         plan = self.executable.plan

@@ -10,8 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported
-from ..graph.captured import Captured, FixedInput, FixedOutput, GraphOutput, InputOutput, flatten_call
+from ..graph.captured import NAMELESS, Captured, FixedInput, FixedOutput, GraphOutput, InputOutput, Parameters, flatten_call
 from ..graph.encode import Json, tree_from, tree_json
+
+_PLAIN = (type(None), bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Signature:
     """arguments: for each leaf None when the code takes it, or the value it must have. results: leaves of what the model returns.
 
     writes: (result of the code, argument or state tensor that receives it). checks: (result of the code, a bool that must be true; message
-    of the RuntimeError). in_spec, out_spec: None for flat calls.
+    of the RuntimeError). in_spec, out_spec: None for flat calls. parameters: what the model calls its arguments.
     """
 
     arguments: tuple[Fixed | None, ...]
@@ -44,6 +46,7 @@ class Signature:
     in_spec: pytree.TreeSpec | None = None
     out_spec: pytree.TreeSpec | None = None
     checks: tuple[tuple[int, str], ...] = ()
+    parameters: Parameters = NAMELESS
 
     @property
     def has_fixed(self) -> bool:
@@ -51,7 +54,7 @@ class Signature:
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call's arguments. Raises InputError when they are nested or named otherwise than when captured."""
-        return list(args) if self.in_spec is None else flatten_call(self.in_spec, args, kwargs)
+        return list(args) if self.in_spec is None else flatten_call(self.in_spec, args, kwargs, self.parameters)
 
     def taken(self, flat: Sequence[Any]) -> list[Any]:
         """The leaves that the code takes, after comparing the others with their fixed values."""
@@ -110,7 +113,7 @@ def signature_of(captured: Captured) -> Signature:
     arguments = tuple(Fixed(i.name, i.value) if isinstance(i, FixedInput) else None for i in captured.inputs)
     writes = tuple((m.output, m.input) for m in captured.mutations)
     checks = tuple((c.output, c.message) for c in captured.checks)
-    return Signature(arguments, tuple(results), writes, captured.in_spec, captured.out_spec, checks)
+    return Signature(arguments, tuple(results), writes, captured.in_spec, captured.out_spec, checks, captured.parameters)
 
 
 def to_json(signature: Signature) -> Json:
@@ -121,13 +124,15 @@ def to_json(signature: Signature) -> Json:
         "results": [_fixed_json(r) if isinstance(r, Fixed) else [r.kind, r.number] for r in signature.results],
         "writes": [list(w) for w in signature.writes],
         "checks": [list(c) for c in signature.checks],
+        "names": list(signature.parameters.names),
+        "defaults": {name: value for name, value in signature.parameters.defaults.items() if isinstance(value, _PLAIN)},
         "in_spec": trees[0],
         "out_spec": trees[1],
     }
 
 
 def _fixed_json(fixed: Fixed) -> Json:
-    if not isinstance(fixed.value, (type(None), bool, int, float, str)):
+    if not isinstance(fixed.value, _PLAIN):
         raise Unsupported(f"{fixed.name or 'a result'} is a {type(fixed.value).__name__}, which cannot be written to a file")
     return {"name": fixed.name, "value": fixed.value}
 
@@ -138,4 +143,4 @@ def from_json(data: Json) -> Signature:
     results = tuple(Fixed(r["name"], r["value"]) if isinstance(r, dict) else Result(r[0], r[1]) for r in data["results"])
     trees = [None if data[k] is None else tree_from(data[k]) for k in ("in_spec", "out_spec")]
     return Signature(arguments, results, tuple((o, i) for o, i in data["writes"]), trees[0], trees[1],
-                     tuple((n, m) for n, m in data.get("checks", ())))
+                     tuple((n, m) for n, m in data.get("checks", ())), Parameters(tuple(data.get("names", ())), data.get("defaults", {})))

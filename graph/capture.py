@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import Unsupported
+from ..diagnostics.surroundings import undisturbed
 from . import build as b
 from .captured import (
     Captured,
@@ -158,6 +159,7 @@ def _stored(program: ExportedProgram, name: str) -> torch.Tensor:
     return found
 
 
+@undisturbed()
 def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Captured:
     """The graph of an exported program. `decomposed`: it went through `functional` already, as those from `export` did.
 
@@ -221,6 +223,7 @@ def _guard_attention(module: GraphModule) -> None:
             bool(key == value)
 
 
+@undisturbed()
 def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[int, torch.Tensor] | None = None) -> Captured:
     """The graph of an FX module of functional ATen calls with fake results in `meta["val"]`, as AOTAutograd's compilers receive it.
 

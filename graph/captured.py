@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -121,6 +122,40 @@ class Leftover:
     origin: str
 
 
+@dataclass(frozen=True)
+class Parameters:
+    """What the arguments of a model are called. names: of those that may be given by position or by name, in order. defaults: of those that
+    may be left out."""
+
+    names: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, call: Callable[..., Any]) -> Parameters:
+        """Those of a function."""
+        every = inspect.signature(call).parameters.values()
+        return cls(tuple(p.name for p in every if p.kind is p.POSITIONAL_OR_KEYWORD),
+                   {p.name: p.default for p in every if p.default is not p.empty})
+
+    def arranged(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], count: int, named: Sequence[str]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments with `count` by position and those `named` by name, where that is the same call; else as they are. What was
+        captured without an argument is right for its default alone."""
+        if not len(args) <= len(self.names) >= count or kwargs.keys() & self.names[: len(args)]:
+            return args, kwargs
+        given = {**self.defaults, **dict(zip(self.names, args)), **kwargs}
+        wanted = (*self.names[:count], *named)
+        if any(name not in given for name in wanted):
+            return args, kwargs
+        if any(not _same(given[name], self.defaults.get(name, self)) for name in given.keys() - set(wanted)):
+            return args, kwargs
+        return [given[name] for name in self.names[:count]], {name: given[name] for name in named}
+
+
+NAMELESS = Parameters()
+
+
 @dataclass(frozen=True, eq=False)
 class Captured:
     """A captured model.
@@ -128,7 +163,7 @@ class Captured:
     graph.inputs: the tensors among `inputs`, in order, then the tensors of `state`. graph.outputs: those that `outputs` name, then those
     that `mutations` and `checks` name. `in_spec`/`out_spec` are pytree specs of (args, kwargs) and of the result; None after `from_fx`,
     where calls are flat. `baked`: constants whose numbers went into the graph itself (scales); it is wrong once they change. `assumed`:
-    what must hold of the sizes of a call.
+    what must hold of the sizes of a call. parameters: what the model calls its arguments.
     """
 
     graph: Graph
@@ -143,11 +178,12 @@ class Captured:
     baked: tuple[Value, ...] = ()
     checks: tuple[Check, ...] = ()
     assumed: tuple[Assumption, ...] = ()
+    parameters: Parameters = NAMELESS
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The flat inputs of a call. Raises InputError when the arguments are nested or named otherwise than when captured."""
         assert self.in_spec is not None, "a graph from from_fx is called with flat inputs"
-        return flatten_call(self.in_spec, args, kwargs)
+        return flatten_call(self.in_spec, args, kwargs, self.parameters)
 
     def bind(self, flat: Sequence[Any]) -> tuple[list[torch.Tensor], dict[str, int]]:
         """The graph's input tensors and the symbols' numbers for one call. Raises InputError saying which argument does not fit."""
@@ -188,15 +224,19 @@ def _same(value: Any, fixed: Any) -> bool:
     return value is fixed or (not isinstance(value, torch.Tensor) and type(value) is type(fixed) and bool(value == fixed))
 
 
-def flatten_call(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The leaves of a call's arguments. Raises InputError when they are nested or named otherwise than `spec` says."""
-    names = list(spec.child(1).context)
-    if sorted(names) != sorted(kwargs):
-        raise InputError(f"called with keyword arguments {sorted(kwargs)}, compiled for {sorted(names)}")
-    flat, found = pytree.tree_flatten((tuple(args), {n: kwargs[n] for n in names}))
+def flatten_call(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str, Any], parameters: Parameters = NAMELESS) -> list[Any]:
+    """The leaves of a call's arguments, by position or by name as `parameters` says, whatever they were when captured. Raises InputError
+    when others are there than `spec` says, or they are nested otherwise."""
+    count, named = spec.child(0).num_children, list(spec.child(1).context)
+    if len(args) != count or kwargs.keys() != set(named):
+        args, kwargs = parameters.arranged(args, kwargs, count, named)
+    if sorted(named) != sorted(kwargs):
+        what = f"called with keyword arguments {sorted(kwargs)}, compiled for {sorted(named)}"
+        raise InputError(what, hint="give the arguments that the example had")
+    flat, found = pytree.tree_flatten((tuple(args), {n: kwargs[n] for n in named}))
     if found != spec:
-        what = f"called with {len(args)} positional arguments that do not fit the {spec.child(0).num_children} compiled for"
-        raise InputError(what, hint=f"compiled for {spec}")
+        what = f"called with {len(args)} positional arguments that do not fit the {count} compiled for"
+        raise InputError(what, hint="give the arguments that the example had" if len(args) != count else f"compiled for {spec}")
     return list(flat)
 
 

@@ -6,10 +6,13 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from inspect import isroutine
+from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
 from .aten import COMPLEX, COMPOSITES, TABLE, composite, quantized, recurrent
@@ -19,6 +22,17 @@ from .aten import COMPLEX, COMPOSITES, TABLE, composite, quantized, recurrent
 _CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve")}
 # What PyTorch computes faster as it is than taken apart, and has no row.
 _WHOLE = {"aten::index_add"}
+CPU = "move it with .cpu()"
+# What to do about errors of torch, by a part of their text.
+KNOWN = (
+    (
+        "register a pytree",
+        "return tuples, lists and dicts of tensors; torch.export.register_dataclass makes a dataclass known, and models of transformers "
+        "return no cache with use_cache=False",
+    ),
+    ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
+)
+T = TypeVar("T")
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -34,20 +48,51 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
     dynamic_shapes: as in torch.export. Raises InputError for a model in training mode or dynamic_shapes that do not fit, Unsupported
     (with torch's reason and the user's line) for what torch.export cannot trace.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    if model.training and not _has_one_mode(model):
+    check_module(model)
+    if model.training and not has_one_mode(model):
         what = "the model is in training mode, where dropout and normalization differ"
         raise InputError(what, type(model).__name__, "call model.eval() first")
     try:
         with torch.no_grad(), tracing():
-            program = torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False)
+            args, kwargs = distinct(model, (tuple(args), dict(kwargs or {})))
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise translated(error) from error
     return functional(program)
 
 
-def _has_one_mode(model: torch.nn.Module) -> bool:
+def check_module(model: object) -> None:
+    """InputError, with what to do, for what is no module on the CPU that torch can export."""
+    if isinstance(model, ExportedProgram):
+        raise InputError("expected a torch.nn.Module, got an ExportedProgram", hint="pass program.module()")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("expected a torch.nn.Module, got TorchScript", type(model).__name__, "pass the module that it was made from")
+    if not isinstance(model, torch.nn.Module):
+        hint = "wrap it in a module whose forward calls it" if isroutine(model) else "pass an instance" if isinstance(model, type) else ""
+        raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}", hint=hint)
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.device.type != "cpu":
+            raise InputError(f"{name} is on {tensor.device}", type(model).__name__, "give it numbers first" if tensor.is_meta else CPU)
+
+
+def distinct(model: torch.nn.Module, arguments: T) -> T:
+    """The arguments, in which no tensor is there twice or is one of the model's own: a trace tells tensors apart by identity, and would
+    take one for the other in all calls. InputError for one that is not on the CPU."""
+    seen = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "cpu":
+            raise InputError(f"an argument is on {tensor.device}, expected a tensor on the CPU", "the example", CPU)
+        if id(tensor) in seen:
+            return tensor.detach().clone()
+        seen.add(id(tensor))
+        return tensor
+
+    changed: T = pytree.tree_map_only(torch.Tensor, own, arguments)
+    return changed
+
+
+def has_one_mode(model: torch.nn.Module) -> bool:
     """True for the graphs that torch.export and PT2E make. Their operations say themselves whether they train; the flag that every new
     module carries means nothing, and `eval`, which could clear it, is replaced by one that raises."""
     return isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)
@@ -129,7 +174,8 @@ def translated(error: Exception) -> SashikoError:
         fixes = text.partition("Suggested fixes:")[2] or "see the documentation of torch.export's dynamic_shapes"
         return InputError(f"dynamic_shapes do not fit the model: {short}", where, fixes.strip()[:600])
     by_data = "data-dependent" in text or "DataDependent" in type(error).__name__
-    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, BY_PARTS if by_data else "")
+    hint = BY_PARTS if by_data else next((what for sign, what in KNOWN if sign in text), "")
+    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, hint)
 
 
 def _raised_at(error: Exception) -> str:

@@ -162,7 +162,7 @@ def _qlinear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) 
     if xq is None or wq is None or wq.axis not in (None, 0) or xq.axis is not None:
         raise InvalidGraph("qlinear needs x quantized per tensor and w per tensor or per output channel")
     total = _product(x.long() - xq.zero_point, w.long() - wq.zero_point)
-    out = total.float() * (torch.tensor(xq.scale) * torch.tensor(wq.scale))
+    out = total.float() * (torch.tensor(xq.scale, dtype=torch.float32) * torch.tensor(wq.scale, dtype=torch.float32))
     return out if b is None else out + b.float()
 
 
@@ -182,7 +182,8 @@ def _attention(v: Value, env: Env, q: Tensor, k: Tensor, value: Tensor, mask: Te
         k, value = k.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if a.causal:
         keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
-        causal = keep if mask is None or mask.dtype == torch.bool else torch.zeros(keep.shape).masked_fill(~keep, -math.inf)
+        added = mask is not None and mask.dtype != torch.bool
+        causal = torch.zeros(keep.shape, dtype=torch.float32).masked_fill(~keep, -math.inf) if added else keep
         mask = causal if mask is None else mask & keep if mask.dtype == torch.bool else mask.float() + causal
     if mask is not None and mask.dtype not in (torch.bool, q.dtype):
         q, k, value, mask = q.float(), k.float(), value.float(), mask.float()

@@ -183,21 +183,24 @@ def solve(pairs: Iterable[tuple[Dim, int, str]], known: Mapping[str, int] | None
     its range, or an expression that cannot be solved.
     """
     env: dict[str, int] = dict(known or {})
+    found: dict[str, str] = {}
     waiting = list(pairs)
     while waiting:
-        left = [pair for pair in waiting if not _settle(*pair, env)]
+        left = [pair for pair in waiting if not _settle(*pair, env, found)]
         if len(left) == len(waiting):
             raise InputError(f"{left[0][2]}: cannot solve {left[0][0]} = {left[0][1]}")
         waiting = left
     return env
 
 
-def _settle(dim: Dim, size: int, where: str, env: dict[str, int]) -> bool:
-    """True when `dim` is known to be `size`, perhaps after learning one symbol."""
+def _settle(dim: Dim, size: int, where: str, env: dict[str, int], found: dict[str, str]) -> bool:
+    """True when `dim` is known to be `size`, perhaps after learning one symbol. found: where each was learnt."""
     rest = dims.substitute(dim, env)
     if isinstance(rest, int):
         if rest != size:
-            raise InputError(f"{where} has size {size}, expected {rest if dim == rest else f'{dim} = {rest}'}")
+            plain = found.get(str(dim), "")
+            expected = f"{rest}, the size of {plain}" if plain else rest if dim == rest else f"{dim} = {rest}"
+            raise InputError(f"{where} has size {size}, expected {expected}")
         return True
     unknown = dims.symbols(rest)
     if len(unknown) != 1:
@@ -210,7 +213,9 @@ def _settle(dim: Dim, size: int, where: str, env: dict[str, int]) -> bool:
     # Like torch's tracing, ours reasons with sizes of at least 1; a size of 0 is served too, since loops over it do nothing.
     least = 0 if symbol.lo == 1 else symbol.lo
     if remainder or number < least or (symbol.hi is not None and number > symbol.hi):
-        limit = "and more" if symbol.hi is None else f"to {symbol.hi}"
-        raise InputError(f"{where} has size {size}, expected {dim} with {symbol.name} from {symbol.lo} {limit}")
+        limit = f"from {symbol.lo} {'on' if symbol.hi is None else f'to {symbol.hi}'}"
+        expected = f"one {limit}" if str(dim) == symbol.name else f"{dim} with {symbol.name} {limit}"
+        raise InputError(f"{where} has size {size}, expected {expected}")
     env[symbol.name] = number
+    found[symbol.name] = where
     return True

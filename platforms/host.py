@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..diagnostics import env
+from ..diagnostics.errors import InputError
 from . import amx
 from .caches import Caches, read_caches
 from .catalogue import by_name
@@ -76,14 +77,17 @@ def host_report() -> HostReport:
 
 def default_target() -> Target:
     """Returns the target to compile for when the user names none: SASHIKO_TARGET, else this machine."""
-    return resolve(env.target_name())
+    try:
+        return resolve(env.target_name() or "host")
+    except InputError as error:
+        raise InputError(error.what, "SASHIKO_TARGET in the environment", error.hint) from None
 
 
 def resolve(target: Target | str | None) -> Target:
-    """Returns the target that a user's `target=` argument means: a Target, a catalogue name, "host", or None for this machine."""
+    """Returns the target that a user's `target=` argument means: a Target, a catalogue name, "host", or None for the default."""
     if isinstance(target, Target):
         return target
-    return host() if target is None or target == "host" else by_name(target)
+    return default_target() if target is None else host() if target == "host" else by_name(target)
 
 
 def x86_report(flags: frozenset[str], caches: Caches, ask_amx: Callable[[], amx.AmxPermission]) -> HostReport:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, InputError
+from ..graph.exporting import CPU
 from .masking import MaskArgument
 from .module import Gate
 from .observers import NonFinite, Watcher
@@ -92,6 +93,9 @@ def call_of(model: nn.Module, batch: Any, number: int) -> Call:
     layout = next((t.layout for t in call.tensors() if t.layout is not torch.strided), None)
     if layout is not None:
         raise CalibrationError(f"batch {number} holds a tensor of layout {layout}", _LOOP, "to_dense() converts it")
+    device = next((t.device for t in call.tensors() if t.device.type != "cpu"), None)
+    if device is not None:
+        raise CalibrationError(f"batch {number} holds a tensor on {device}", _LOOP, CPU)
     return call
 
 

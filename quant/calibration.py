@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch.fx import Graph
 
+from ..diagnostics.surroundings import undisturbed
 from ..graph.sites import name_node
 from .bias import correct
 from .calibrate import watch
@@ -19,7 +19,7 @@ from .insert import Inserter, Weigher, plain_weight
 from .module import QuantizedModule
 from .observers import Observer, Range, Watcher, make_observer
 from .placement import dynamic, fitting
-from .program import Call, Program, scratch_attributes
+from .program import Call, Program, copied, scratch_attributes
 from .record import LeftOut, Placement, QuantRecord, QuantSite
 from .scheme import FP32, ActivationScheme, OpScheme, Scheme
 
@@ -47,6 +47,7 @@ class Calibration:
     weigh: Weigher = plain_weight
     means: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
+    @undisturbed()
     def build(self, choice: Mapping[str, OpScheme] | None = None) -> QuantizedModule:
         """The quantized model. choice: other schemes for some sites, by name; ranges they need must have been observed.
 
@@ -54,7 +55,7 @@ class Calibration:
         """
         sites, left = self.chosen(choice or {})
         program = self.program if any(site.scheme.quantized for site in sites) else self.original
-        graph, attributes = copy.deepcopy(program.graph), dict(scratch_attributes(program))
+        graph, attributes = copied(program.graph), dict(scratch_attributes(program))
         _name_operations(graph, self.placement)
         inserter = Inserter(graph, attributes, Constants(graph, attributes), self.ranges(sites), self.weigh)
         results = inserter.run(sites)

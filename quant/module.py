@@ -19,6 +19,7 @@ from torch.fx.graph import PythonCode
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
+from ..graph.exporting import quiet
 from ..graph.symbols import Assumption, require
 from .record import QuantRecord
 
@@ -232,7 +233,8 @@ class QuantizedModule(GraphModule):
         return code
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModule:
-        result = super().__deepcopy__(memo)
+        with quiet():
+            result = super().__deepcopy__(memo)
         assert isinstance(result, QuantizedModule)
         result.recompile()  # the copy's meta arrives after its first recompile
         result.train(self.training)

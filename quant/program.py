@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, Unsupported
 from ..graph.capture import assumptions
-from ..graph.exporting import tracing, translated
+from ..graph.exporting import has_one_mode, quiet, tracing, translated
 from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts
 
@@ -60,6 +60,8 @@ def bind(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     """Binds arguments as Python would. Raises TypeError when they do not fit `forward`."""
     parameters = inspect.signature(model.forward).parameters
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    if has_one_mode(model):
+        return Call(args, kwargs)  # what torch.export made is called as its example was, whatever its signature says
     variadic = any(p.kind is p.VAR_POSITIONAL and bound.get(name) for name, p in parameters.items())
     positional: list[Any] = []
     named: dict[str, Any] = {}
@@ -105,7 +107,7 @@ def export(model: nn.Module, call: Call) -> Program:
             failures.append(Unsupported(why, type(model).__name__))
     reason = translated(failures[-1])
     what = f"{type(model).__name__} cannot be exported: {reason.what}"
-    raise Unsupported(what, reason.where, "quantize the parts of the model that torch.export accepts") from failures[-1]
+    raise Unsupported(what, reason.where, reason.hint or "quantize the parts of the model that torch.export accepts") from failures[-1]
 
 
 def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:
@@ -125,6 +127,12 @@ def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:
         yield call, every, ""
         yield call, batch, all_but_batch
     yield call, range(0), f"every size is fixed to that of the first batch: {why}"
+
+
+def copied(graph: Graph) -> Graph:
+    """The graph once more, to be changed."""
+    with quiet():
+        return copy.deepcopy(graph)
 
 
 def scratch(program: Program) -> QuantizedModule:

@@ -6,7 +6,6 @@ Source: Esser et al., "Learned Step Size Quantization", ICLR 2020.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from .module import QuantizedModule
 from .observers import Range, affine
 from .operands import Operands
 from .presets import resolve
+from .program import copied
 from .quantize import calibrate
 from .record import ActivationRange, QuantRecord, QuantSite
 from .scheme import ActivationScheme, Scheme, WeightScheme, Where
@@ -58,7 +58,7 @@ def prepare_qat(
     found = calibrate(
         model, batches, scheme, exclude=exclude, transform=transform, mask=mask, sharded=sharded, max_batches=max_batches, progress=progress
     )
-    graph = copy.deepcopy(found.program.graph)
+    graph = copied(found.program.graph)
     attributes = {name: _trainable(value) for name, value in found.program.attributes.items()}
     sites, left = found.chosen({})
     inserter = _FakeInserter(graph, attributes, Constants(graph, attributes), found.ranges(sites))
@@ -173,8 +173,8 @@ class _FakeInserter(Inserter):
         scale, zero_point = affine(limits, chosen)
         held = self._free_name(f"{name}_activation")
         self.activation_scales[name, chosen] = f"{held}_scale"
-        parameter = self._learned(f"{held}_scale", torch.tensor([scale]), like)
-        self.attributes[f"{held}_zero"] = torch.tensor([float(zero_point)])
+        parameter = self._learned(f"{held}_scale", torch.tensor([scale], dtype=torch.float32), like)
+        self.attributes[f"{held}_zero"] = torch.tensor([float(zero_point)], dtype=torch.float32)
         zero = self._read(f"{held}_zero", self.attributes[f"{held}_zero"], like)
         features = int(activation.meta["val"].shape[-1]) if activation.meta["val"].dim() else 1
         factor = 1.0 / math.sqrt(features * chosen.qmax)
@@ -215,7 +215,7 @@ class _FakeInserter(Inserter):
         scales = quantized.scales.reshape(-1)
         rows = self._call(aten.reshape.default, (self._float(weight, like), [len(scales), -1]), like)
         zeros = f"{name}_zero"
-        self.attributes[zeros] = torch.zeros(len(scales))
+        self.attributes[zeros] = torch.zeros(len(scales), dtype=torch.float32)
         factor = 1.0 / math.sqrt(quantized.values.numel() / len(scales) * scheme.qmax)
         parameters = self._learned(name, scales, like), self._read(zeros, self.attributes[zeros], like)
         arguments = (rows, *parameters, 0, -scheme.qmax, scheme.qmax, factor)

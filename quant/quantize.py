@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import nn
 
-from ..diagnostics.errors import CalibrationError, InputError
+from ..diagnostics.errors import CalibrationError
+from ..diagnostics.surroundings import undisturbed
+from ..graph.exporting import check_module, has_one_mode
 from .bias import output_means
 from .calibrate import call_of, numbered, total
 from .calibration import Calibration, calibrated
@@ -64,6 +66,7 @@ def quantize(
     return found.build()
 
 
+@undisturbed()
 def calibrate(
     model: nn.Module,
     batches: Iterable[Any],
@@ -107,9 +110,9 @@ def _typical(sample: tuple[Call, ...]) -> Call:
 
 
 def _check(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module", "quantize(model, ...)")
-    training = [name or type(model).__name__ for name, module in model.named_modules() if module.training]
+    check_module(model)
+    parts = [] if has_one_mode(model) else model.named_modules()
+    training = [name or type(model).__name__ for name, module in parts if module.training]
     if training:
         raise CalibrationError(
             f"the model is in training mode: {', '.join(training[:3])}{' ...' if len(training) > 3 else ''}",

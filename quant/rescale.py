@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from torch.fx import Node
 from .constants import Constants
 from .edit import add_attribute, call, drop_unread
 from .operands import FACTORS, Operands, operands, packet
-from .program import Program
+from .program import Program, copied
 from .record import Placement, QuantSite
 
 aten = torch.ops.aten
@@ -38,7 +37,7 @@ class Rescaling:
 
     def __init__(self, program: Program, placement: Placement) -> None:
         self._program = program
-        self._graph = copy.deepcopy(program.graph)
+        self._graph = copied(program.graph)
         self._attributes = dict(program.attributes)
         self._constants = Constants(self._graph, self._attributes)
         self._nodes = {node.name: node for node in self._graph.nodes}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from torch.fx import Node
 from .calibration import Calibration
 from .constants import Constants
 from .insert import Inserter
-from .program import Call, Program
+from .program import Call, Program, copied
 from .record import LeftOut, Placement
 from .run import Run, attribute, output_values
 from .scheme import OpScheme
@@ -52,7 +51,7 @@ def site_sqnr(calibration: Calibration, choice: Mapping[str, OpScheme] | None = 
     """
     program = calibration.program
     sites, _ = calibration.chosen(choice or {})
-    graph, attributes = copy.deepcopy(program.graph), dict(program.attributes)
+    graph, attributes = copied(program.graph), dict(program.attributes)
     nodes = {node.name: node for node in graph.nodes}
     shadows = {}
     for site in sites:

@@ -39,8 +39,8 @@ class RowSample:
     """
 
     def __init__(self) -> None:
-        self.peak = torch.zeros(0)
-        self.rows = torch.zeros(0, 0)
+        self.peak = torch.zeros(0, dtype=torch.float32)
+        self.rows = torch.zeros(0, 0, dtype=torch.float32)
         self._seen = 0
         self._step = 1
 
@@ -118,7 +118,7 @@ def _factors(seen: RowSample, products: Sequence[_Product], options: SmoothQuant
 def _powers(of_inputs: torch.Tensor, of_weights: torch.Tensor, alpha: float) -> torch.Tensor:
     """Rounded factors, 1 on geometric average; a channel that was always zero keeps its scale, and a weight of zero counts as small."""
     live = of_inputs > 0
-    least = of_weights[of_weights > 0].amin() if bool((of_weights > 0).any()) else torch.ones(())
+    least = of_weights[of_weights > 0].amin() if bool((of_weights > 0).any()) else torch.ones((), dtype=torch.float32)
     of_weights = torch.where(of_weights > 0, of_weights, least)
     logarithm = torch.where(live, alpha * of_inputs.double().log2() - (1.0 - alpha) * of_weights.double().log2(), 0.0)
     mean = logarithm.sum() / live.sum().clamp_min(1)

@@ -16,6 +16,7 @@ import torch
 
 from ..cpu_codegen import symbols
 from ..diagnostics.errors import InputError
+from ..diagnostics.surroundings import undisturbed
 from .plan import ConstantSource
 from .runner import CHANGED, HEADER, Absent, Runner
 
@@ -111,7 +112,8 @@ class Constants:
         native = bool(watched) and runner.watch and _native_watch_available()
         self._handles = Handles(self._watched) if native else None
         now = Watched.of(self._watched)
-        self.current = self._set(tuple(_derived(source, None) for source in self._sources), now)
+        with undisturbed():
+            self.current = self._set(tuple(_derived(source, None) for source in self._sources), now)
 
     def _set(self, tensors: tuple[torch.Tensor, ...], watched: Watched) -> ConstantSet:
         return ConstantSet(tensors, watched, self._handles.addresses if self._handles is not None else ())
@@ -136,7 +138,8 @@ class Constants:
             touched = any(self._position[id(w)] in stale for w in source.watched)
             return _derived(source, old) if touched else old
 
-        tensors = tuple(tensor(source, old) for source, old in zip(self._sources, before.tensors, strict=True))
+        with undisturbed():
+            tensors = tuple(tensor(source, old) for source, old in zip(self._sources, before.tensors, strict=True))
         self.current = self._set(tensors, now)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from ..cpu_codegen import jit
 from ..diagnostics import env
 from ..diagnostics.errors import InvalidGraph
+from ..diagnostics.surroundings import undisturbed
 from ..platforms.host import host
 from ..platforms.target import Target
 from . import runner, turns
@@ -128,7 +130,10 @@ class Executable:
             if dense and not value.is_contiguous():
                 return None
             shapes.append(value.shape)
-            pointers.append(value.data_ptr() if dense else 0)
+            try:
+                pointers.append(value.data_ptr() if dense else 0)
+            except RuntimeError:  # it has no memory, as inside of torch.func.vmap
+                return None
         return tuple(shapes), pointers
 
     def _record(self, key: tuple[Any, ...], inputs: Sequence[Argument]) -> ShapeRecord:
@@ -224,7 +229,7 @@ class Executable:
         constants = self._fresh_constants()
         values: Values = {value: inputs[position] for value, position in self._values}
         values.update((value, constants.tensors[number]) for value, number in plan.constant_values)
-        with torch.no_grad():
+        with torch.no_grad(), undisturbed() if torch.is_autocast_enabled("cpu") else nullcontext():
             for at, segment in enumerate(plan.segments):
                 if isinstance(segment, NativeSegment):
                     held = take_inputs(segment, values, self._untrusted[at], record.numbers)

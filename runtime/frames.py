@@ -102,9 +102,9 @@ class Pattern:
         self._segment, self._machine, self._site = segment, machine, site
         writer = _Writer(segment, machine, site)
         words = writer.words()
-        inside = torch.zeros(len(words), dtype=torch.int64)
-        inside[torch.tensor(writer.inside)] = 1
-        self._words, self._inside = torch.tensor(words, dtype=torch.int64), inside
+        inside = torch.zeros(len(words), dtype=torch.int64, device="cpu")
+        inside[torch.tensor(writer.inside, dtype=torch.int64, device="cpu")] = 1
+        self._words, self._inside = torch.tensor(words, dtype=torch.int64, device="cpu"), inside
         self._dims, self._places, self._externals = tuple(writer.dims), tuple(writer.places), writer.externals
         self._threads = writer.threads
 

@@ -14,6 +14,7 @@ from ..graph.symbols import solve
 from .plan import Input, InputTensor
 
 Argument = torch.Tensor | int
+TRACED = "pass a plain tensor; what traces or transforms a model takes the original one, not the compiled"
 # Types whose data is really where `data_ptr` says. Other subclasses are looked at more closely.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -45,9 +46,10 @@ def _checked(position: int, spec: Input, argument: Any, dense: bool) -> Argument
     if argument.layout is not torch.strided:
         raise InputError(f"{name}: expected a dense tensor, got {argument.layout}", hint="convert it with .to_dense()")
     tensor = argument
+    if isinstance(argument, FakeTensor) or (_pointer(argument) == 0 and argument.numel()):
+        kind = "tensor inside a transform of torch.func" if type(argument) in PLAIN else type(argument).__name__
+        raise InputError(f"{name}: a {kind} has no data of its own", hint=TRACED)
     if type(argument) not in PLAIN:
-        if isinstance(argument, FakeTensor) or (_pointer(argument) == 0 and argument.numel()):
-            raise InputError(f"{name}: a {type(argument).__name__} has no data of its own", hint="pass a plain tensor")
         tensor = argument.as_subclass(torch.Tensor)
     tensor = tensor.resolve_neg()
     return tensor.detach().contiguous() if dense else tensor

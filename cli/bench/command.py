@@ -44,7 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints tables to stdout. Returns 0, or 1 when something got slower than in the run of --against, or by a search for precisions."""
+    """Prints tables to stdout. Returns 0, or 1 when something got slower than in the run of --against, or by a search for precisions, or
+    nothing could be measured."""
     from rich.console import Console
 
     from . import compare, plot, record, show
@@ -64,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
         plot.draw(found, options.plot)
     held_back = compare.held_back(found)
     show.show_held_back(held_back, console)
+    if not any(row.timing for row in found.rows):
+        return 1
     if old is None:
         return 1 if held_back else 0
     comparison = compare.compare(old, found)

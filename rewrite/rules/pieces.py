@@ -101,7 +101,7 @@ def fit(function: Function, goal: Goal, pieces: int) -> A.PiecewiseAttrs | None:
 
 def _noise(function: Function) -> float:
     """How far off the function is in f32 where that has few digits of it, as 1 + erf(x) has where it is nearly 0."""
-    x = torch.linspace(-16, 16, 4096)
+    x = torch.linspace(-16, 16, 4096, dtype=torch.float32)
     y, exact = function(x).double(), function(x.double())
     error = (y - exact).abs()
     return float(error.where(error > exact.abs() * _RELATIVE, 0.0).max())
@@ -296,5 +296,5 @@ def _agrees(y: torch.Tensor, x: torch.Tensor, rounding: Rounding, found: A.Piece
     real = y if rounding.largest is None else y * factor + rounding.zero
     expected = torch.round(rounding.saturated(real))
     expected = torch.where(real.isnan(), torch.full_like(expected, rounding.least if rounding.nan else 0), expected)
-    got = piecewise(x, found, None if rounding.largest is None else torch.tensor(factor)).float()
+    got = piecewise(x, found, None if rounding.largest is None else torch.tensor(factor, dtype=torch.float32)).float()
     return bool(((got == expected) | ((got - expected).abs() <= 1) & ~real.isnan()).all())

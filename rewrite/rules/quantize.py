@@ -102,7 +102,7 @@ def dequantize_after_take(m: Match) -> Value | Mismatch:
         return m.fail(f"{x.type} is not quantized per tensor or by what is taken", x)
     with b.at(m.root.origin):
         rows = b.sub(b.cast(b.take(x, m["i"], axis), f32), float(q.zero_point))
-        scales = b.take(b.constant(torch.tensor(q.scale), "scales"), m["i"])
+        scales = b.take(b.constant(torch.tensor(q.scale, dtype=torch.float32), "scales"), m["i"])
         return b.mul(rows, b.reshape(scales, (*scales.shape, *(1,) * (x.tensor.rank - axis - 1))))
 
 
@@ -169,7 +169,7 @@ def quantize_before_pad(m: Match) -> Value | Mismatch:
     attrs, pad = m.attrs("q", A.QuantizeAttrs), m.attrs("a", A.PadAttrs)
     if not per_tensor(attrs.qparams):
         return m.fail("quantized per channel")
-    value = int(quantize(torch.tensor(float(pad.value)), attrs.dtype.torch, attrs.qparams))
+    value = int(quantize(torch.tensor(float(pad.value), dtype=torch.float32), attrs.dtype.torch, attrs.qparams))
     return m.make("pad", m.make("quantize", m["x"], attrs=attrs), attrs=A.PadAttrs(pad.amounts, value))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sashiko.diagnostics.dump import dump_stage, say
+from sashiko.diagnostics.errors import InputError
 
 
 def never() -> str:
@@ -37,6 +38,13 @@ def test_dumps_are_numbered_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     dump_stage("bert", 3, "fused", "newer\n")
     assert path.read_text() == "newer\n"
     assert [p.name for p in path.parent.iterdir()] == ["03_fused.txt"], "no temporary file stays behind"
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SASHIKO_DUMP", str(tmp_path / "file"))
+    with pytest.raises(InputError, match=r"SASHIKO_DUMP=.*file(.|\n)*another folder"):
+        dump_stage("bert", 3, "fused", "text")
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "", "..", "lambda <x>"])

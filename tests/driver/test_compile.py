@@ -60,19 +60,6 @@ def same(model: nn.Module, *args: Any, **options: Any) -> sashiko.CompiledModel:
     return compiled
 
 
-def test_positional_and_keyword_arguments() -> None:
-    model, x, scale = Mlp().eval(), torch.randn(5, 32), torch.randn(32)
-    with torch.no_grad():
-        expected = model(x, scale)
-    assert_close(sashiko.compile(model, (x, scale))(x, scale), expected)
-    assert_close(sashiko.compile(model, [x, scale])(x, scale), expected)
-    named = sashiko.compile(model, {"x": x, "scale": scale})
-    assert_close(named(x=x, scale=scale), expected)
-    assert_close(named(scale=scale, x=x), expected)
-    with pytest.raises(sashiko.InputError, match=r"keyword arguments \['x'\], compiled for \['scale', 'x'\]"):
-        named(x=x)
-
-
 def test_nested_arguments() -> None:
     def total(first: dict[str, torch.Tensor], rest: list[torch.Tensor]) -> torch.Tensor:
         return first["a"] + 2 * first["b"] + 3 * rest[0]
@@ -167,6 +154,14 @@ def test_strict_names_the_operation_and_its_place() -> None:
     with pytest.raises(sashiko.Unsupported, match=r"linalg_inv.*has no native form") as caught:
         sashiko.compile(model.eval(), (x,), strict=True)
     assert "test_compile.py" in caught.value.where
+
+
+def test_the_target_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Mlp().eval(), torch.randn(4, 32)
+    name = "x86_64_v3" if host().arch == "x86_64" else "neoverse_n1"
+    monkeypatch.setenv("SASHIKO_TARGET", name)
+    compiled = sashiko.compile(model, (x,)), sashiko.quantize_and_compile(model, [x])
+    assert [each.executable.code.target.name for each in compiled] == [name] * 2
 
 
 def test_targets_by_name_and_by_value() -> None:

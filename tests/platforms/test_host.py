@@ -127,10 +127,11 @@ def test_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.resolve("neoverse_n2") is NEOVERSE_N2 is host.resolve(NEOVERSE_N2)
     assert host.default_target() is host.host()
     monkeypatch.setenv("SASHIKO_TARGET", "x86_64_v3")
-    assert host.default_target() is X86_64_V3
+    assert host.default_target() is X86_64_V3 is host.resolve(None)
+    assert host.resolve("host") is host.host()
     monkeypatch.setenv("SASHIKO_TARGET", "z80")
-    with pytest.raises(InputError, match="z80"):
-        host.default_target()
+    with pytest.raises(InputError, match=r"z80(.|\n)*SASHIKO_TARGET"):
+        host.resolve(None)
 
 
 def test_amx_answer_has_a_reason_exactly_when_refused() -> None:

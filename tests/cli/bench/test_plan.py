@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ import torch
 from sashiko.cli.app import run as command_line
 from sashiko.cli.bench import cases, command
 from sashiko.cli.bench.measure import QUICK, candidates
+from sashiko.cli.bench.record import to_json
 from sashiko.diagnostics.errors import InputError
+from tests.cli.bench.runs import EAGER, row, run
 
 
 def options(*arguments: str) -> argparse.Namespace:
@@ -141,3 +144,13 @@ def test_a_model_of_ones_own(tmp_path: object) -> None:
     assert case.make(()).args[0].shape == (3, 4)
     with pytest.raises(InputError, match="not a tuple of tensors"):
         cases.find(f"{source}:named").make(())
+
+
+def test_where_nothing_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line says why, and so does the status."""
+    path = tmp_path / "run.json"
+    path.write_text(to_json(run(row("eager", "fp32", failure="the model is gone"))), encoding="utf-8")
+    assert command.run(options("--from", str(path))) == 1
+    assert "the model is gone" in capsys.readouterr().out
+    path.write_text(to_json(run(row("eager", "fp32", EAGER))), encoding="utf-8")
+    assert command.run(options("--from", str(path))) == 0

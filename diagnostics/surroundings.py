@@ -1,0 +1,16 @@
+"""What a caller may have switched on around our work with tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, new tensors are on the CPU and products are as precise as their operands, whatever `torch.set_default_device` and
+    `torch.autocast` say. The default dtype belongs to all threads, and cannot be changed for one: our tensors name theirs."""
+    with torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        yield

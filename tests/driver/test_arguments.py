@@ -1,0 +1,82 @@
+"""How the arguments of a compiled model may be given: by position, by name, or not at all, as those of the model itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import sashiko
+
+
+class Gained(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x)) * scale
+
+
+def test_positional_and_keyword_arguments(tmp_path: Path) -> None:
+    model, x, scale = Gained().eval(), torch.randn(5, 32), torch.randn(32)
+    with torch.no_grad():
+        expected = model(x, scale)
+    positional = sashiko.compile(model, (x, scale))
+    assert_close(positional(x, scale), expected)
+    assert_close(sashiko.compile(model, [x, scale])(x, scale), expected)
+    named = sashiko.compile(model, {"x": x, "scale": scale})
+    assert_close(named(x=x, scale=scale), expected)
+    assert_close(named(scale=scale, x=x), expected)
+    named.save(tmp_path / "named")
+    quantized = sashiko.compile(sashiko.quantize(model, [(x, scale)]), (x, scale))
+    for compiled in (positional, named, sashiko.load(tmp_path / "named"), quantized):
+        for args, kwargs in (((x, scale), {}), ((x,), {"scale": scale}), ((), {"x": x, "scale": scale})):
+            assert_close(compiled(*args, **kwargs), expected, rtol=0.05, atol=0.05)
+        for args, kwargs in (((x,), {"x": x}), ((x, scale), {"scale": scale}), ((x, scale), {"more": x}), ((x, scale, x), {})):
+            with pytest.raises(sashiko.InputError, match=r"called with|expected 2 arguments, got 3"):
+                compiled(*args, **kwargs)
+    with pytest.raises(sashiko.InputError, match=r"keyword arguments \['x'\], compiled for \['scale', 'x'\]"):
+        named(x=x)
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None, times: int = 2, *, flag: bool = False) -> torch.Tensor:
+        y = x * times if scale is None else x * scale
+        return -y if flag else y
+
+
+def test_arguments_with_defaults(tmp_path: Path) -> None:
+    model, x = Scaled().eval(), torch.randn(3)
+    sashiko.compile(model, (x,)).save(tmp_path / "model")
+    for compiled in (sashiko.compile(model, (x,)), sashiko.compile(model, (x, None, 2)), sashiko.load(tmp_path / "model")):
+        for args, kwargs in (((x,), {}), ((x, None), {}), ((x,), {"times": 2, "flag": False}), ((), {"scale": None, "x": x})):
+            assert_close(compiled(*args, **kwargs), x * 2)
+        for args, kwargs in (((x, x), {}), ((x,), {"times": 3}), ((x, None, 2.0), {}), ((x,), {"flag": True}), ((), {"times": 2})):
+            with pytest.raises(sashiko.InputError):
+                compiled(*args, **kwargs)
+
+
+def test_examples_that_are_one_tensor() -> None:
+    """A trace tells tensors apart by identity; a call of the same model passes others."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor, more: dict[str, torch.Tensor]) -> torch.Tensor:
+            y += 1
+            return self.linear(x) + 2 * y + 3 * more["z"]
+
+    model, x = Model().eval(), torch.randn(4, 4)
+    other = torch.randn(4, 4), torch.randn(4, 4), {"z": torch.randn(4, 4)}
+    for same in (x, model.linear.weight.detach(), model.linear.weight):
+        compiled = sashiko.compile(model, (same, same, {"z": same}))
+        written = other[1].clone()
+        with torch.no_grad():
+            assert_close(compiled(other[0], written, other[2]), model(*other))
+        assert_close(written, other[1])

@@ -1,0 +1,152 @@
+"""Models that cannot be compiled or quantized as they are, and what cannot be done with compiled ones: what the exceptions say."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.testing import assert_close
+
+import sashiko
+from tests.driver.functions import Apply
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Rows().eval()
+
+
+@pytest.fixture(scope="module")
+def compiled(model: nn.Module) -> sashiko.CompiledModel:
+    return sashiko.compile(model, (torch.randn(3, 16),))
+
+
+@pytest.mark.parametrize("verb", ["compile", "quantize", "quantize_and_compile"])
+def test_a_model_in_training_mode(verb: str) -> None:
+    with pytest.raises(sashiko.SashikoError, match=r"training mode(.|\n)*eval\(\)"):
+        getattr(sashiko, verb)(Rows().train(), [torch.randn(3, 16)])
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+
+def test_control_flow_that_depends_on_data() -> None:
+    with pytest.raises(sashiko.Unsupported, match="cannot capture this model") as caught:
+        sashiko.compile(Branches().eval(), (torch.randn(3),))
+    assert "test_bad_models.py" in caught.value.where and 'torch.compile(model, backend="sashiko")' in caught.value.hint
+    backend = torch.compile(Branches().eval(), backend="sashiko")
+    for x in (torch.ones(3), -torch.ones(3)):
+        assert_close(backend(x), Branches()(x))
+
+
+class Chosen(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0] * 2
+
+
+def test_sizes_that_depend_on_data() -> None:
+    with pytest.raises(sashiko.Unsupported, match="depends on the data") as caught:
+        sashiko.compile(Chosen().eval(), (torch.randn(9),))
+    assert 'torch.compile(model, backend="sashiko")' in caught.value.hint
+    x = torch.randn(9)
+    assert_close(torch.compile(Chosen().eval(), backend="sashiko")(x), Chosen()(x))
+
+
+def test_what_is_no_model_and_what_are_no_examples(model: nn.Module) -> None:
+    with pytest.raises(sashiko.InputError, match=r"expected a torch\.nn\.Module, got function"):
+        sashiko.compile(lambda x: x, (torch.randn(3),))  # type: ignore[arg-type]
+    with pytest.raises(sashiko.InputError, match="example_inputs is a Tensor"):
+        sashiko.compile(model, torch.randn(3, 16))  # type: ignore[arg-type]
+    with pytest.raises(sashiko.SashikoError, match=r"forward|argument"):
+        sashiko.compile(model, (torch.randn(3, 16), 2))
+    with pytest.raises(sashiko.InputError, match="dynamic_shapes"):
+        sashiko.compile(model, (torch.randn(3, 16),), dynamic_shapes=({1: Dim("width")},))
+    with pytest.raises(sashiko.InputError, match="dynamic_shapes"):
+        sashiko.compile(model, (torch.randn(3, 16),), dynamic_shapes={"y": {0: Dim("rows")}})
+
+
+def test_graphs_of_other_compilers(model: nn.Module) -> None:
+    """Those of torch.export are modules by `module()`, which only take the form of call that they were exported with."""
+    x = torch.randn(3, 16)
+    program = torch.export.export(model, (x,))
+    for verb, example in ((sashiko.compile, (x,)), (sashiko.quantize, [x])):
+        with pytest.raises(sashiko.InputError, match=r"got an ExportedProgram\n(.|\n)*program\.module\(\)"):
+            verb(program, example)  # type: ignore[operator]
+        assert_close(verb(program.module(), example)(x), model(x), rtol=0.05, atol=0.05)  # type: ignore[operator]
+        with pytest.raises(sashiko.InputError, match="got TorchScript"):
+            verb(torch.jit.trace(model, x), example)  # type: ignore[operator]
+
+
+def test_weights_and_data_elsewhere(model: nn.Module) -> None:
+    x = torch.randn(3, 16)
+    for verb, example in ((sashiko.compile, (x,)), (sashiko.quantize, [x])):
+        with pytest.raises(sashiko.InputError, match=r"up\.weight is on meta"):
+            verb(Rows().to("meta").eval(), example)  # type: ignore[operator]
+        with pytest.raises(sashiko.SashikoError, match=r"on meta(.|\n)*\.cpu\(\)"):
+            verb(model, [each.to("meta") for each in example])  # type: ignore[operator]
+
+
+def test_weights_made_under_inference_mode() -> None:
+    with torch.inference_mode():
+        model = Rows().eval()
+    x = torch.randn(3, 16)
+    for verb, example in ((sashiko.compile, (x,)), (sashiko.quantize, [x])):
+        with pytest.raises(sashiko.Unsupported, match=r"inference tensor(.|\n)*requires_grad_\(False\)"):
+            verb(model, example)  # type: ignore[operator]
+    model.requires_grad_(False)
+    for verb, example in ((sashiko.compile, (x,)), (sashiko.quantize, [x])):
+        assert_close(verb(model, example)(x), model(x), rtol=0.05, atol=0.05)  # type: ignore[operator]
+
+
+@dataclass
+class Scores:
+    values: torch.Tensor
+
+
+class Scored(nn.Module):
+    def forward(self, x: torch.Tensor) -> Scores:
+        return Scores(x + 1)
+
+
+def test_a_result_of_an_unknown_class() -> None:
+    x = torch.randn(3)
+    with pytest.raises(sashiko.Unsupported, match=r"Scores(.|\n)*hint: (.|\n)*register_dataclass"):
+        sashiko.compile(Scored().eval(), (x,))
+    torch.export.register_dataclass(Scores)
+    assert_close(sashiko.compile(Scored().eval(), (x,))(x).values, x + 1)
+
+
+def test_a_compiled_model_inside_of_what_traces(model: nn.Module, compiled: sashiko.CompiledModel) -> None:
+    x = torch.randn(2, 3, 16)
+    with pytest.raises(sashiko.InputError, match=r"transform of torch\.func has no data"):
+        torch.func.vmap(compiled)(x)
+    with pytest.raises(sashiko.InputError, match=r"transform of torch\.func has no data"):
+        torch.func.grad(lambda y: compiled(y).sum())(x[0])
+    with pytest.raises(sashiko.InputError, match="FakeTensor has no data"):
+        sashiko.compile(Apply(lambda y: compiled(y) + 1).eval(), (x[0],))
+
+
+def test_a_compiled_model_is_not_pickled(model: nn.Module, compiled: sashiko.CompiledModel) -> None:
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"neither pickled nor copied deeply\n.*fast\.save\(path\)"):
+            copied(compiled)  # type: ignore[operator]
+    assert copy.copy(compiled) is compiled
