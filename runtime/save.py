@@ -28,7 +28,7 @@ from .encode_plan import plan_from, plan_json
 from .executable import Code, Executable, with_runner
 
 FORMAT = "sashiko"
-VERSION = 4
+VERSION = 5
 _OWN_RUNNER = 3  # the runner of an older file reads frames of another form
 
 
