@@ -214,6 +214,13 @@ class _Planner:
         self.measurable += builder.measurable
         return segment
 
+    def _shares(self, value: Value) -> bool:
+        """Whether what PyTorch returns is a view of memory that is known by another name, too."""
+        schema = getattr(getattr(value.attrs, "target", None), "_schema", None)
+        if schema is None or all(result.alias_info is None for result in schema.returns):
+            return False
+        return not all(v.op in ("aten", "get") and len(self.graph.users[v]) == 1 and not self.graph.is_output(v) for v in value.inputs)
+
     def _extern(self, part: Extern) -> AtenStep:
         attrs = part.value.attrs
         assert isinstance(attrs, A.AtenAttrs)
@@ -223,7 +230,7 @@ class _Planner:
         if not isinstance(part.value.type, TensorType):
             taken = {u.attrs.index: u for u in part.elements if isinstance(u.attrs, A.GetAttrs)}
             results = [self._id(taken[n]) if n in taken else None for n in range(len(part.value.type.elements))]
-        step = AtenStep(attrs.target, attrs.args, attrs.kwargs, operands, tuple(results), attrs.reason, several)
+        step = AtenStep(attrs.target, attrs.args, attrs.kwargs, operands, tuple(results), attrs.reason, several, self._shares(part.value))
         self.notes.append(step)
         name = site_of(part.value.origin)
         self.products.append(Product(name, str(attrs.target)) if name else None)

@@ -19,6 +19,7 @@ from ..rewrite.rules.permutes import sink_permutes
 from ..rewrite.rules.precision import lower_precision
 from ..rewrite.rules.short import shorten
 from ..rewrite.rules.tables import tabulate
+from ..stitch.constants import own_results
 from ..stitch.expand import expand_contractions, expand_unsupported
 from ..stitch.steps import together
 from .contractions import has_kernel
@@ -65,4 +66,5 @@ def passes(
         Pass("share", cse),
         Pass("steps", together),
         Pass("memory", lambda graph: separated(graph, writes)),
+        Pass("results", lambda graph: own_results(graph, writes)),
     )

@@ -42,10 +42,12 @@ def _make(op: str, *inputs: Value, attrs: A.Attrs | None = None, type: Type | No
 
 
 def full(value: Number, dtype: DType, shape: Shape = ()) -> Value:
-    """A tensor of one repeated number."""
-    if isinstance(value, float) and not dtype.is_float and dtype.kind != "complex":
-        raise InvalidGraph(f"the number {value!r} is no {dtype}")
+    """A tensor of one repeated number; an integer becomes one of the dtype."""
     converted = bool(value) if dtype == boolean else float(value) if dtype.is_float else value
+    if dtype.kind in ("int", "uint"):
+        if isinstance(value, float):
+            raise InvalidGraph(f"the number {value!r} is no {dtype}")
+        converted = dtype.wrapped(value)
     return _make("full", attrs=A.FullAttrs(converted, dtype, shape))
 
 

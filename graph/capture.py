@@ -77,9 +77,12 @@ class _Signature:
             self.lowering.env[node] = meta
             self.inputs.append(FixedInput(node.name, meta))
 
-    def finish(self, results: Sequence[Any], writes: Mapping[int, int], specs: _Specs = (None, None), handed: Handed = NONE) -> Captured:
-        """The captured model. `writes`: which results are copied into which graph inputs; all others are returned. `handed`: of these,
-        those that are not computed but tensors of the call or of the model, and the graph input that each is (None: of the model)."""
+    def finish(self, results: Sequence[Any], nodes: Sequence[Any], writes: Mapping[int, int], specs: _Specs = (None, None),
+               handed: Handed = NONE) -> Captured:
+        """The captured model. `nodes`: the FX nodes of what it returns; one that is returned twice is one tensor. `writes`: which results
+        are copied into which graph inputs; all others are returned. `handed`: of these, those that are not computed but tensors of the
+        call or of the model, and the graph input that each is (None: of the model)."""
+        made: dict[Node, OutputSpec] = {}
         positions = {i.index: p for p, i in enumerate(self.inputs) if isinstance(i, TensorInput)}
         outputs: list[Value] = []
         returned: list[OutputSpec] = []
@@ -88,11 +91,15 @@ class _Signature:
             if number not in writes:
                 index = handed.get(number)
                 given = InputOutput(positions[index]) if index in positions else None
-                returned.append(given or self._returned(result, outputs, number in handed))
+                node = _source(nodes[number])
+                returned.append(made.get(node) or given or self._returned(result, outputs, number in handed))
+                if isinstance(node, Node):
+                    made[node] = returned[-1]
         for number, target in writes.items():  # outputs of their own: what is returned as well is another tensor
             mutations.append(Mutation(len(outputs), target))
             outputs.append(results[number])
-        checks = tuple(Check(_output(outputs, own(ok)), message) for ok, message in self.lowering.checks)
+        checks = tuple(Check(len(outputs) + n, message) for n, (_, message) in enumerate(self.lowering.checks))
+        outputs += [own(ok) for ok, _ in self.lowering.checks]
         graph = Graph(tuple(self.tensors), tuple(outputs))
         self.lowering.check_random_order(graph)
         alive = set(graph.order)
@@ -109,12 +116,12 @@ class _Signature:
             return FixedOutput(result)
         if result.op == "constant" and handed:
             return FixedOutput(getattr(result.attrs, "tensor", None))
-        return GraphOutput(_output(outputs, own(result)))
+        outputs.append(own(result))
+        return GraphOutput(len(outputs) - 1)
 
     def given(self, node: Any) -> int | None:
         """The graph input that an FX node is, -1 for a tensor of the model, None for what is computed."""
-        while isinstance(node, Node) and node.target in _SAME:
-            node = node.args[0]
+        node = _source(node)
         if not isinstance(node, Node) or node.op not in ("placeholder", "get_attr"):
             return None
         value = self.lowering.env[node]
@@ -126,11 +133,11 @@ def own(value: Value) -> Value:
     return make("copy", value) if value.op in ("input", "constant") else value
 
 
-def _output(outputs: list[Value], value: Value) -> int:
-    """The index of `value` among the graph's outputs, where it is appended when new."""
-    if value not in outputs:
-        outputs.append(value)
-    return outputs.index(value)
+def _source(node: Any) -> Any:
+    """The FX node that makes the tensor which `node` is."""
+    while isinstance(node, Node) and node.target in _SAME:
+        node = node.args[0]
+    return node
 
 
 def _shape_env(nodes: Sequence[Node]) -> ShapeEnv | None:
@@ -203,7 +210,7 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     handed = {n: index for n, node in enumerate(nodes) if (index := found.given(node)) is not None}
     mutated = {nodes[number]: target for number, target in writes.items()}
     handed |= {n: mutated[node] for n, node in enumerate(nodes) if n not in writes and node in mutated}
-    made = found.finish(list(results), writes, (program.call_spec.in_spec, program.call_spec.out_spec), handed)
+    made = found.finish(list(results), nodes, writes, (program.call_spec.in_spec, program.call_spec.out_spec), handed)
     lengths = dict.fromkeys(v.shape[0] for v in made.graph.order if v.op == "recurrence" and not isinstance(v.shape[0], int))
     stepped = tuple(Assumption(length, "!=") for length in lengths)  # PyTorch refuses recurrent layers over no steps, too
     return replace(made, assumed=(*found.lowering.symbols.assumptions(), *stepped))
@@ -244,6 +251,6 @@ def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[
     results = list(results) if isinstance(results, (list, tuple)) else [results]
     copies = found.lowering.copies
     writes = {len(results) + i: found.tensors.index(target) for i, (target, _) in enumerate(copies)}
-    returned = module.graph.output_node().args[0]
-    handed = {n: at for n, node in enumerate(pytree.tree_leaves(returned)) if (at := found.given(node)) is not None}
-    return found.finish([*results, *(source for _, source in copies)], writes, handed=handed)
+    returned = pytree.tree_leaves(module.graph.output_node().args[0])
+    handed = {n: at for n, node in enumerate(returned) if (at := found.given(node)) is not None}
+    return found.finish([*results, *(source for _, source in copies)], returned, writes, handed=handed)

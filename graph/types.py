@@ -30,6 +30,11 @@ class DType:
     def torch(self) -> torch.dtype:
         return _TO_TORCH[self]
 
+    def wrapped(self, value: int) -> int:
+        """The integer of this type that `value` becomes: its low bits."""
+        low = -(1 << self.bits >> 1) if self.kind == "int" else 0
+        return (value - low) % (1 << self.bits) + low
+
     def __str__(self) -> str:
         return self.name
 

@@ -125,8 +125,8 @@ class Matcher:
 
     def _number_variable(self, node: NumberVariable, value: Value, state: Bindings) -> Bindings | None:
         found = number(value)
-        if found is None:
-            self._fail(state, value, "a known number", value.op)
+        if found is None or found != found:  # NaN is no number that an equation could be about
+            self._fail(state, value, "a known number", value.op if found is None else str(found))
         elif state.numbers.get(node.name, found) != found:
             self._fail(state, value, f"the number {state.numbers[node.name]} again", str(found))
         else:

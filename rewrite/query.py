@@ -25,7 +25,7 @@ def rounded(value: Number, dtype: DType) -> Number:
     if dtype.kind == "bool":
         return bool(value)
     if not dtype.is_float:
-        return int(value)
+        return dtype.wrapped(int(value))
     if dtype == f32:
         return ctypes.c_float(value).value  # the usual type, and fifty times as fast as a tensor
     return float(torch.tensor(float(value), dtype=torch.float64).to(dtype.torch).item())

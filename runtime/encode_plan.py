@@ -107,6 +107,7 @@ def _segment_json(segment: Segment) -> Json:
             "args": template_json(segment.args),
             "kwargs": [[name, template_json(item)] for name, item in segment.kwargs],
             "operands": segment.operands, "results": segment.results, "reason": segment.reason, "several": segment.several,
+            "copies": segment.copies,
         }
     return {
         "inputs": segment.inputs,
@@ -128,7 +129,8 @@ def _segment_from(data: Json) -> Segment:
         results = tuple(None if value is None else int(value) for value in data["results"])
         kwargs = tuple((str(name), template_from(item)) for name, item in data["kwargs"])
         target, args = target_from(str(data["target"])), template_from(data["args"])
-        return AtenStep(target, args, kwargs, ints(data["operands"]), results, str(data["reason"]), bool(data["several"]))
+        several, copies = bool(data["several"]), bool(data.get("copies"))  # none before version 5
+        return AtenStep(target, args, kwargs, ints(data["operands"]), results, str(data["reason"]), several, copies)
     return NativeSegment(
         ints(data["inputs"]),
         tuple(map(_segment_output_from, data["outputs"])),

@@ -158,6 +158,7 @@ class AtenStep:
     goes and a Dim where an integer depends on the shapes.
 
     `results`: the values it makes; more than one, or None among them, for an operation that returns a tuple or list.
+    `copies`: it gives a view of memory that others read or write, so that its results are copied.
     """
 
     target: Callable[..., Any]
@@ -167,6 +168,7 @@ class AtenStep:
     results: tuple[int | None, ...]
     reason: str = ""
     several: bool = False
+    copies: bool = False
 
 
 Segment = NativeSegment | AtenStep

@@ -25,7 +25,7 @@ def run_aten(step: AtenStep, values: Values, numbers: Numbers) -> None:
         result = step.target(*arguments)
     for value, tensor in zip(step.results, result if step.several else (result,), strict=True):
         if value is not None:
-            values[value] = tensor
+            values[value] = tensor.clone() if step.copies else tensor
 
 
 def fill(template: Any, operands: list[torch.Tensor], numbers: Numbers) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -11,8 +11,8 @@ from ..diagnostics.errors import InputError
 from ..graph import attrs as A
 from ..graph.dims import Poly
 from ..graph.interpret import run
-from ..graph.ir import Graph, Value
-from ..graph.ops import OPS
+from ..graph.ir import Graph, Value, with_inputs
+from ..graph.ops import OPS, make
 from ..graph.types import TupleType
 from .roots import segment_order
 
@@ -33,6 +33,24 @@ def constant_values(outputs: Iterable[Value]) -> tuple[Value, ...]:
                 rooted.add(value)
     used = {operand for value in order if value not in fixed for operand in value.inputs} | set(outputs)
     return tuple(v for v in order if v in rooted and v in used)
+
+
+def own_results(graph: Graph, writes: Mapping[int, int]) -> Graph:
+    """Every result as a tensor of its own, no argument, constant or other result: the caller may write into it. `writes`: numbers of
+    outputs that are not returned but copied into arguments."""
+    taken = {*graph.inputs, *constant_values(graph.outputs)}
+    outputs: list[Value] = []
+    for number, value in enumerate(graph.outputs):
+        outputs.append(value if number in writes or value not in taken else _made_again(value))
+        taken.add(value)
+    return graph if tuple(outputs) == graph.outputs else Graph(graph.inputs, tuple(outputs), graph.name)
+
+
+def _made_again(value: Value) -> Value:
+    """The same in memory that nothing else reads; PyTorch makes complex tensors, of parts that are copied."""
+    if value.dtype.kind == "complex":
+        return with_inputs(value, tuple(_made_again(v) for v in value.inputs))
+    return make("copy", value, origin=value.origin)
 
 
 def _repeatable(value: Value) -> bool:

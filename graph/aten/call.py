@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Union
@@ -100,6 +101,14 @@ def as_value(x: Operand, dtype: DType) -> Value:
     return b.full(float(x) if dtype.is_float else bool(x) if dtype.kind == "bool" else int(x), dtype)
 
 
+def computing(x: Operand, dtype: DType) -> Value:
+    """An operand of a computation in `dtype`, in the dtype that torch computes it in. Like torch's, integers of tensors with axes are
+    rounded to `dtype` first."""
+    if isinstance(x, Value) and x.tensor.rank and not x.dtype.is_float and x.dtype.bits > 8:
+        x = b.cast(x, dtype)
+    return as_value(x, opmath(dtype))
+
+
 def known_number(x: Operand) -> float | None:
     """The number that an operand is known to be."""
     if isinstance(x, (int, float)):
@@ -107,6 +116,16 @@ def known_number(x: Operand) -> float | None:
     if isinstance(x, Value) and x.op == "full":
         return getattr(x.attrs, "value", None)
     return None
+
+
+def need_fitting(dtype: DType, *numbers: Operand | None) -> None:
+    """Raises Unsupported for a number that is stored, not computed with, and lies beyond the dtype; PyTorch raises there."""
+    for x in numbers:
+        if isinstance(x, (int, float)) and dtype.kind in ("float", "int", "uint"):
+            info = torch.finfo(dtype.torch) if dtype.is_float else torch.iinfo(dtype.torch)
+            low = -info.max if dtype.kind == "uint" and isinstance(x, int) else info.min
+            if not low <= x <= info.max and (not dtype.is_float or math.isfinite(x)):
+                raise Unsupported(f"the number {x} in a tensor of {dtype}")
 
 
 def need_divisor(x: Operand, dtype: DType) -> None:

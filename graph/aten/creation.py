@@ -7,21 +7,21 @@ from typing import Any
 import torch
 
 from ...diagnostics.errors import Unsupported
+from .. import attrs as A
 from .. import build as b
-from ..dims import Dim, Poly
+from ..dims import Dim
 from ..ir import Value
 from ..types import i64
-from .call import Call, Operand, Row, SymScalar, as_value
+from .call import Call, Operand, Row, SymScalar, as_value, need_fitting
 
 aten = torch.ops.aten
 
 
 def filled(c: Call, value: Operand) -> Value:
     """A tensor of the call's type that holds one number everywhere."""
-    if isinstance(value, (Value, Poly, SymScalar)):
-        return b.expand(as_value(value, c.dtype), c.shape)
-    number: float | bool = float(value) if c.dtype.is_float else bool(value) if c.dtype.kind == "bool" else int(value)
-    return b.full(number, c.dtype, c.shape)
+    need_fitting(c.dtype, value)
+    single = as_value(value, c.dtype)
+    return b.full(single.attrs.value, c.dtype, c.shape) if isinstance(single.attrs, A.FullAttrs) else b.expand(single, c.shape)
 
 
 def zeros(c: Call, *_: Any) -> Value:
@@ -61,7 +61,7 @@ ROWS: dict[Any, Row] = {
     aten.new_full.default: lambda c, x, size, value, *_: filled(c, value),
     aten.fill.Scalar: lambda c, x, value: filled(c, value),
     aten.fill.Tensor: lambda c, x, value: filled(c, value),
-    aten.copy.default: lambda c, x, source, *_: b.expand(b.cast(source, c.dtype), c.shape),
+    aten.copy.default: lambda c, x, source, *_: filled(c, source),
     aten.scalar_tensor.default: lambda c, value, *_: filled(c, value),
     aten.zeros.default: zeros,
     aten.zeros_like.default: zeros,

@@ -9,7 +9,7 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import Dim, Shape, bounds
+from ..dims import Dim, Shape, bounds, floordiv
 from ..ir import Value
 from .call import Call, Row, opmath
 from .reductions import count, mean_of, variance
@@ -46,9 +46,11 @@ def rms_norm(c: Call, x: Value, shape: Sequence[Dim], weight: Value | None = Non
     return b.cast(affine(b.mul(wide, scale), weight, None), x.dtype), b.cast(scale, c.element(1).dtype)
 
 
-def group_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, n: Dim, channels: int, spatial: Dim, groups: int,
+def group_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, n: Dim, channels: Dim, spatial: Dim, groups: int,
                eps: float) -> tuple[Value, ...]:
-    grouped = b.reshape(b.cast(x, opmath(x.dtype)), (n, groups, channels // groups, spatial))
+    if (each := floordiv(channels, groups)) * groups != channels:
+        raise Unsupported(f"{groups} groups of {channels} channels, an unknown number")
+    grouped = b.reshape(b.cast(x, opmath(x.dtype)), (n, groups, each, spatial))
     out, mean, scale = normalized(grouped, (2, 3), eps)
     shape = (channels, *(1 for _ in x.shape[2:]))
     stats = tuple(b.cast(b.reshape(s, (n, groups)), c.element(i).dtype) for i, s in enumerate((mean, scale), 1))

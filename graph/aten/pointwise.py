@@ -12,7 +12,7 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..ir import Value
 from ..types import boolean
-from .call import Call, Operand, Row, as_value, known_number, need_divisor, opmath, promote
+from .call import Call, Operand, Row, as_value, computing, known_number, need_divisor, need_fitting, opmath, promote
 
 aten = torch.ops.aten
 
@@ -23,8 +23,7 @@ def formula(fn: Callable[..., Value], tensors: int = 1) -> Row:
     """`fn` applied in torch's computation dtype: the first `tensors` arguments are cast to it, the result is cast back."""
 
     def row(c: Call, *args: Any) -> Value:
-        work = opmath(c.dtype)
-        return b.cast(fn(*(as_value(a, work) for a in args[:tensors]), *args[tensors:]), c.dtype)
+        return b.cast(fn(*(computing(a, c.dtype) for a in args[:tensors]), *args[tensors:]), c.dtype)
 
     return row
 
@@ -45,8 +44,7 @@ def arithmetic(op: str, c: Call, x: Operand, y: Operand) -> Value:
         if op not in _ON_BOOL:
             raise Unsupported(f"{op} of bool tensors")
         return b.elementwise(_ON_BOOL[op], as_value(x, boolean), as_value(y, boolean))
-    work = opmath(c.dtype)
-    return b.cast(b.elementwise(op, as_value(x, work), as_value(y, work)), c.dtype)
+    return b.cast(b.elementwise(op, computing(x, c.dtype), computing(y, c.dtype)), c.dtype)
 
 
 def binary(op: str) -> Row:
@@ -65,20 +63,19 @@ def scaled(op: str, reverse: bool = False) -> Row:
             return arithmetic(op, c, x, y)
         if c.dtype == boolean:
             raise Unsupported("alpha with bool tensors")
-        work = opmath(c.dtype)
-        other = b.mul(as_value(y, work), as_value(alpha, work))
-        return b.cast(b.elementwise(op, as_value(x, work), other), c.dtype)
+        need_fitting(c.dtype, alpha)
+        other = b.mul(computing(y, c.dtype), computing(alpha, c.dtype))
+        return b.cast(b.elementwise(op, computing(x, c.dtype), other), c.dtype)
 
     return row
 
 
 def compare(op: str) -> Row:
     def row(c: Call, x: Operand, y: Operand) -> Value:
-        work = opmath(promote(x, y))
-        number = known_number(y)
+        work, number = promote(x, y), known_number(y)
         if not work.is_float and work != boolean and number is not None and not _fits(number, work.bits, work.kind):
             raise Unsupported(f"comparing {work} with {number}")
-        return b.elementwise(op, as_value(x, work), as_value(y, work))
+        return b.elementwise(op, computing(x, work), computing(y, work))
 
     return row
 
@@ -123,9 +120,8 @@ def shift(op: str) -> Row:
 def power(c: Call, x: Operand, y: Operand) -> Value:
     """pow with the shortcuts that eager takes for special exponents; integers by repeated multiplication."""
     number = known_number(y) if not isinstance(y, Value) else None
-    work = opmath(c.dtype)
     if isinstance(x, Value) and number in _POWERS and (c.dtype.is_float or number in (1, 2, 3)):
-        return b.cast(_POWERS[number](as_value(x, work)), c.dtype)
+        return b.cast(_POWERS[number](computing(x, c.dtype)), c.dtype)
     if not c.dtype.is_float:
         raise Unsupported("pow of integers")
     return arithmetic("pow", c, x, y)
@@ -141,14 +137,15 @@ def clamp(c: Call, x: Value, low: Operand | None = None, high: Operand | None = 
     """minimum(maximum(x, low), high); NaN in any of them is kept."""
     if c.dtype == boolean:
         raise Unsupported("clamp of bool tensors")
-    work = opmath(c.dtype)
-    out = as_value(x, work)
-    out = out if low is None else b.maximum(out, as_value(low, work))
-    out = out if high is None else b.minimum(out, as_value(high, work))
+    need_fitting(c.dtype, low, high)
+    out = computing(x, c.dtype)
+    out = out if low is None else b.maximum(out, computing(low, c.dtype))
+    out = out if high is None else b.minimum(out, computing(high, c.dtype))
     return b.cast(out, c.dtype)
 
 
 def where(c: Call, condition: Value, x: Operand, y: Operand) -> Value:
+    need_fitting(c.dtype, x, y)
     return b.where(b.cast(condition, boolean), as_value(x, c.dtype), as_value(y, c.dtype))
 
 
@@ -260,7 +257,7 @@ ROWS: dict[Any, Row] = {
     aten.hardswish.default: formula(lambda x: b.div(b.mul(x, b.minimum(b.maximum(b.add(x, 3.0), 0.0), 6.0)), 6.0)),
     aten.leaky_relu.default: formula(lambda x, slope: b.where(b.gt(x, 0.0), x, b.mul(x, float(slope)))),
     aten.threshold.default: lambda c, x, threshold, value: b.where(
-        b.le(as_value(x, opmath(x.dtype)), as_value(threshold, opmath(x.dtype))), as_value(value, c.dtype), x),
+        b.le(computing(x, x.dtype), computing(threshold, x.dtype)), as_value(value, c.dtype), x),
     aten._prelu_kernel.default: formula(lambda x, w: b.where(b.gt(x, 0.0), x, b.mul(x, w)), tensors=2),
     aten.addcmul.default: formula(lambda x, y, z, value: b.add(x, b.mul(b.mul(y, value), z)), tensors=3),
     aten.addcdiv.default: formula(lambda x, y, z, value: b.add(x, b.div(b.mul(y, float(value)), z)), tensors=3),

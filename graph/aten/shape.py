@@ -11,7 +11,7 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, bounds, maximum, minimum, mod, product
 from ..ir import Value
-from .call import Call, Result, Row
+from .call import Call, Result, Row, need_fitting
 
 aten = torch.ops.aten
 
@@ -121,6 +121,7 @@ def repeat(c: Call, x: Value, times: Sequence[Dim]) -> Value:
 
 def pad(c: Call, x: Value, amounts: Sequence[Dim], value: float = 0) -> Value:
     """constant_pad_nd: torch lists (low, high) from the last axis backwards."""
+    need_fitting(c.dtype, value)
     pairs: list[tuple[Dim, Dim]] = [(amounts[i], amounts[i + 1]) for i in range(0, len(amounts), 2)]
     full: list[tuple[Dim, Dim]] = [(0, 0)] * (x.tensor.rank - len(pairs))
     return b.pad(x, (*full, *reversed(pairs)), value)

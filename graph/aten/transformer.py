@@ -12,7 +12,7 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import floordiv
+from ..dims import Dim, floordiv
 from ..ir import Value
 from ..types import boolean, f32
 from .call import Call, Row
@@ -41,11 +41,13 @@ def _kept(mask: Value, kind: int | None, scores: Value) -> Value:
     return b.logical_not(b.cast(mask, boolean))
 
 
-def attention(c: Call, query: Value, key: Value, value: Value, size: int, heads: int, w: Value, bias: Value, out: Value, out_bias: Value,
+def attention(c: Call, query: Value, key: Value, value: Value, size: Dim, heads: int, w: Value, bias: Value, out: Value, out_bias: Value,
               mask: Value | None = None, weights: bool = True, average: bool = True, kind: int | None = None) -> tuple[Value | None, ...]:
     """_native_multi_head_attention of query[B, L, E], key and value[B, S, E]: (result, weights). Rows in which no score counts are NaN."""
     if query.dtype != f32 or any(v.dtype != f32 for v in (key, value, w, bias, out, out_bias)):
         raise Unsupported(f"fused attention over {query.dtype}")
+    if not isinstance(size, int):
+        raise Unsupported(f"fused attention over {size} columns, an unknown number")
     per_head = size // heads
     parts = _projected((query, key, value), w, bias)
     q, k, v = (b.permute(b.reshape(x, (*x.shape[:2], heads, per_head)), (0, 2, 1, 3)) for x in parts)

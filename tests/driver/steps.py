@@ -51,6 +51,7 @@ WHOLE_NUMBER: dict[str, Callable[[Tensor, int], Tensor]] = {
     "shr": lambda x, k: x >> abs(k) % 8,
     "rsub": lambda x, k: k - x,
 }
+PROMOTED = ("add", "sub", "mul", "div", "eq", "lt", "ge")
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 REDUCE: dict[str, Callable[..., Tensor]] = {
     name: getattr(torch, name) for name in ("sum", "mean", "amax", "amin", "var", "std", "logsumexp", "any", "all", "count_nonzero")
@@ -304,7 +305,24 @@ def cast(d: Draw) -> int:
     return d.step("cast", lambda x: x, d.any_rank(0), cast=dtype)
 
 
+def promoted(d: Draw) -> int:
+    """Operands of two types, one of them perhaps a number or without axes."""
+    name, x = d.rng.choice((*PROMOTED, "maximum", "atan2", "logical_and", "where", "cat", "clamp")), d.any_rank(0)
+    if d.rng.random() < 0.4 and name in PROMOTED:
+        k = d.rng.choice((True, 2, -3, 2.5, 1000))
+        return d.step(f"{name} {k}", lambda x: getattr(torch, name)(x, k), x)
+    dtype = d.rng.choice((*FLOATS, *INTEGERS, torch.int16, torch.bool))
+    if name == "cat":
+        return d.step("cat -1", lambda x, y: torch.cat((x, y), -1), *d.rng.sample([x, d.leaf(dtype, d.values[x].shape)], 2))
+    y = d.leaf(dtype, ()) if d.rng.random() < 0.3 else d.partner(x, dtype)
+    if name == "where":
+        return d.step(name, torch.where, d.partner(x, torch.bool), *d.rng.sample([x, y], 2))
+    if name == "clamp":
+        return d.step(name, lambda x, y: torch.clamp(x, min=y), x, y)
+    return d.step(name, getattr(torch, name), *d.rng.sample([x, y], 2))
+
+
 OPERATIONS = (
     *(unary,) * 3, *(binary,) * 3, with_number, whole, compare, logic, where, *(reduce,) * 3, *(along,) * 2, both, norm, *(permute,) * 2,
-    *(reshape,) * 2, *(cut,) * 2, join, spread, *(product,) * 2, image, *(look_up,) * 2, update, *(cast,) * 2,
+    *(reshape,) * 2, *(cut,) * 2, join, spread, *(product,) * 2, image, *(look_up,) * 2, update, *(cast,) * 2, *(promoted,) * 2,
 )

@@ -111,3 +111,13 @@ def test_a_mean_over_as_many_places_as_features() -> None:
     """The reduction inside runs over another axis of the same length."""
     agree(lambda x: F.layer_norm(x, (16,)).mean(1), torch.randn(2, 16, 16))
     agree(lambda x: F.normalize(x.softmax(-1).sum(1), dim=-1), torch.randn(2, 16, 16))
+
+
+def test_groups_of_an_unknown_number_of_channels() -> None:
+    """Left to PyTorch where it is not known of their number that they fall into groups."""
+    for groups in (1, 2):
+        model = Apply(lambda x, groups=groups: F.group_norm(x, groups).relu()).eval()
+        fast = sashiko.compile(model, (torch.randn(2, 6, 5),), dynamic_shapes=(({0: Dim.AUTO, 1: Dim.AUTO},),))
+        for shape in ((2, 6, 5), (3, 10, 5)):
+            x = torch.randn(shape)
+            assert_close(fast(x), model(x))

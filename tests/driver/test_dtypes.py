@@ -1,0 +1,83 @@
+"""Numbers and tensors of mixed element types, compiled whole, against eager: what wraps, what is rounded first, what is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+import sashiko
+from tests.driver.functions import Apply
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def agree(function: Callable[..., Any], *args: Tensor) -> None:
+    model = Apply(function).eval()
+    assert_close(sashiko.compile(model, args)(*args), model(*args), equal_nan=True)
+
+
+def test_numbers_beyond_an_integer_type_wrap_in_arithmetic() -> None:
+    xs = [torch.arange(7).to(dtype) for dtype in INTEGERS]
+
+    def around(x: Tensor) -> tuple[Tensor, ...]:
+        largest = torch.iinfo(x.dtype).max
+        twice = x if x.dtype in (torch.uint8, torch.int8) else torch.add(x, 300, alpha=2)
+        each = [y for n in (300, -200, (1 << 40) + 5) for y in (x + n, n - x, x * n)]
+        return (*each, x & 300, x ^ -200, x * 3 * largest, (x + largest) + largest, twice)
+
+    agree(lambda *xs: [around(x) for x in xs], *xs)
+    agree(lambda x: (torch.add(x, 300, alpha=2), torch.sub(x, 200, alpha=-3)), xs[0])
+
+
+def test_division_by_nan_and_infinity() -> None:
+    xs = [torch.arange(5).to(dtype) for dtype in (*INTEGERS, *HALVES, torch.bool)]
+    agree(lambda *xs: [(x / float("nan"), x * float("nan"), x / float("inf"), x + float("nan")) for x in xs], *xs)
+
+
+def test_numbers_are_copied() -> None:
+    xs = [torch.arange(5).to(dtype) for dtype in (torch.uint8, torch.bool, torch.float16, torch.int64)]
+    agree(lambda *xs: [x.clone().copy_(number) for x in xs for number in (True, 2, 2.7)], *xs)
+
+
+def clamped(x: Tensor) -> Tensor:
+    return x.clamp(-1e6, 1e6) if x.is_floating_point() else x.clamp(max=1000000)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16])
+def test_numbers_that_a_tensor_cannot_hold_are_errors(dtype: torch.dtype) -> None:
+    x = torch.arange(5).to(dtype)
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda x: x.clone().fill_(1e6), lambda x: x.masked_fill(x > 2, -1e6), clamped, lambda x: F.pad(x, (1, 1), value=1e6)]
+    for function in functions:
+        with pytest.raises(RuntimeError, match="without overflow"):
+            function(x)
+        with pytest.raises(RuntimeError, match="without overflow"):
+            sashiko.compile(Apply(function).eval(), (x,))(x)
+
+
+def test_numbers_that_a_tensor_holds() -> None:
+    agree(lambda x: (x.masked_fill(x > 2, -1), x.clone().fill_(-200), torch.where(x > 2, x, -1)), torch.arange(5, dtype=torch.uint8))
+    x = torch.arange(5, dtype=torch.float16)
+    lowest = torch.finfo(torch.float16).min
+    agree(lambda x: (x.masked_fill(x > 2, lowest), x.masked_fill(x > 2, float("-inf")), x * 1e10, x.clamp(-65504, 65504)), x)
+
+
+def test_integers_are_rounded_to_the_half_they_are_promoted_to() -> None:
+    """Where they may become infinite, or another number than a division leaves the remainder of."""
+    numbers = torch.tensor([32766, 1027, -32767, 70000, -65000, 3, 16777217])
+    wholes = [numbers.clamp(torch.iinfo(d).min, torch.iinfo(d).max).to(d) for d in (torch.int16, torch.int32, torch.int64)]
+    halves = [torch.tensor([127, 3, 0, 0.0, -0.5, 2, -2.5], dtype=d) for d in HALVES]
+    functions = (torch.mul, torch.remainder, torch.fmod, torch.floor_divide, torch.maximum, torch.lt, torch.eq, torch.atan2)
+
+    def mixed(x: Tensor, y: Tensor) -> list[Tensor]:
+        both = [f(*operands) for f in functions for operands in ((x, y), (y, x))]
+        return [*both, x.clamp(min=y), torch.addcmul(y, y, x), y.abs() ** x, torch.xlogy(x, y.abs())]
+
+    agree(lambda *given: [mixed(x, y) for x in given[:3] for y in given[3:]], *wholes, *halves)
