@@ -29,7 +29,7 @@ from .executable import Code, Executable, with_runner
 
 FORMAT = "sashiko"
 VERSION = 5
-_OWN_RUNNER = 3  # the runner of an older file reads frames of another form
+_OWN_RUNNER = 5  # the runner of an older file reads frames of another form
 
 
 @dataclass(frozen=True)

@@ -187,17 +187,20 @@ def test_a_plan_from_before_stores_around_the_caches(model: Executable) -> None:
     assert encode_plan.plan_from(data, model.constants()).segments[0] == model.plan.segments[0]
 
 
-def test_a_file_from_before_steps_were_entered_one_by_one(model: Executable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its plan has sections of steps, and its runner reads frames of another form: it must not run."""
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_file_from_before(version: int, model: Executable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runner reads frames of another form and must not run: before version 5 no step is repeated; in version 2 steps come in sections."""
 
-    def in_sections(plan: Plan) -> Json:
+    def as_it_was(plan: Plan) -> Json:
         data = encode_plan.plan_json(plan)
         for segment in (segment for segment in data["segments"] if "steps" in segment):
-            segment["sections"] = [{"steps": segment.pop("steps"), "units": 3, "block_units": 2, "grain": 1}]
+            del segment["repeats"]
+            if version == 2:
+                segment["sections"] = [{"steps": segment.pop("steps"), "units": 3, "block_units": 2, "grain": 1}]
         return data
 
-    monkeypatch.setattr(saved, "VERSION", 2)
-    monkeypatch.setattr(saved, "plan_json", in_sections)
+    monkeypatch.setattr(saved, "VERSION", version)
+    monkeypatch.setattr(saved, "plan_json", as_it_was)
     own, model.code = model.code, replace(model.code, runner=b"for other frames")
     save(model, tmp_path / "model")
     monkeypatch.undo()
