@@ -189,7 +189,7 @@ def test_a_plan_from_before_stores_around_the_caches(model: Executable) -> None:
 
 @pytest.mark.parametrize("version", [2, 4])
 def test_a_file_from_before(version: int, model: Executable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its runner reads frames of another form and must not run: before version 5 no step is repeated; in version 2 steps come in sections."""
+    """Its runner reads frames of another form and must not run. Before version 5 no step is repeated, in version 2 they are in sections."""
 
     def as_it_was(plan: Plan) -> Json:
         data = encode_plan.plan_json(plan)
