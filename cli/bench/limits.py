@@ -16,7 +16,8 @@ _BYTES = {"fp32": 4, "bf16": 2}
 
 @dataclass(frozen=True)
 class Work:
-    """What a call of a model does. operations: multiplications and additions of matrix products, convolutions and attention.
+    """What a call of a model does. operations: multiplications and additions of matrix products, convolutions, attention and recurrent
+    layers.
 
     weights: how many numbers their weights are (tables of embeddings are not read as a whole). moved: bytes of inputs and results.
     """
