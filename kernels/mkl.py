@@ -44,7 +44,7 @@ def when(target: Target, spec: GemmSpec) -> str | None:
     if not spec.constant_rhs or spec.batch != 1 or spec.lhs_strides.col != 1 or spec.lhs_pieces is not None:
         return "takes one constant weight and contiguous rows"
     if (bounds(spec.m)[0] or 0) < _LEAST_ROWS or (bounds(spec.k)[1] or 0) < _LEAST_K:
-        return f"is faster than generated code only from {_LEAST_ROWS} rows and k = {_LEAST_K} on, which is not known here"
+        return f"is faster than generated code only from {_LEAST_ROWS} rows and k = {_LEAST_K} on, here m = {spec.m}, k = {spec.k}"
     absent = symbols.reasons((_PRODUCT, _THREADS, _FULL_SPEED))
     if absent:
         return "; ".join(f"{name}: {reason}" for name, reason in absent.items())

@@ -239,8 +239,7 @@ def _following(f: Function, number: Val, turn: Val, start: Val) -> Val:
 
         def again() -> list[Val]:
             later = f.sub(done, i64(1))
-            content = lambda row: f.add(_int(f, row, 2), f.mul(later, _int(f, row, 3)))  # noqa: E731
-            _moved(f, _pointer(f, turn, 3), _int(f, turn, 4), content)
+            _moved(f, _pointer(f, turn, 3), _int(f, turn, 4), lambda row: f.add(_int(f, row, 2), f.mul(later, _int(f, row, 3))))
             return [first]
 
         more = f.and_(f.icmp("slt", done, _int(f, turn, 1)), f.icmp("sge", first, start))
