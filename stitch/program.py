@@ -59,8 +59,8 @@ class ContractionItem:
 
 
 @dataclass(frozen=True, eq=False)
-class CallItem:
-    """A custom kernel: its operands are the buffers of `value.inputs`, then that of `value`, all dense and row-major."""
+class _WholeItem:
+    """One operation on the buffers of its operands."""
 
     value: Value
 
@@ -74,21 +74,17 @@ class CallItem:
 
 
 @dataclass(frozen=True, eq=False)
-class RecurrenceItem:
+class CallItem(_WholeItem):
+    """A custom kernel: its operands are the buffers of `value.inputs`, then that of `value`, all dense and row-major."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrenceItem(_WholeItem):
     """A recurrence: `step` is run once for each step in time. Its inputs, in order, are what the operands of `value` are in a step, but for
     those that are constant; `state` is what it computes, the state after the step."""
 
-    value: Value
     step: Program
     state: Value
-
-    @property
-    def writes(self) -> tuple[Value, ...]:
-        return (self.value,)
-
-    @property
-    def reads(self) -> tuple[Value, ...]:
-        return self.value.inputs
 
 
 Item = LoopItem | ContractionItem | CallItem | RecurrenceItem
