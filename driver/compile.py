@@ -52,7 +52,7 @@ def compile(
     if precision not in PRECISIONS:
         raise InputError(f"precision is {precision!r}", hint=f"one of {', '.join(PRECISIONS)}")
     args, kwargs = arguments(example_inputs)
-    if not tune >= 0:
+    if not isinstance(tune, (int, float)) or not tune >= 0:
         raise InputError(f"tune is {tune!r}", hint="True, or seconds to measure for")
     options = Options(resolve(target), precision, strict, rules, kernels, type(model).__name__)
     return compiled(model, args, kwargs, dynamic_shapes, options, SECONDS if tune is True else float(tune))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
@@ -80,7 +79,7 @@ def calibrate(
     progress: bool | None = None,
 ) -> Calibration:
     """Exports a model, runs the calibration data through it and keeps what was learnt; arguments and errors as in `quantize`."""
-    rules = (exclude,) if isinstance(exclude, (str, re.Pattern, type)) else tuple(exclude)
+    rules = tuple(exclude) if isinstance(exclude, Iterable) and not isinstance(exclude, (str, type)) else (exclude,)
     with Shards(sharded) as shards:
         _check(model)
         stream = ((number, call_of(model, batch, number)) for number, batch in numbered(batches, max_batches, transform))

@@ -143,6 +143,12 @@ class Override:
     where: Where
     scheme: OpScheme
 
+    def __post_init__(self) -> None:
+        where: object = self.where
+        if not isinstance(where, (str, re.Pattern)) and not (isinstance(where, type) and issubclass(where, nn.Module)):
+            what = f"{where!r} names no operations"
+            raise InputError(what, "quantize(exclude=...) or Override(...)", "give a name, a compiled pattern or a class of modules")
+
 
 @dataclass(frozen=True)
 class SmoothQuant:

@@ -146,7 +146,10 @@ def test_faults_are_named(kind: str) -> None:
         quantize(model("good", True), [data("good"), data(kind)])
 
 
-@pytest.mark.parametrize("options", [{"preset": "int7"}, {"exclude": "nothing"}, {"mask": "nothing"}, {"max_batches": 0}, {"preset": 8}])
+@pytest.mark.parametrize("options", [
+    {"preset": "int7"}, {"preset": 8}, {"exclude": "nothing"}, {"exclude": 3}, {"exclude": [int]}, {"exclude": [nn.Linear, 3]},
+    {"mask": "nothing"}, {"max_batches": 0}, {"max_batches": "2"},
+])
 def test_options(options: dict[str, Any]) -> None:
     with pytest.raises((CalibrationError, InputError)):
         quantize(model("good", False), [data("good")], **options)
