@@ -14,18 +14,12 @@ from torch.export import Dim
 import sashiko
 from sashiko.diagnostics.errors import InputError
 from sashiko.runtime.plan import NativeSegment
-
-CELLS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
+from tests.graph import cells
+from tests.graph.cells import LAYERS, leaves
 
 
 def layer(cell: str, features: int = 12, size: int = 20, **options: Any) -> nn.Module:
-    torch.manual_seed(0)
-    kind = {"nonlinearity": cell.removeprefix("rnn_")} if cell.startswith("rnn") else {}
-    return CELLS[cell](features, size, batch_first=True, **kind, **options).eval()
-
-
-def leaves(results: Any) -> list[torch.Tensor]:
-    return [t for t in torch.utils._pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+    return cells.layer(cell, features, size, batch_first=True, **options)
 
 
 def agree(compiled: Any, model: nn.Module, x: torch.Tensor, tolerance: float = 2e-6) -> None:
@@ -39,7 +33,7 @@ def agree(compiled: Any, model: nn.Module, x: torch.Tensor, tolerance: float = 2
 FREE = ({0: Dim("batch", max=40), 1: Dim("length", max=200)},)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", LAYERS)
 def test_one_compilation_serves_every_length(cell: str) -> None:
     model = layer(cell, num_layers=2, bidirectional=True)
     compiled = sashiko.compile(model, (torch.randn(2, 5, 12),), dynamic_shapes=FREE, strict=True)

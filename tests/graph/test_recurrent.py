@@ -15,18 +15,7 @@ from sashiko.graph.aten.recurrent import RECURRENCE, Layers
 from sashiko.graph.exporting import export
 from sashiko.graph.recurrence import CELLS
 from sashiko.graph.types import bf16, f32
-
-LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
-
-
-def layer(cell: str, **options: Any) -> nn.Module:
-    torch.manual_seed(0)
-    kind = {"nonlinearity": cell.removeprefix("rnn_")} if cell.startswith("rnn") else {}
-    return LAYERS[cell](6, 5, **kind, **options).eval()
-
-
-def leaves(results: Any) -> list[torch.Tensor]:
-    return [t for t in torch.utils._pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+from tests.graph.cells import LAYERS, layer, leaves
 
 
 @pytest.mark.parametrize("cell", LAYERS)
