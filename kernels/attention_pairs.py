@@ -1,4 +1,4 @@
-"""Attention in bf16 by instructions that multiply pairs: what they share, and the one by VDPBF16PS.
+"""Attention in bf16 by instructions that multiply pairs: what they share, and the ones by VDPBF16PS (x86) and BFDOT (AArch64).
 
     products   [keys][queries]         += k pair, as it lies in a row              .  q pairs [pairs of depth][queries][2]
     sums       [columns of v][queries] += v pair [pairs of keys][columns of v][2]  .  weights [pairs of keys][queries][2]
@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ..cpu_codegen.builder import BF16, Function, Val, i64
 from ..cpu_codegen.slots import Slots
@@ -18,6 +20,9 @@ from .attention_spec import AttentionSpec
 from .attention_stream import PADDING, Stream, Tiling
 from .attention_vector import VectorFamily, VectorStream
 
+# By lanes of a vector: sums plus products of pairs.
+_PAIRS = {16: "llvm.x86.avx512bf16.dpbf16ps.512", 4: "llvm.aarch64.neon.bfdot.v4f32.v8bf16"}
+
 
 class PairStream(Stream):
     """`Stream` whose queries are pairs of neighbours along the depth and whose weights are pairs of neighbouring keys, in bf16."""
@@ -25,8 +30,9 @@ class PairStream(Stream):
     short = True
 
     def load_queries(self) -> None:
-        """Pairs of depth by queries: 32-bit units are transposed. The depth is filled up to a multiple of 32 by zeros."""
-        padded = -(-self.spec.depth // 32) * 32
+        """Pairs of depth by queries: 32-bit units are transposed. The depth is filled up to whole vectors by zeros."""
+        whole = 2 * self.tiling.lanes
+        padded = -(-self.spec.depth // whole) * whole
         self.queries = self.fn.alloca(padded // 2 * self.tiling.queries * 4)
         in_place = self.spec.q.col == 1 and padded == self.spec.depth
         self.when_whole(in_place, self._queries_in_place, lambda: self._staged_queries(padded))
@@ -44,7 +50,7 @@ class PairStream(Stream):
 
         def row(index: Val, _: list[Val]) -> list[Val]:
             source = fn.gep(self.q, fn.mul(fn.smin(index, last), row_bytes))
-            copy_row(fn, bf16, source, col, spec.depth, fn.gep(staging, index, scale=pitch), padded, 32)
+            copy_row(fn, bf16, source, col, spec.depth, fn.gep(staging, index, scale=pitch), padded, 2 * self.tiling.lanes)
             return []
 
         fn.loop(i64(0), i64(self.tiling.queries), 1, [], row)
@@ -66,7 +72,7 @@ class PairStream(Stream):
 
 
 class DotStream(PairStream, VectorStream):
-    """`Stream` by VDPBF16PS: `VectorStream` whose elements of 32 bits are pairs. v is always copied, so that neighbouring keys meet.
+    """`Stream` by VDPBF16PS or BFDOT: `VectorStream` whose elements of 32 bits are pairs. v is always copied, so that neighbouring keys meet.
 
     Numbers below 2^-126 count as zero.
     """
@@ -82,7 +88,7 @@ class DotStream(PairStream, VectorStream):
             return first, row_bytes
 
         def copy(index: Val, to: Val) -> None:
-            copy_row(fn, bf16, fn.gep(first, fn.mul(index, row_bytes)), col, spec.depth, to, 2 * units, 32)
+            copy_row(fn, bf16, fn.gep(first, fn.mul(index, row_bytes)), col, spec.depth, to, 2 * units, 2 * self.tiling.lanes)
 
         return self.stage(count, units, copy)
 
@@ -97,7 +103,7 @@ class DotStream(PairStream, VectorStream):
             even = fn.gep(first, fn.mul(key, row_bytes))
 
             def pair(odd: Val | None) -> list[Val]:
-                pair_rows(fn, even, odd, col, spec.width, to)
+                pair_rows(fn, even, odd, col, spec.width, to, 2 * self.tiling.lanes)
                 return []
 
             together = fn.icmp("slt", fn.add(key, i64(1)), count)
@@ -105,10 +111,24 @@ class DotStream(PairStream, VectorStream):
 
         return self.stage(self.steps(count), spec.width, copy)
 
+    def scalars(self, pointer: Val, count: int) -> list[Callable[[], Val]]:
+        """A lane of half a register: of a whole one that was loaded, LLVM does not take BFDOT's lane, but makes a vector of it first."""
+        fn, lanes = self.fn, self.tiling.lanes
+        if not self.by_lane or count != lanes:
+            return super().scalars(pointer, count)
+        halves = [fn.load(BF16.vec(lanes), fn.gep(pointer, i64(8 * n))) for n in range(2)]
+
+        def lane(n: int) -> Val:
+            pair = [2 * (n % 2), 2 * (n % 2) + 1]
+            return fn.shuffle(halves[n // 2], halves[n // 2], pair * lanes)
+
+        return [partial(lane, n) for n in range(count)]
+
     def product(self, value: Val, scalar: Val, vector: Val) -> Val:
         pairs = BF16.vec(2 * self.tiling.lanes)
-        operands = [value, self.fn.convert("bitcast", scalar, pairs), self.fn.convert("bitcast", vector, pairs)]
-        return self.fn.call("llvm.x86.avx512bf16.dpbf16ps.512", value.ty, operands)
+        # BFDOT has the lane to multiply by as its last operand.
+        operands = [value, self.fn.convert("bitcast", vector, pairs), self.fn.convert("bitcast", scalar, pairs)]
+        return self.fn.call(_PAIRS[self.tiling.lanes], value.ty, operands)
 
 
 class DotFamily(VectorFamily):
@@ -116,7 +136,7 @@ class DotFamily(VectorFamily):
 
     def tilings(self, target: Target, spec: AttentionSpec) -> tuple[Tiling, ...]:
         """8 keys are enough to hide the latency, and leave less of a rest than 12: 2 to 5 % faster on Zen 4."""
-        return tuple(replace(tiling, keys=8) for tiling in super().tilings(target, spec))
+        return tuple(replace(tiling, keys=min(8, tiling.keys)) for tiling in super().tilings(target, spec))
 
     def stream(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> Stream:
         return DotStream(fn, target, spec, slots, body, tiling)

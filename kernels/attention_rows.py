@@ -75,7 +75,7 @@ def copy_row(fn: Function, dtype: DType, source: Val, col: Val, count: int, targ
     zero_row(fn, dtype, fn.gep(target, i64(count), element), padded - count, lanes)
 
 
-def pair_rows(fn: Function, even: Val, odd: Val | None, col: Val, count: int, target: Val) -> None:
+def pair_rows(fn: Function, even: Val, odd: Val | None, col: Val, count: int, target: Val, lanes: int) -> None:
     """Mixes two rows of 16-bit elements, `col` elements apart: those of the first one before those of the second, or before zeros."""
 
     def copy(index: Val, width: int) -> None:
@@ -90,7 +90,7 @@ def pair_rows(fn: Function, even: Val, odd: Val | None, col: Val, count: int, ta
             fn.store(high, fn.gep(to, i64(2)))
 
     if col.ref == "1":
-        each_piece(fn, count, 32, copy)
+        each_piece(fn, count, lanes, copy)
     else:
         each_element(fn, count, copy)
 
@@ -122,7 +122,11 @@ def together(fn: Function, target: Target, dtype: DType, even: Val, odd: Val) ->
         words = fn.convert("bitcast", both, I16.vec(2 * lanes))
         mixed = fn.shuffle(words, words, [n // 2 + lanes * (n % 2) for n in range(2 * lanes)])
         return fn.convert("bitcast", mixed, I32.vec(lanes))
-    low, high = (fn.convert("zext", convert.narrow(fn, target, value, dtype), I32.vec(lanes)) for value in (even, odd))
+    words = [convert.narrow(fn, target, value, dtype) for value in (even, odd)]
+    if lanes == 4:  # two vectors of half the length fill one of 128 bits in one instruction
+        mixed = fn.shuffle(*words, [n // 2 + lanes * (n % 2) for n in range(2 * lanes)])
+        return fn.convert("bitcast", mixed, I32.vec(lanes))
+    low, high = (fn.convert("zext", word, I32.vec(lanes)) for word in words)
     return fn.or_(low, fn.shl(high, const(high.ty, 16)))
 
 

@@ -66,6 +66,7 @@ _VECTORS = (("avx512", _AVX512), ("avx2", ("avx2", "fma", "f16c")), ("neon", ("n
 ATTENTION: tuple[AttentionKernel, ...] = (
     _row(bf16, "amxbf16", ("amx_bf16", *_AVX512), emit_amx),
     _row(bf16, "avx512bf16", ("avx512_bf16", *_AVX512), _blocks(DotFamily())),
+    _row(bf16, "bfdot", ("bf16", "neon"), _blocks(DotFamily())),
     *(_row(dtype, isa, features, _blocks(VectorFamily())) for dtype in (f32, bf16, f16) for isa, features in _VECTORS),
     AttentionKernel("attention_reference", lambda target, spec: None, _reference),
 )

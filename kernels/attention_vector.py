@@ -141,7 +141,7 @@ class VectorStream(Stream):
         fn, vectors, depth = self.fn, self.tiling.vectors, -(-self.spec.depth // self.pack)
 
         def steps(index: Val, values: list[Val], many: int) -> list[Val]:
-            columns = [self._scalars(fn.gep(key, index, F32), many) for key in keys]
+            columns = [self.scalars(fn.gep(key, index, F32), many) for key in keys]
             for d in range(many):
                 row = self.row(fn.add(index, i64(d))) if index.ref.isdigit() else fn.add(self.row(index), i64(d * self.tiling.queries))
                 query = [fn.load(self.vector, self.place(self.queries, row, v)) for v in range(vectors)]
@@ -170,7 +170,7 @@ class VectorStream(Stream):
         """value + scalar * vector."""
         return self.fn.fma(scalar, vector, value)
 
-    def _scalars(self, pointer: Val, count: int) -> list[Callable[[], Val]]:
+    def scalars(self, pointer: Val, count: int) -> list[Callable[[], Val]]:
         """What gives each of `count` neighbours in memory, in all lanes."""
         fn, lanes = self.fn, self.tiling.lanes
         if self.by_lane and count == lanes:
@@ -217,7 +217,7 @@ class VectorStream(Stream):
             start = [fn.mul(fn.load(self.vector, place), alpha[n % vectors]) for n, place in enumerate(places)]
 
         def key(index: Val, values: list[Val]) -> list[Val]:
-            scalars = self._scalars(fn.gep(base, fn.mul(index, pitch)), height)
+            scalars = self.scalars(fn.gep(base, fn.mul(index, pitch)), height)
             weights = [fn.load(self.vector, self.place(self.scores, self.row(index), v)) for v in range(vectors)]
             return self.multiplied(values, (scalar() for scalar in scalars), weights)
 

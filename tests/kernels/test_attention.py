@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -15,7 +16,7 @@ from sashiko.kernels.attention_amx import emit_amx
 from sashiko.kernels.attention_score import by_query, is_causal
 from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec
 from sashiko.kernels.attention_table import ATTENTION, select
-from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_AMX, X86_64_V3, X86_64_V4
+from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4
 from sashiko.platforms.target import Target
 from tests.emulation import Runner, runners
 from tests.kernels.attention_cases import CASES, Case, Emit, check, problem, run
@@ -26,6 +27,8 @@ BY_ROW = {row.name: row for row in ATTENTION}
 DOTS = replace(X86_64_V4, name="x86_64_v4_bf16", features=X86_64_V4.features | {"avx512_bf16"})
 # AVX-512 is tried once: where this machine has it, by the machine itself.
 MACHINES = [p for p in runners() if p.id != X86_64_V4.name]
+AVX512 = runners(host_only=True, needs=["avx512bw", "avx512vl"])[:1]
+PAIRS = [*runners(host_only=True, needs=["avx512_bf16"]), *runners(needs=["bf16"])]  # have instructions that multiply pairs
 
 
 def selected(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
@@ -37,7 +40,7 @@ def tiled(module: Module, target: Target, spec: AttentionSpec, name: str) -> Att
 
 
 def dotted(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
-    return BY_ROW["attention_bf16_bf16_avx512bf16"].emit(module, target, spec, name)
+    return BY_ROW[f"attention_bf16_bf16_{'bfdot' if target.has('bf16') else 'avx512bf16'}"].emit(module, target, spec, name)
 
 
 def referenced(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
@@ -64,14 +67,14 @@ def test_f16(runner: Runner) -> None:
     check(run(runner, selected, given), given)
 
 
-@pytest.mark.parametrize("runner", runners(host_only=True, needs=["avx512bw", "avx512vl"])[:1])
+@pytest.mark.parametrize("runner", AVX512)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_amx(runner: Runner, case: Case) -> None:
     given = problem(case, bf16)
     check(run(runner, tiled, given), given)
 
 
-@pytest.mark.parametrize("runner", runners(host_only=True, needs=["avx512_bf16"]))
+@pytest.mark.parametrize("runner", PAIRS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bf16_dots(runner: Runner, case: Case) -> None:
     given = problem(case, bf16)
@@ -86,13 +89,19 @@ def test_reference_row(runner: Runner, dtype: DType, name: str) -> None:
     check(run(runner, referenced, given), given)
 
 
-@pytest.mark.parametrize("emit", [selected, tiled, dotted, referenced])
-@pytest.mark.parametrize("runner", runners(host_only=True, needs=["avx512bw", "avx512vl"])[:1])
+@pytest.mark.parametrize("emit", [selected, tiled, referenced])
+@pytest.mark.parametrize("runner", AVX512)
 def test_nan_stays_in_its_row_and_infinite_scores_do_not_hide(runner: Runner, emit: Emit) -> None:
     """A NaN in a query makes exactly its row NaN, and so does a score of +inf, as inf - inf in a softmax does."""
-    short = emit in (tiled, dotted)
-    if emit is dotted and not runner.target.has("avx512_bf16"):
-        pytest.skip("this machine lacks avx512_bf16")
+    check_that_nan_stays_in_its_row(runner, emit, emit is tiled)
+
+
+@pytest.mark.parametrize("runner", PAIRS)
+def test_nan_stays_in_its_row_of_pairs(runner: Runner) -> None:
+    check_that_nan_stays_in_its_row(runner, dotted, True)
+
+
+def check_that_nan_stays_in_its_row(runner: Runner, emit: Emit, short: bool) -> None:
     given = problem(BY_NAME["plain"], bf16 if short else f32)
     q = given.arrays[0].reshape(2, 3, 20, 32)
     bits = 0x7FC0 if short else float("nan")
@@ -138,6 +147,8 @@ def test_selection_tells_why() -> None:
     bf16_spec, f32_spec, f64_spec = (problem(BY_NAME["bert"], dtype).spec for dtype in (bf16, f32, f64))
     assert select(X86_64_AMX, bf16_spec).kernel.name == "attention_bf16_bf16_amxbf16"
     assert select(DOTS, bf16_spec).kernel.name == "attention_bf16_bf16_avx512bf16"
+    assert select(NEOVERSE_N2, bf16_spec).kernel.name == "attention_bf16_bf16_bfdot"
+    assert select(NEOVERSE_N1, bf16_spec).kernel.name == "attention_bf16_bf16_neon"
     assert select(DOTS, f32_spec).kernel.name == "attention_f32_f32_avx512"
     chosen = select(X86_64_V3, bf16_spec)
     assert chosen.kernel.name == "attention_bf16_bf16_avx2"
@@ -152,10 +163,20 @@ def test_selection_tells_why() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "uneven", "odd"])
 def test_dots_are_instructions(name: str) -> None:
-    module = Module()
-    select(DOTS, problem(BY_NAME[name], bf16).spec).kernel.emit(module, DOTS, problem(BY_NAME[name], bf16).spec, "attention")
-    text = jit.assembly(module.text(), DOTS)
+    text = assembly(DOTS, name)
     assert all(word in text for word in ("vdpbf16ps", "vcvtne2ps2bf16"))
+
+
+def test_dots_take_lanes_of_registers() -> None:
+    """No vector is made of a key's pair or a value's before BFDOT multiplies by it."""
+    products = re.findall(r"\n\s+bfdot\s+(.*)", assembly(NEOVERSE_N2, "bert"))
+    assert products and all(re.search(r"\.2h\[\d\]$", operands) for operands in products)
+
+
+def assembly(target: Target, name: str) -> str:
+    module, spec = Module(), problem(BY_NAME[name], bf16).spec
+    select(target, spec).kernel.emit(module, target, spec, "attention")
+    return jit.assembly(module.text(), target)
 
 
 @pytest.mark.parametrize("name", ["bert", "grouped", "odd"])
