@@ -74,8 +74,11 @@ class Target:
     def lookup_entries(self) -> int:
         """How many f32 numbers the table may have that one instruction looks up in registers for every lane: 0 where none does.
 
-        VPERMT2PS has a table of two registers, VPERMPS of one. TBL of NEON looks up bytes, and needs their numbers computed first.
+        VPERMT2PS has a table of two registers, VPERMPS of one. TBL of NEON looks up bytes; tables of more than two registers take
+        it three or four times as long (Arm Neoverse N1 and N2 software optimization guides).
         """
+        if self.has("neon"):
+            return 2 * self.lanes(32)
         if self.has("avx512f", "avx512bw", "avx512vl", "avx512dq") and self.vector_bits == 512:
             return 2 * self.lanes(32)
         return self.lanes(32) if self.has("avx2", "fma") and self.vector_bits == 256 else 0

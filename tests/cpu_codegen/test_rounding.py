@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
-from sashiko.cpu_codegen import rounding
+from sashiko.cpu_codegen import jit, rounding
+from sashiko.cpu_codegen.builder import Module
+from sashiko.cpu_codegen.loops import emit_loop_kernel
 from sashiko.cpu_codegen.streams import streaming
 from sashiko.graph.types import DType, boolean, f32, i8, u8
+from sashiko.platforms.catalogue import NEOVERSE_N1
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same
 from tests.emulation import Runner
@@ -65,6 +70,23 @@ def test_quantization_is_one_conversion(runner: Runner, dtype: DType, low: int, 
     _, got = run(runner, LoopKernel("quantized", body, None, SIZE), [x, empty(SIZE, dtype=dtype.torch)])
     rounded = torch.where(x.isnan(), torch.tensor(float(low)), (x.round() + zero).clamp(low, high))
     assert torch.equal(got, rounded.to(dtype.torch))
+
+
+@pytest.mark.parametrize(("clamped", "conversions"), [(True, set()), (False, {"fcvtns"})])
+def test_neoverse_converts_once_at_most(clamped: bool, conversions: set[str]) -> None:
+    """Its conversions take as long as four sums. Of integers of 8 bits that are clamped, NaN included, there is none."""
+    builder = BodyBuilder()
+    source, target = buffers(builder, empty(4096), empty(4096, dtype=torch.int8))
+    value = builder.op("round", f32, builder.load(source, axis("c", 4096)))
+    for op, bound in (("gt", -127.0), ("lt", 127.0)) if clamped else ():
+        limit = builder.const(bound, f32)
+        value = builder.op("where", f32, builder.op(op, boolean, value, limit), value, limit)
+    builder.store(target, axis("c", 4096), builder.cast(value, i8))
+    module = Module()
+    emit_loop_kernel(module, NEOVERSE_N1, LoopKernel("quantized", builder.finish(), None, 4096))
+    vectors = re.findall(r"\n\s+(fcvt\w+|frint\w+|fadd)\s+v\d+\.4s", jit.assembly(module.text(), NEOVERSE_N1))
+    found = [name for name in vectors if name[:4] in ("fcvt", "frin")]
+    assert set(found) == conversions and ("fadd" in vectors) == clamped
 
 
 @pytest.mark.parametrize("runner", few())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -19,7 +20,7 @@ from sashiko.platforms.target import Target
 Unary = Callable[[torch.Tensor], torch.Tensor]
 TARGETS = [
     pytest.param(t, id=t.name, marks=pytest.mark.skipif(bool(t.why_not_on(host())), reason="needs another machine"))
-    for t in (X86_64_V3, X86_64_V4)
+    for t in (X86_64_V3, X86_64_V4, NEOVERSE_N1)
 ]
 INF, NAN = float("inf"), float("nan")
 FUNCTIONS: dict[str, tuple[Unary, float]] = {
@@ -140,4 +141,6 @@ def test_factors_of_channels(target: Target) -> None:
 
 
 def test_only_where_one_instruction_looks_up() -> None:
-    assert [any(each.name == "tables" for each in passes("fp32", t)) for t in (X86_64_V3, X86_64_V4, NEOVERSE_N1)] == [True, True, False]
+    without = replace(X86_64_V3, name="without", features=X86_64_V3.features - {"fma"})
+    targets = {X86_64_V3: True, X86_64_V4: True, NEOVERSE_N1: True, without: False}
+    assert {t: any(each.name == "tables" for each in passes("fp32", t)) for t in targets} == targets
