@@ -72,7 +72,7 @@ class PairStream(Stream):
 
 
 class DotStream(PairStream, VectorStream):
-    """`Stream` by VDPBF16PS or BFDOT: `VectorStream` whose elements of 32 bits are pairs. v is always copied, so that neighbouring keys meet.
+    """`Stream` by VDPBF16PS or BFDOT: `VectorStream` whose elements of 32 bits are pairs. v is always copied: neighbouring keys meet so.
 
     Numbers below 2^-126 count as zero.
     """
