@@ -114,7 +114,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         table.pop(op)
     table.update(recurrent.decompositions(table))
     try:
-        with quiet():
+        # torch asks things of sizes for its own sake, such as whether a result that is a view is like its base: no assumptions.
+        with quiet(), torch.fx.experimental._config.patch(backed_size_oblivious=True):
             result: ExportedProgram = program.run_decompositions(table)
     except Exception as error:
         raise translated(error) from error

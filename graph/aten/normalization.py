@@ -88,5 +88,5 @@ ROWS: dict[Any, Row] = {
     aten._native_batch_norm_legit_no_training.default: batch_norm,
     aten._native_batch_norm_legit.no_stats: batch_norm_of_itself,
 }
-if hasattr(aten, "_fused_rms_norm"):  # before torch 2.8 it is a sum and products
+if len(aten._fused_rms_norm.default._schema.returns) == 2:  # torch 2.8 has another operation of this name, which nothing makes
     ROWS[aten._fused_rms_norm.default] = rms_norm
