@@ -116,7 +116,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     table.update(recurrent.decompositions(table))
     try:
         # torch asks things of sizes for its own sake, such as whether a result that is a view is like its base: no assumptions.
-        with quiet(), torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        with quiet(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             result: ExportedProgram = program.run_decompositions(table)
     except Exception as error:
         raise translated(error) from error
