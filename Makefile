@@ -1,11 +1,14 @@
-# Every target creates .venv by itself. Overridable: PYTHON (the interpreter of a new .venv), PIP_ARGS, ARGS (for pytest or the bench).
+# Every target creates .venv by itself. Overridable: PYTHON (the interpreter of a new .venv), PIP_ARGS, ARGS (for pytest or the bench),
+# TORCH (its version, 2.8.0 for example, where that of constraints.txt is not meant; changes the .venv that is there).
 PYTHON ?= python3
 PIP_ARGS ?=
 ARGS ?=
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 
 ROOT := $(CURDIR)
 BIN := .venv/bin
-STAMP := .venv/.installed
+PINS := .venv/constraints.txt
+STAMP := .venv/.installed-$(TORCH)
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard */__init__.py))
 FAST := $(wildcard tests/diagnostics tests/platforms tests/graph tests/rewrite tests/stitch)
 
@@ -57,10 +60,12 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.12" or 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[dev,demo]"
+	@rm -f .venv/.installed*
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS)
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c $(PINS) torch==$(TORCH)
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c $(PINS) -e ".[dev,demo]"
 	@touch $@
 
 .venv/.bench: $(STAMP)
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[dev,demo,bench]"
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c $(PINS) -e ".[dev,demo,bench]"
 	@touch $@

@@ -30,6 +30,7 @@ KNOWN = (
         "return tuples, lists and dicts of tensors; torch.export.register_dataclass makes a dataclass known, and models of transformers "
         "return no cache with use_cache=False",
     ),
+    ("_flat_weights", "torch before 2.10 exports a recurrent layer inside of a module only: wrap it in one, such as torch.nn.Sequential"),
     ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
 )
 T = TypeVar("T")
@@ -114,7 +115,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         table.pop(op)
     table.update(recurrent.decompositions(table))
     try:
-        with quiet():
+        # torch asks things of sizes for its own sake, such as whether a result that is a view is like its base: no assumptions.
+        with quiet(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             result: ExportedProgram = program.run_decompositions(table)
     except Exception as error:
         raise translated(error) from error

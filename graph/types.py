@@ -9,6 +9,9 @@ import torch
 
 from .dims import Dim, Shape, product
 
+if torch.__version__ < "2.8":  # compares versions; pip would have refused it
+    raise ImportError(f"sashiko needs torch 2.8 or newer, and this is torch {torch.__version__}")
+
 
 @dataclass(frozen=True, eq=False)
 class DType:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph, Node
 
 from ..graph.sites import copy_name
@@ -18,7 +19,8 @@ def call(graph: Graph, target: Any, args: tuple[Any, ...], like: Node, kwargs: M
         if key in like.meta:
             node.meta[key] = like.meta[key]
     copy_name(like, node)
-    with like.meta["val"].fake_mode:
+    # Composites ask their parts for symbolic sizes through the dispatcher of Python alone, before torch 2.11.
+    with like.meta["val"].fake_mode, enable_python_dispatcher():
         node.meta["val"] = target(*(a.meta["val"] if isinstance(a, Node) else a for a in args), **dict(kwargs or {}))
     return node
 

@@ -165,7 +165,8 @@ def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
 
 
 def _program(model: nn.Module, exported: ExportedProgram, notes: tuple[str, ...]) -> Program:
-    module = exported.module(check_guards=False)
+    unguarded = {"check_guards": False} if "check_guards" in inspect.signature(exported.module).parameters else {}  # else there are none
+    module = exported.module(**unguarded)
     assert isinstance(module, GraphModule)
     return Program(module.graph, _own_attributes(module), _gate(model, exported, module), notes)
 

@@ -138,6 +138,8 @@ def clamp(c: Call, x: Value, low: Operand | None = None, high: Operand | None = 
     if c.dtype == boolean:
         raise Unsupported("clamp of bool tensors")
     need_fitting(c.dtype, low, high)
+    if c.dtype.kind == "uint" and any(isinstance(x, int) and x < 0 for x in (low, high)):
+        raise Unsupported("clamp of unsigned integers by a negative number")  # which wraps around before torch 2.15
     out = computing(x, c.dtype)
     out = out if low is None else b.maximum(out, computing(low, c.dtype))
     out = out if high is None else b.minimum(out, computing(high, c.dtype))

@@ -179,6 +179,7 @@ def test_a_network_is_one_segment_whose_products_take_in_what_follows(block: nn.
     assert [set(label.split(" + ")) for label in labels(compiled) if "relu" in label] == [{"linear", "mul", "add", "relu"}] * 2
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch before 2.13 takes for granted whether a pooled size is even")
 @torch.no_grad()
 def test_any_batch_and_size() -> None:
     torch.manual_seed(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -46,20 +47,31 @@ def test_numbers_are_copied() -> None:
     agree(lambda *xs: [x.clone().copy_(number) for x in xs for number in (True, 2, 2.7)], *xs)
 
 
-def clamped(x: Tensor) -> Tensor:
-    return x.clamp(-1e6, 1e6) if x.is_floating_point() else x.clamp(max=1000000)
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16])
 def test_numbers_that_a_tensor_cannot_hold_are_errors(dtype: torch.dtype) -> None:
     x = torch.arange(5).to(dtype)
     functions: list[Callable[[Tensor], Tensor]] = [
-        lambda x: x.clone().fill_(1e6), lambda x: x.masked_fill(x > 2, -1e6), clamped, lambda x: F.pad(x, (1, 1), value=1e6)]
+        lambda x: x.clone().fill_(1e6), lambda x: x.masked_fill(x > 2, -1e6), lambda x: F.pad(x, (1, 1), value=1e6)]
+    functions += [lambda x: x.clamp(-1e6, 1e6)] if x.is_floating_point() else []
     for function in functions:
         with pytest.raises(RuntimeError, match="without overflow"):
             function(x)
         with pytest.raises(RuntimeError, match="without overflow"):
             sashiko.compile(Apply(function).eval(), (x,))(x)
+
+
+@pytest.mark.parametrize("bounds", [{"max": 1000000}, {"min": -1000, "max": 3}, {"min": -5}, {"min": -5, "max": 3}], ids=str)
+def test_bounds_that_a_tensor_cannot_hold(bounds: dict[str, int]) -> None:
+    """They are errors or wrap around before torch 2.15, and have no effect since."""
+    x = torch.arange(-3, 5).to(torch.uint8)
+    model = Apply(lambda x: x.clamp(**bounds)).eval()
+    try:
+        expected = model(x)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError, match=re.escape(str(error).splitlines()[0])):
+            sashiko.compile(model, (x,))(x)
+    else:
+        assert torch.equal(sashiko.compile(model, (x,))(x), expected)
 
 
 def test_numbers_that_a_tensor_holds() -> None:

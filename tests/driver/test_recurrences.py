@@ -15,7 +15,9 @@ import sashiko
 from sashiko.diagnostics.errors import InputError
 from sashiko.runtime.plan import NativeSegment
 from tests.graph import cells
-from tests.graph.cells import LAYERS, leaves
+from tests.graph.cells import ALONE, LAYERS, leaves
+
+pytestmark = ALONE
 
 
 def layer(cell: str, features: int = 12, size: int = 20, **options: Any) -> nn.Module:

@@ -73,3 +73,14 @@ def test_views_that_pytorch_makes_of_what_it_made_are_not_copied() -> None:
     steps = [s for s in sashiko.compile(model, (argument(),)).executable.plan.segments if hasattr(s, "copies")]
     assert {str(s.target): s.copies for s in steps} == {
         "aten._fft_r2c.default": False, "aten.view_as_real.default": False, "aten.diagonal.default": True}
+
+
+@pytest.mark.parametrize("example", [(4, 4), (2, 5)])
+def test_a_view_of_another_result_takes_nothing_of_the_sizes_for_granted(example: tuple[int, int]) -> None:
+    """torch 2.15 asks whether the two are alike: those of the example, not those of other sizes."""
+    free = ({0: torch.export.Dim("rows", max=9), 1: torch.export.Dim("columns", max=9)},)
+    model = Weighted(lambda m, x: (y := (x * 2).relu_(), y.transpose(0, 1))).eval()
+    compiled = sashiko.compile(model, (torch.randn(example),), dynamic_shapes=free, strict=True)
+    for shape in ((3, 3), (6, 4), (2, 5)):
+        x = torch.randn(shape)
+        assert_close(compiled(x), model(x))

@@ -34,6 +34,7 @@ OWN: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten.div.Tensor, (C, 1e30 * D)),
     (aten.abs.default, (torch.tensor([0j, 3e30 + 4e30j, 3e-30 - 4e-30j, complex("inf"), complex("-infj")]),)),
     (aten.polar.default, (X.abs(), X)),
+    (aten.complex.default, (X, X.flip(0))),
     (aten.to.dtype, (X, torch.complex64)),
     (aten.to.dtype, (C, torch.complex128)),
     (aten.to.device, (C, "cpu", torch.complex128)),
