@@ -125,3 +125,12 @@ def test_what_is_summed_as_halves_is_rounded_before() -> None:
         return [*of_all, x.log_softmax(0, dtype=torch.bfloat16), torch.prod(x, 0, dtype=torch.bfloat16)]
 
     agree(lambda *xs: [halves(x) for x in xs], *wide)
+
+
+def test_sums_and_products_of_bools_are_bools() -> None:
+    xs = [torch.tensor([[2, 0, 1], [1, 0, 0], [0, 0, 4]]).to(dtype) for dtype in (*INTEGERS, *HALVES, torch.bool)]
+
+    def folded(x: Tensor) -> list[Tensor]:
+        return [f(x, axis, dtype=torch.bool) for f in (torch.sum, torch.prod) for axis in (0, 1)]
+
+    agree(lambda *xs: [folded(x) for x in xs], *xs)
