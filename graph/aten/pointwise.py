@@ -160,7 +160,7 @@ def gelu(x: Value, approximate: str = "none") -> Value:
 
 
 def elu(x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
-    return b.where(b.gt(x, 0.0), b.mul(x, float(scale)), b.mul(b.expm1(b.mul(x, float(input_scale))), float(alpha * scale)))
+    return b.where(b.lt(x, 0.0), b.mul(b.expm1(b.mul(x, float(input_scale))), float(alpha * scale)), b.mul(x, float(scale)))
 
 
 def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:

@@ -36,9 +36,11 @@ def test_numbers_beyond_an_integer_type_wrap_in_arithmetic() -> None:
     agree(lambda x: (torch.add(x, 300, alpha=2), torch.sub(x, 200, alpha=-3)), xs[0])
 
 
-def test_division_by_nan_and_infinity() -> None:
+def test_nan_and_infinity_as_numbers() -> None:
     xs = [torch.arange(5).to(dtype) for dtype in (*INTEGERS, *HALVES, torch.bool)]
     agree(lambda *xs: [(x / float("nan"), x * float("nan"), x / float("inf"), x + float("nan")) for x in xs], *xs)
+    x = torch.tensor([0.0, -0.0, 2, -2, float("nan"), float("-inf")])
+    agree(lambda x: [F.elu(x, alpha) for alpha in (1.5, float("inf"), float("nan"))], x)
 
 
 def test_numbers_are_copied() -> None:
