@@ -17,6 +17,7 @@ from . import convert, elementwise
 from .builder import Function, Ty, Val, const
 
 State = list[Val]
+_OF_BOOLS = {"sum": "any", "max": "any", "prod": "all", "min": "all"}
 
 
 class Reduction:
@@ -29,8 +30,8 @@ class Reduction:
         self._fn, self._target, self.kind, self.result_dtype, self.watched = fn, target, node.kind, node.dtype, watched
         self._source = dtype
         self.dtype = f32 if dtype in convert.HALVES else dtype
-        if dtype == boolean and self.kind in ("max", "min"):
-            self.kind = "any" if self.kind == "max" else "all"
+        if dtype == boolean:
+            self.kind = _OF_BOOLS.get(self.kind, self.kind)
         self._index = Ty("i64" if wide_index else "i32")
         # Masks stay in mask registers where there are any; elsewhere they are vectors of integers as wide as the elements.
         self._mask = Ty("i1") if target.masked_memory else Ty(f"i{max(8, self.dtype.bits)}")

@@ -20,23 +20,34 @@ class Scan(Reduction):
         self._emitter, self._node, self._arg = emitter, position, node.args[0]
 
     def follow(self, state: State, point: Point) -> State:
-        """The state after the columns of `point`, where the node is known from now on.
-
-        Inside a vector each lane joins the one 1, 2, 4, .. before it (Hillis and Steele, "Data parallel algorithms", 1986), so that only
-        the last step waits for the vector before.
-        """
+        """The state after the columns of `point`, where the node is known from now on."""
         fn, lanes = self._fn, point.lanes
         x = self._emitter.operand(self._arg, lanes, point)
         neutral = const(x.ty, self._neutral())
         if point.mask is not None:
             x = fn.select(point.mask, x, neutral)
-        step = 1
-        while step < lanes:
-            x = self._joined(fn.shuffle(x, neutral, [lane - step if lane >= step else lanes for lane in range(lanes)]), x)
-            step *= 2
-        result = self._joined(state[0], x)
+        each = self._one_by_one if lanes and self.kind == "prod" and self.dtype.is_float else self._in_steps
+        result = each(state[0], x, neutral)
         self._emitter.remember(self._node, point, result)
         return [fn.shuffle(result, result, [lanes - 1] * lanes) if lanes else result]
+
+    def _in_steps(self, before: Val, x: Val, neutral: Val) -> Val:
+        """Inside a vector each lane joins the one 1, 2, 4, .. before it (Hillis and Steele, "Data parallel algorithms", 1986), so that
+        only the last step waits for the vector before."""
+        step, lanes = 1, x.ty.lanes
+        while step < lanes:
+            x = self._joined(self._fn.shuffle(x, neutral, [lane - step if lane >= step else lanes for lane in range(lanes)]), x)
+            step *= 2
+        return self._joined(before, x)
+
+    def _one_by_one(self, before: Val, x: Val, neutral: Val) -> Val:
+        """Products of floats as PyTorch computes them: those of later elements alone could overflow or vanish where all together do not,
+        and 0 times infinity is no number."""
+        last, result = self._fn.extract(before, 0), x
+        for lane in range(x.ty.lanes):
+            last = self._fn.mul(last, self._fn.extract(x, lane))
+            result = self._fn.insert(result, last, lane)
+        return result
 
     def across(self, state: State) -> State:
         return [self._fn.extract(v, 0) if v.ty.lanes else v for v in state]

@@ -102,11 +102,20 @@ def as_value(x: Operand, dtype: DType) -> Value:
 
 
 def computing(x: Operand, dtype: DType) -> Value:
-    """An operand of a computation in `dtype`, in the dtype that torch computes it in. Like torch's, integers of tensors with axes are
-    rounded to `dtype` first."""
-    if isinstance(x, Value) and x.tensor.rank and not x.dtype.is_float and x.dtype.bits > 8:
-        x = b.cast(x, dtype)
-    return as_value(x, opmath(dtype))
+    """An operand of a computation in `dtype`, in the dtype that torch computes it in: what has another dtype, such as a number, is rounded
+    to `dtype` first, as torch does."""
+    exact = isinstance(x, Value) and x.dtype.bits <= 8  # which every dtype that it is promoted to holds
+    return as_value(x if exact else as_value(x, dtype), opmath(dtype))
+
+
+def factor(x: Operand, dtype: DType) -> Value:
+    """The second operand of a multiplication or division in `dtype`. Where it is one number, torch does not round it to `dtype`."""
+    return computing(x, dtype) if isinstance(x, Value) and not is_one(x) else as_value(x, opmath(dtype))
+
+
+def is_one(x: Operand) -> bool:
+    """True for one number: of Python, or a tensor of one element."""
+    return not isinstance(x, Value) or all(d == 1 for d in x.shape)
 
 
 def known_number(x: Operand) -> float | None:

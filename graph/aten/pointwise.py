@@ -11,8 +11,8 @@ import torch
 from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..ir import Value
-from ..types import boolean
-from .call import Call, Operand, Row, as_value, computing, known_number, need_divisor, need_fitting, opmath, promote
+from ..types import boolean, f16
+from .call import Call, Operand, Row, as_value, computing, factor, is_one, known_number, need_divisor, need_fitting, opmath, promote
 
 aten = torch.ops.aten
 
@@ -44,7 +44,8 @@ def arithmetic(op: str, c: Call, x: Operand, y: Operand) -> Value:
         if op not in _ON_BOOL:
             raise Unsupported(f"{op} of bool tensors")
         return b.elementwise(_ON_BOOL[op], as_value(x, boolean), as_value(y, boolean))
-    return b.cast(b.elementwise(op, computing(x, c.dtype), computing(y, c.dtype)), c.dtype)
+    second = factor if op in ("mul", "div", "floordiv") else computing
+    return b.cast(b.elementwise(op, computing(x, c.dtype), second(y, c.dtype)), c.dtype)
 
 
 def binary(op: str) -> Row:
@@ -94,8 +95,9 @@ def division(c: Call, x: Operand, y: Operand, rounding_mode: str | None = None) 
         return arithmetic("div", c, x, y)
     need_divisor(y, c.dtype)
     if rounding_mode == "trunc" and opmath(c.dtype) != c.dtype:
-        # Eager rounds the quotient to the narrow dtype before it truncates.
-        return b.cast(b.trunc(b.cast(arithmetic("div", c, x, y), opmath(c.dtype))), c.dtype)
+        ratio = b.div(computing(x, c.dtype), factor(y, c.dtype))
+        # Eager rounds the quotient of two tensors to the narrow dtype before it truncates.
+        return b.cast(b.trunc(ratio if is_one(y) else b.cast(b.cast(ratio, c.dtype), ratio.dtype)), c.dtype)
     return arithmetic("floordiv" if rounding_mode == "floor" else "truncdiv", c, x, y)
 
 
@@ -120,14 +122,15 @@ def shift(op: str) -> Row:
 def power(c: Call, x: Operand, y: Operand) -> Value:
     """pow with the shortcuts that eager takes for special exponents; integers by repeated multiplication."""
     number = known_number(y) if not isinstance(y, Value) else None
-    if isinstance(x, Value) and number in _POWERS and (c.dtype.is_float or number in (1, 2, 3)):
+    short = (1, 2, 3) if not c.dtype.is_float or c.dtype == f16 else _POWERS
+    if isinstance(x, Value) and number in short and number is not None:
         return b.cast(_POWERS[number](computing(x, c.dtype)), c.dtype)
     if not c.dtype.is_float:
         raise Unsupported("pow of integers")
     return arithmetic("pow", c, x, y)
 
 
-_POWERS: dict[float | None, Callable[[Value], Value]] = {
+_POWERS: dict[float, Callable[[Value], Value]] = {
     1: lambda x: x, 2: lambda x: b.mul(x, x), 3: lambda x: b.mul(b.mul(x, x), x), 0.5: b.sqrt, -0.5: b.rsqrt, -1: b.reciprocal,
     -2: lambda x: b.reciprocal(b.mul(x, x)),
 }
@@ -159,7 +162,7 @@ def gelu(x: Value, approximate: str = "none") -> Value:
 
 
 def elu(x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
-    return b.where(b.gt(x, 0.0), b.mul(x, float(scale)), b.mul(b.expm1(b.mul(x, float(input_scale))), float(alpha * scale)))
+    return b.where(b.lt(x, 0.0), b.mul(b.expm1(b.mul(x, float(input_scale))), float(alpha * scale)), b.mul(x, float(scale)))
 
 
 def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
@@ -259,7 +262,7 @@ ROWS: dict[Any, Row] = {
     aten.hardswish.default: formula(lambda x: b.div(b.mul(x, b.minimum(b.maximum(b.add(x, 3.0), 0.0), 6.0)), 6.0)),
     aten.leaky_relu.default: formula(lambda x, slope: b.where(b.gt(x, 0.0), x, b.mul(x, float(slope)))),
     aten.threshold.default: lambda c, x, threshold, value: b.where(
-        b.le(computing(x, x.dtype), computing(threshold, x.dtype)), as_value(value, c.dtype), x),
+        b.le(computing(x, x.dtype), as_value(threshold, opmath(x.dtype))), as_value(value, c.dtype), x),
     aten._prelu_kernel.default: formula(lambda x, w: b.where(b.gt(x, 0.0), x, b.mul(x, w)), tensors=2),
     aten.addcmul.default: formula(lambda x, y, z, value: b.add(x, b.mul(b.mul(y, value), z)), tensors=3),
     aten.addcdiv.default: formula(lambda x, y, z, value: b.add(x, b.div(b.mul(y, float(value)), z)), tensors=3),

@@ -12,7 +12,7 @@ from .. import build as b
 from ..dims import Dim, bounds, product
 from ..ir import Value
 from ..types import FROM_TORCH, DType, boolean, f32, f64, i32, i64
-from .call import Call, Row, as_value, opmath
+from .call import Call, Row, as_value, computing, opmath
 
 aten = torch.ops.aten
 Axes = Sequence[int] | int | None
@@ -32,7 +32,7 @@ def count(x: Value, axes: Sequence[int]) -> Dim:
 
 
 def total(c: Call, x: Value, axes: Axes = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Value:
-    return b.cast(b.reduce(b.cast(x, opmath(c.dtype)), "sum", axes_of(x, axes), keepdim), c.dtype)
+    return b.cast(b.reduce(computing(x, c.dtype), "sum", axes_of(x, axes), keepdim), c.dtype)
 
 
 def mean_of(x: Value, axes: Sequence[int], keepdim: bool = False) -> Value:
@@ -45,7 +45,7 @@ def mean(c: Call, x: Value, axes: Axes = None, keepdim: bool = False, dtype: tor
 
 
 def times(c: Call, x: Value, axes: Axes = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Value:
-    return b.cast(b.reduce(b.cast(x, opmath(c.dtype)), "prod", axes_of(x, axes), keepdim), c.dtype)
+    return b.cast(b.reduce(computing(x, c.dtype), "prod", axes_of(x, axes), keepdim), c.dtype)
 
 
 def running(kind: str) -> Row:
@@ -169,18 +169,18 @@ def softmax_of(x: Value, axis: int) -> Value:
 
 
 def softmax(c: Call, x: Value, axis: int, *_: Any) -> Value:
-    return b.cast(softmax_of(b.cast(x, opmath(c.dtype)), axis), c.dtype)
+    return b.cast(softmax_of(computing(x, c.dtype), axis), c.dtype)
 
 
 def safe_softmax(c: Call, x: Value, axis: int, dtype: torch.dtype | None = None) -> Value:
     """softmax that gives 0 instead of NaN where a whole row is -inf."""
-    wide = b.cast(x, opmath(c.dtype))
+    wide = computing(x, c.dtype)
     masked = b.reduce(b.eq(wide, float("-inf")), "all", axis, True)
     return b.cast(b.where(masked, b.full(0.0, wide.dtype), softmax_of(wide, axis)), c.dtype)
 
 
 def log_softmax(c: Call, x: Value, axis: int, *_: Any) -> Value:
-    wide = b.cast(x, opmath(c.dtype))
+    wide = computing(x, c.dtype)
     if not wide.tensor.rank:
         return b.cast(b.sub(wide, wide), c.dtype)
     shifted = b.sub(wide, b.reduce(wide, "max", axis, True))

@@ -61,6 +61,23 @@ def test_infinity_and_nan_reach_what_follows(runner: Runner) -> None:
     same(got, x.cumsum(1), rtol=80 * UNIT, atol=80 * UNIT)
 
 
+@pytest.mark.parametrize("runner", few())
+def test_products_overflow_where_those_of_all_before_do(runner: Runner) -> None:
+    """Not where those of a few in the middle would."""
+    x = torch.ones(4, 40)
+    x[0, :3], x[1, :4], x[2, 8:12] = torch.tensor([0, 1e30, 1e30]), torch.tensor([1e30, 1e-30, 1e-30, 1e-20]), 1e30
+    x[3, 17:20] = torch.tensor([1e-30, 1e30, 1e30])
+    builder = BodyBuilder()
+    source, out = builder.buffer(f32), builder.buffer(f32)
+    at = axis("r", 4) * 40 + axis("c", 40)
+    builder.store(out, at, running(builder, "prod", builder.load(source, at)))
+    got = run(runner, LoopKernel("scan", builder.finish(), 4, 40), [x, empty(4, 40)])[1]
+    want = x.clone()
+    for column in range(1, 40):
+        want[:, column] *= want[:, column - 1]
+    assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("cols", [24, 100])
 @pytest.mark.parametrize("runner", few())
 def test_scans_between_reductions(runner: Runner, cols: int) -> None:

@@ -76,9 +76,10 @@ class Refused(Exception):
 
 @dataclass
 class Draw:
-    """A composition in the making, with the values that eager gives."""
+    """A composition in the making, with the values that eager gives. wild: its integers wrap, and numbers are of any size."""
 
     rng: random.Random
+    wild: bool = False
     made: Composition = field(default_factory=Composition)
     values: list[Tensor] = field(default_factory=list)
 
@@ -95,6 +96,12 @@ class Draw:
         if dtype.is_floating_point and tensor.numel() and self.rng.random() < 0.08:
             for special in SPECIAL:
                 tensor.view(-1)[self.rng.randrange(tensor.numel())] = special
+        if self.wild and highest is None and dtype != torch.bool and tensor.numel() and self.rng.random() < 0.5:
+            # For f64 those of f32: where a quotient is beyond f64, PyTorch has no remainder.
+            narrow = torch.float32 if dtype == torch.float64 else dtype
+            limits = torch.finfo(narrow) if dtype.is_floating_point else torch.iinfo(dtype)
+            for extreme in (limits.max, limits.min, limits.max // 2 + 1, limits.min // 3):
+                tensor.view(-1)[self.rng.randrange(tensor.numel())] = extreme
         given = not self.values or self.rng.random() < 0.6
         text = f"{'argument' if given else 'constant'} {str(dtype)[6:]}{list(shape)}"
         return self._append(Item(text, tensor=tensor, given=given), tensor)
@@ -109,7 +116,8 @@ class Draw:
         result = fn(*(self.values[n] for n in args))
         result = result if cast is None else result.to(cast)
         finite = result[result.isfinite()]
-        if not 0 < result.numel() <= MOST or result.dim() > 6 or (finite.numel() and float(finite.abs().max()) > LARGEST):
+        large = not self.wild and finite.numel() and float(finite.abs().max()) > LARGEST
+        if not 0 < result.numel() <= MOST or result.dim() > 6 or large:
             raise Refused
         return self._append(Item(text, fn, args, cast), result)
 
@@ -151,11 +159,11 @@ def broadcasts(x: Tensor, y: Tensor) -> bool:
     return all(a == b or 1 in (a, b) for a, b in zip(reversed(x.shape), reversed(y.shape)))
 
 
-def composed(seed: int, operations: Sequence[Callable[[Draw], object]], steps: int = 8) -> Composition:
+def composed(seed: int, operations: Sequence[Callable[[Draw], object]], steps: int = 8, wild: bool = False) -> Composition:
     """A random composition of up to `steps` steps."""
     rng = random.Random(seed)
-    draw = Draw(rng)
-    draw.leaf(rng.choice(FLOATS), [rng.choice(SIZES) for _ in range(rng.randint(1, 3))])
+    draw = Draw(rng, wild)
+    draw.leaf(rng.choice((*FLOATS[2:], *INTEGERS, torch.int16) if wild else FLOATS), [rng.choice(SIZES) for _ in range(rng.randint(1, 3))])
     for _ in range(6 * steps):
         if sum(item.fn is not None for item in draw.made.items) >= steps:
             break

@@ -9,6 +9,7 @@ import sashiko
 from sashiko.runtime.plan import AtenStep
 from tests.driver.compositions import Composition, composed, wrong
 from tests.driver.functions import Apply
+from tests.driver.mixed_steps import MIXED
 from tests.driver.steps import OPERATIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # eager warns of variances of one element
@@ -18,11 +19,11 @@ def compiled(made: Composition) -> sashiko.CompiledModel:
     return sashiko.compile(Apply(made).eval(), made.arguments())
 
 
-def agree(seeds: range) -> int:
+def agree(seeds: range, mixed: bool = False) -> int:
     """Compiles a composition for each seed, and gives how many had something left to PyTorch."""
     left = 0
     for seed in seeds:
-        made = composed(seed, OPERATIONS, 3 + seed % 6)
+        made = composed(seed, MIXED, 2 + seed % 5, wild=True) if mixed else composed(seed, OPERATIONS, 3 + seed % 6)
         fast = compiled(made)
         why = wrong(made, fast(*made.arguments()))
         assert why is None, f"seed {seed}: {why}\n{made}"
@@ -34,9 +35,18 @@ def test_a_few() -> None:
     assert agree(range(30)) < 8
 
 
+def test_a_few_between_types() -> None:
+    assert agree(range(24), mixed=True) < 8
+
+
 @pytest.mark.slow
 def test_many() -> None:
     assert agree(range(1000, 4000)) < 300
+
+
+@pytest.mark.slow
+def test_many_between_types() -> None:
+    assert agree(range(1000, 4000), mixed=True) < 900
 
 
 def spoiled(result: torch.Tensor) -> torch.Tensor:
@@ -51,8 +61,8 @@ def spoiled(result: torch.Tensor) -> torch.Tensor:
 
 def test_the_check_itself_finds_what_is_wrong() -> None:
     found = []
-    for seed in range(100, 120):
-        made = composed(seed, OPERATIONS, 5)
+    both = [composed(seed, OPERATIONS, 5) for seed in range(100, 120)] + [composed(seed, MIXED, 4, wild=True) for seed in range(100, 110)]
+    for made in both:
         right = list(made(*made.arguments()))
         assert wrong(made, right) is None
         found += [wrong(made, [*right[:n], spoiled(result), *right[n + 1 :]]) is not None for n, result in enumerate(right)]

@@ -37,9 +37,11 @@ def test_numbers_beyond_an_integer_type_wrap_in_arithmetic() -> None:
     agree(lambda x: (torch.add(x, 300, alpha=2), torch.sub(x, 200, alpha=-3)), xs[0])
 
 
-def test_division_by_nan_and_infinity() -> None:
+def test_nan_and_infinity_as_numbers() -> None:
     xs = [torch.arange(5).to(dtype) for dtype in (*INTEGERS, *HALVES, torch.bool)]
     agree(lambda *xs: [(x / float("nan"), x * float("nan"), x / float("inf"), x + float("nan")) for x in xs], *xs)
+    x = torch.tensor([0.0, -0.0, 2, -2, float("nan"), float("-inf")])
+    agree(lambda x: [F.elu(x, alpha) for alpha in (1.5, float("inf"), float("nan"))], x)
 
 
 def test_numbers_are_copied() -> None:
@@ -93,3 +95,56 @@ def test_integers_are_rounded_to_the_half_they_are_promoted_to() -> None:
         return [*both, x.clamp(min=y), torch.addcmul(y, y, x), y.abs() ** x, torch.xlogy(x, y.abs())]
 
     agree(lambda *given: [mixed(x, y) for x in given[:3] for y in given[3:]], *wholes, *halves)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal in every bit but the sign of 0 and the digits of NaN."""
+    return a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_numbers_are_rounded_to_halves_but_as_factors(dtype: torch.dtype) -> None:
+    """Only the second operand of a multiplication or division keeps its digits."""
+    functions: dict[str, Callable[[Tensor, Any], Tensor]] = {
+        **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "remainder", "fmod")},
+        "floor_divide": torch.floor_divide, "truncated": lambda x, k: torch.div(x, k, rounding_mode="trunc"), "k - x": lambda x, k: k - x,
+        "k // x": lambda x, k: k // x, "maximum": lambda x, k: torch.maximum(x, torch.tensor(k)),
+        "threshold": lambda x, k: F.threshold(x, float(k), 0.0), "hardshrink": lambda x, k: F.hardshrink(x, float(k)),
+        "leaky_relu": lambda x, k: F.leaky_relu(x, float(k)),
+    }
+    number = 0.1  # less than its nearest bfloat16, more than its nearest float16
+    x = (torch.randn(64, generator=torch.Generator().manual_seed(7)) * number).to(dtype)
+    x[:8] = torch.tensor(number).to(dtype)
+
+    def each(x: Tensor, t: Tensor) -> list[Tensor]:
+        of_tensors = [f(x, t) for f in (torch.add, torch.mul, torch.eq)] + [f(t, x) for f in (torch.sub, torch.mul, torch.div)]
+        return [f(x, number) for f in functions.values()] + of_tensors
+
+    given = (x, torch.tensor(number, dtype=torch.float64))
+    results = zip(sashiko.compile(Apply(each).eval(), given)(*given), each(*given), [*functions, *range(6)], strict=True)
+    assert [name for got, expected, name in results if not same(got, expected)] == []
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_powers_of_halves_take_exponents_and_bases_that_are_halves(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.1, 3, 70, 180.5, float("-inf"), -0.0, float("inf"), -2, float("nan")], dtype=dtype)
+    agree(lambda x: [x**k for k in (2.3, -0.7, 1 / 3, 0.5, -0.5, -1, -2, 2, 3)] + [2.3 ** (x / 50), torch.pow(0.7, x / 50)], x)
+
+
+def test_what_is_summed_as_halves_is_rounded_before() -> None:
+    wide = (torch.tensor([70000, -70000, 3]), torch.tensor([70000.0, -70000.0, 3.0]), torch.tensor([4097, 4097, 4099], dtype=torch.int32))
+
+    def halves(x: Tensor) -> list[Tensor]:
+        of_all = [f(x, 0, dtype=dtype) for f in (torch.sum, torch.mean, torch.cumsum, torch.softmax) for dtype in HALVES]
+        return [*of_all, x.log_softmax(0, dtype=torch.bfloat16), torch.prod(x, 0, dtype=torch.bfloat16)]
+
+    agree(lambda *xs: [halves(x) for x in xs], *wide)
+
+
+def test_sums_and_products_of_bools_are_bools() -> None:
+    xs = [torch.tensor([[2, 0, 1], [1, 0, 0], [0, 0, 4]]).to(dtype) for dtype in (*INTEGERS, *HALVES, torch.bool)]
+
+    def folded(x: Tensor) -> list[Tensor]:
+        return [f(x, axis, dtype=torch.bool) for f in (torch.sum, torch.prod) for axis in (0, 1)]
+
+    agree(lambda *xs: [folded(x) for x in xs], *xs)
