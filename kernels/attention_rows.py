@@ -122,11 +122,11 @@ def together(fn: Function, target: Target, dtype: DType, even: Val, odd: Val) ->
         words = fn.convert("bitcast", both, I16.vec(2 * lanes))
         mixed = fn.shuffle(words, words, [n // 2 + lanes * (n % 2) for n in range(2 * lanes)])
         return fn.convert("bitcast", mixed, I32.vec(lanes))
-    words = [convert.narrow(fn, target, value, dtype) for value in (even, odd)]
+    first, second = (convert.narrow(fn, target, value, dtype) for value in (even, odd))
     if lanes == 4:  # two vectors of half the length fill one of 128 bits in one instruction
-        mixed = fn.shuffle(*words, [n // 2 + lanes * (n % 2) for n in range(2 * lanes)])
+        mixed = fn.shuffle(first, second, [n // 2 + lanes * (n % 2) for n in range(2 * lanes)])
         return fn.convert("bitcast", mixed, I32.vec(lanes))
-    low, high = (fn.convert("zext", word, I32.vec(lanes)) for word in words)
+    low, high = (fn.convert("zext", value, I32.vec(lanes)) for value in (first, second))
     return fn.or_(low, fn.shl(high, const(high.ty, 16)))
 
 

@@ -13,6 +13,9 @@ from torch.export import Dim
 
 import sashiko
 from sashiko.diagnostics.errors import InputError
+from sashiko.platforms.catalogue import CATALOGUE
+from sashiko.platforms.host import host
+from sashiko.platforms.target import Target
 from sashiko.runtime.plan import NativeSegment
 from tests.graph import cells
 from tests.graph.cells import ALONE, LAYERS, leaves
@@ -53,8 +56,8 @@ def test_the_plan_does_not_grow_with_the_length() -> None:
     assert len(short.steps) == len(long.steps) and [r.times for r in (*short.repeats, *long.repeats)] == [3, 300]
 
 
-@pytest.mark.parametrize("target", ["x86_64_v3", "x86_64_v4"])
-def test_other_targets(target: str) -> None:
+@pytest.mark.parametrize("target", [t for t in CATALOGUE if not t.why_not_on(host())], ids=lambda target: target.name)
+def test_other_targets(target: Target) -> None:
     model = layer("gru", bidirectional=True)
     agree(sashiko.compile(model, (torch.randn(2, 6, 12),), target=target), model, torch.randn(2, 6, 12))
 
