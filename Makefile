@@ -1,5 +1,5 @@
 # Every target creates .venv by itself. Overridable: PYTHON (the interpreter of a new .venv), PIP_ARGS, ARGS (for pytest or the bench),
-# TORCH (its version, 2.8.0 for example, where that of constraints.txt is not meant; changes the .venv that is there).
+# TORCH (its version, 2.12.1 for example, where that of constraints.txt is not meant; changes the .venv that is there).
 PYTHON ?= python3
 PIP_ARGS ?=
 ARGS ?=

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ..diagnostics.errors import InputError
-from ..graph.captured import branches
 from ..quant import BF16, FP32, ActivationScheme, Calibration, OpScheme, QuantizedModule
 from ..quant.module import Gate
 from ..quant.program import Call
@@ -56,7 +55,7 @@ class Runnable(torch.nn.Module):
         spec = self._code.signature.in_spec
         try:
             values = self._gate.arrange(args, kwargs)
-            if spec is None or not branches(spec)[1].num_children:
+            if spec is None or not spec.child(1).num_children:
                 return self._code(*values)
             return self._code(**dict(zip(self._gate.names, values, strict=True)))
         except InputError:

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported
-from ..graph.captured import NAMELESS, Captured, FixedInput, FixedOutput, GraphOutput, InputOutput, Parameters, branches, flatten_call
+from ..graph.captured import NAMELESS, Captured, FixedInput, FixedOutput, GraphOutput, InputOutput, Parameters, flatten_call
 from ..graph.encode import Json, tree_from, tree_json
 
 _PLAIN = (type(None), bool, int, float, str)
@@ -89,13 +89,12 @@ class Signature:
         order = tuple(r.number for r in self.results if isinstance(r, Result))
         if spec is None or out is None:
             return lambda results: [results[n] for n in order]
-        positional, keywords = branches(spec)
-        if keywords.num_children or any(not c.is_leaf() for c in branches(positional)):
+        if spec.child(1).num_children or any(not c.is_leaf() for c in spec.child(0).children()):
             return None
         if out.is_leaf():
             only = order[0]
             return lambda results: results[only]
-        if out.type is tuple and all(c.is_leaf() for c in branches(out)):
+        if out.type is tuple and all(c.is_leaf() for c in out.children()):
             return lambda results: tuple(results[n] for n in order)
         return None
 

@@ -224,16 +224,10 @@ def _same(value: Any, fixed: Any) -> bool:
     return value is fixed or (not isinstance(value, torch.Tensor) and type(value) is type(fixed) and bool(value == fixed))
 
 
-def branches(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
-    """What a tree of arguments or results branches into. torch has renamed its attribute."""
-    return spec.children() if hasattr(spec, "children") else spec.children_specs
-
-
 def flatten_call(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str, Any], parameters: Parameters = NAMELESS) -> list[Any]:
     """The leaves of a call's arguments, by position or by name as `parameters` says, whatever they were when captured. Raises InputError
     when others are there than `spec` says, or they are nested otherwise."""
-    positional, keywords = branches(spec)
-    count, named = positional.num_children, list(keywords.context)
+    count, named = spec.child(0).num_children, list(spec.child(1).context)
     if len(args) != count or kwargs.keys() != set(named):
         args, kwargs = parameters.arranged(args, kwargs, count, named)
     if sorted(named) != sorted(kwargs):

@@ -30,7 +30,6 @@ KNOWN = (
         "return tuples, lists and dicts of tensors; torch.export.register_dataclass makes a dataclass known, and models of transformers "
         "return no cache with use_cache=False",
     ),
-    ("_flat_weights", "torch before 2.10 exports a recurrent layer inside of a module only: wrap it in one, such as torch.nn.Sequential"),
     ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
 )
 T = TypeVar("T")

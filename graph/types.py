@@ -9,8 +9,8 @@ import torch
 
 from .dims import Dim, Shape, product
 
-if torch.__version__ < "2.8":  # compares versions; pip would have refused it
-    raise ImportError(f"sashiko needs torch 2.8 or newer, and this is torch {torch.__version__}")
+if torch.__version__ < "2.12":  # compares versions; pip would have refused it
+    raise ImportError(f"sashiko needs torch 2.12 or newer, and this is torch {torch.__version__}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ def call(graph: Graph, target: Any, args: tuple[Any, ...], like: Node, kwargs: M
         if key in like.meta:
             node.meta[key] = like.meta[key]
     copy_name(like, node)
-    # Composites ask their parts for symbolic sizes through the dispatcher of Python alone, before torch 2.11.
+    # Composites ask their parts for symbolic sizes through the dispatcher of Python alone, before torch 2.13.
     with like.meta["val"].fake_mode, enable_python_dispatcher():
         node.meta["val"] = target(*(a.meta["val"] if isinstance(a, Node) else a for a in args), **dict(kwargs or {}))
     return node

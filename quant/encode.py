@@ -19,7 +19,6 @@ from torch.fx.node import map_aggregate, map_arg
 
 from ..diagnostics.errors import ArtifactError, Unsupported
 from ..graph.attrs import Slot
-from ..graph.captured import branches
 from ..graph.encode import Json, target_from, target_json, template_from, template_json, tree_from, tree_json
 from ..graph.sites import name_node, site_of, with_name
 from . import ops
@@ -179,8 +178,8 @@ def _call_from(data: Json) -> CodeGen:
     if data is None:
         return CodeGen()
     names, into, out = [_identifier(name) for name in data["names"]], tree_from(data["in"]), tree_from(data["out"])
-    if into.num_children == 2 and branches(into)[1].type is dict:
-        for name in branches(into)[1].context:
+    if not into.is_leaf() and into.num_children == 2 and into.child(1).type is dict:
+        for name in into.child(1).context:
             _identifier(name)
     return _PyTreeCodeGen(_PyTreeInfo(names, into, out))
 

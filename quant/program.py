@@ -165,8 +165,7 @@ def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
 
 
 def _program(model: nn.Module, exported: ExportedProgram, notes: tuple[str, ...]) -> Program:
-    unguarded = {"check_guards": False} if "check_guards" in inspect.signature(exported.module).parameters else {}  # else there are none
-    module = exported.module(**unguarded)
+    module = exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
     return Program(module.graph, _own_attributes(module), _gate(model, exported, module), notes)
 

@@ -84,9 +84,8 @@ def batch_norm_of_itself(c: Call, x: Value, weight: Value | None, bias: Value | 
 
 ROWS: dict[Any, Row] = {
     aten.native_layer_norm.default: layer_norm,
+    aten._fused_rms_norm.default: rms_norm,
     aten.native_group_norm.default: group_norm,
     aten._native_batch_norm_legit_no_training.default: batch_norm,
     aten._native_batch_norm_legit.no_stats: batch_norm_of_itself,
 }
-if len(aten._fused_rms_norm.default._schema.returns) == 2:  # torch 2.8 has another operation of this name, which nothing makes
-    ROWS[aten._fused_rms_norm.default] = rms_norm

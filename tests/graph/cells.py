@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
-# The layer is the whole model.
-ALONE = pytest.mark.skipif(torch.__version__ < "2.10", reason="torch before 2.10 exports recurrent layers inside of a module only")
 LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
 
 

@@ -15,7 +15,7 @@ from sashiko.graph.aten.recurrent import RECURRENCE, Layers
 from sashiko.graph.exporting import export
 from sashiko.graph.recurrence import CELLS
 from sashiko.graph.types import bf16, f32
-from tests.graph.cells import ALONE, LAYERS, layer, leaves
+from tests.graph.cells import LAYERS, layer, leaves
 
 
 @pytest.mark.parametrize("cell", LAYERS)
@@ -38,13 +38,11 @@ def recurrences(model: nn.Module, *args: torch.Tensor) -> int:
     return sum(node.target is RECURRENCE for node in export(model, args).graph.nodes)
 
 
-@ALONE
 def test_steps_are_not_written_out() -> None:
     assert recurrences(layer("gru", num_layers=2, bidirectional=True), torch.randn(9, 3, 6)) == 4
     assert len(export(layer("lstm"), (torch.randn(50, 3, 6),)).graph.nodes) < 40
 
 
-@ALONE
 @pytest.mark.parametrize("change", ["one step", "projection", "double"])
 def test_what_stays_as_pytorch_decomposes_it(change: str) -> None:
     model = layer("lstm", proj_size=3) if change == "projection" else layer("lstm")
