@@ -194,7 +194,7 @@ def _whole(fn: Function, target: Target, chain: Chain, clamps: Sequence[Clamp], 
 
 
 def _whole_neon(fn: Function, chain: Chain, x: Val, dtype: DType) -> Val:
-    """Conversions have a quarter of the rate of sums on Neoverse N1 and N2, and LLVM makes two of a rounding one that is not by name."""
+    """Conversions have a quarter of the rate of sums in LLVM's models of Neoverse N1 and N2, and LLVM makes two of `lrint`."""
     if x.ty.bits == 32 and dtype.bits == 8 and _bounds(chain) is not None and any(each.takes_nan for each in chain.clamps):
         return fn.convert("bitcast", fn.add(x, const(x.ty, MAGIC)), x.ty.of("i32"))  # its low bits are those of the integer
     to = x.ty.of(f"i{max(32, dtype.bits)}")

@@ -75,7 +75,7 @@ class Target:
         """How many f32 numbers the table may have that one instruction looks up in registers for every lane: 0 where none does.
 
         VPERMT2PS has a table of two registers, VPERMPS of one. TBL of NEON looks up bytes; tables of more than two registers take
-        it three or four times as long (Arm Neoverse N1 and N2 software optimization guides).
+        it three or four times as long (LLVM's models of Neoverse N1 and N2, as llvm-mca shows them).
         """
         if self.has("neon"):
             return 2 * self.lanes(32)

@@ -74,7 +74,7 @@ def test_quantization_is_one_conversion(runner: Runner, dtype: DType, low: int, 
 
 @pytest.mark.parametrize(("clamped", "conversions"), [(True, set()), (False, {"fcvtns"})])
 def test_neoverse_converts_once_at_most(clamped: bool, conversions: set[str]) -> None:
-    """Its conversions take as long as four sums. Of integers of 8 bits that are clamped, NaN included, there is none."""
+    """In LLVM's models its conversions take as long as four sums. Of integers of 8 bits that are clamped, NaN included, there is none."""
     builder = BodyBuilder()
     source, target = buffers(builder, empty(4096), empty(4096, dtype=torch.int8))
     value = builder.op("round", f32, builder.load(source, axis("c", 4096)))
