@@ -10,6 +10,7 @@ import torch
 from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..attrs import PermuteAttrs
+from ..dims import product
 from ..ir import Value
 from ..ops import broadcast
 from ..types import boolean, f32
@@ -73,26 +74,30 @@ def bilinear_sum(c: Call, x: Value, y: Value) -> Value:
     return b.cast(b.reduce(b.mul(b.cast(x, work), b.cast(y, work)), "sum"), c.dtype)
 
 
+def one_batch(x: Value) -> Value:
+    """[..., heads, rows, columns] as [batch, heads, rows, columns]"""
+    return b.reshape(x, (product(x.shape[:-3]), *x.shape[-3:]))
+
+
 def attention_of(c: Call, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None, grouped: bool) -> Value:
-    """Scaled dot product attention; operands of other ranks are brought to [batch, heads, length, size]."""
+    """Scaled dot product attention; operands of other ranks are brought to [batch, heads, length, size], masks to [batch or 1, ...]."""
     need_float(q, k, v)
     if q.tensor.rank < 3 or not (q.tensor.rank == k.tensor.rank == v.tensor.rank):
         raise Unsupported(f"attention over tensors with {q.tensor.rank} and {k.tensor.rank} axes")
     size = q.shape[-1]
     if not isinstance(size, int):
         raise Unsupported("attention with heads of unknown size")
-    if q.tensor.rank > 4:
-        raise Unsupported("attention with several batch axes")
     if q.tensor.rank == 3:
         # The leading axis is the batch; torch lines masks up from the right, so they need the head axis too.
         q, k, v = (b.unsqueeze(x, 1) for x in (q, k, v))
         mask = b.unsqueeze(mask, 1) if mask is not None and mask.tensor.rank == 3 else mask
-    batch = q.shape[:2] if grouped else broadcast((q.shape[:2], k.shape[:2], v.shape[:2]))
-    q = b.expand(q, batch + q.shape[2:])
-    if not grouped:
-        k, v = b.expand(k, batch + k.shape[2:]), b.expand(v, batch + v.shape[2:])
+    batch = broadcast(tuple(x.shape[:-3] for x in (q, k, v)))
+    heads = [x.shape[-3:-2] for x in (q, k, v)]
+    heads = heads if grouped else [broadcast(tuple(heads))] * 3
+    q, k, v = (one_batch(b.expand(x, batch + h + x.shape[-2:])) for x, h in zip((q, k, v), heads, strict=True))
     if mask is not None:
         mask = b.reshape(mask, (1,) * (4 - mask.tensor.rank) + mask.shape)
+        mask = one_batch(mask if set(mask.shape[:-3]) == {1} else b.expand(mask, batch + mask.shape[-3:]))
         mask = mask if mask.dtype == boolean else b.cast(mask, f32) if q.dtype.bits < 32 else mask
     factor = 1.0 / math.sqrt(size) if scale is None else float(scale)
     return b.cast(b.reshape(b.attention(q, k, v, mask, scale=factor, causal=causal), c.shape), c.dtype)
