@@ -1,14 +1,17 @@
 """Which values get a buffer before any kernel is formed, and which anchor (contraction) computes which elementwise values.
 
 A contraction hands its accumulators to an epilogue. A value is in the epilogue of anchor `a` when it is computed from a's result
-by elementwise operations at the same position, and nothing else it needs depends on `a`. Where such a value meets anything
-else (a reduction, a view that moves elements, another contraction, an output) it is stored: that is its `root`.
+by elementwise operations at the same position, and nothing else it needs depends on `a`, be it by way of another anchor's epilogue.
+Where such a value meets anything else (a reduction, a view that moves elements, another contraction, an output) it is stored: that is
+its `root`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 from ..graph.dims import Dim, product
 from ..graph.ir import Value
@@ -27,6 +30,41 @@ class Roots:
 
     stored: dict[Value, None] = field(default_factory=dict)  # insertion-ordered set
     epilogue: dict[Value, Value] = field(default_factory=dict)
+
+
+class _Precedence:
+    """Which anchors are computed before which, as bit sets of their positions in `order`.
+
+    An anchor is one kernel with its epilogue, so it comes after whatever the epilogue reads, and all its results do: those that nothing
+    of this is needed for, too. Of two branches that end in a sum with each other, only one can compute its sum in place.
+    """
+
+    def __init__(self, order: Iterable[Value]) -> None:
+        self.position = {value: n for n, value in enumerate(order)}
+        self._below: dict[Value, int] = {}  # the anchors that a value is computed from
+        self._later: dict[Value, int] = {}  # the anchors whose epilogues read what is computed from this one, or from a later one
+
+    def add(self, value: Value) -> None:
+        """All operands must be there."""
+        self._below[value] = self._of(value.inputs)
+        if value.op in ANCHORS:
+            self._below[value] |= 1 << self.position[value]
+            self._later[value] = 0
+
+    def _of(self, values: Iterable[Value]) -> int:
+        return reduce(or_, (self._below.get(v, 0) for v in values), 0)
+
+    def may_read(self, anchor: Value, operand: Value) -> bool:
+        """Whether the epilogue of an anchor can wait for an operand: nothing of it is computed from the anchor."""
+        return not self._below.get(operand, 0) & (1 << self.position[anchor] | self._later[anchor])
+
+    def reads(self, anchor: Value, operands: Iterable[Value]) -> None:
+        """The epilogue of an anchor reads these as well."""
+        earlier = self._of(operands)
+        later = 1 << self.position[anchor] | self._later[anchor]
+        for other in self._later if earlier else ():
+            if earlier >> self.position[other] & 1 or earlier & self._later[other]:
+                self._later[other] |= later
 
 
 def segment_order(outputs: Iterable[Value], available: set[Value]) -> list[Value]:
@@ -72,8 +110,7 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
     """Analyse one segment: `outputs` are stored, `available` values (inputs, constants, earlier segments) exist already."""
     roots = Roots()
     order = segment_order(outputs, available)
-    position = {v: n for n, v in enumerate(order)}
-    below: dict[Value, int] = {}  # bit set of the anchors that a value depends on
+    precedence = _Precedence(order)
 
     def source(value: Value) -> Value | None:
         return roots.epilogue.get(value)
@@ -90,16 +127,13 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
                 store(value)
 
     for value in order:
-        below[value] = 0
-        for operand in value.inputs:
-            below[value] |= below.get(operand, 0)
+        precedence.add(value)
         if value.op in ANCHORS:
             flush(value.inputs)
             for operand in _read_by_pointer(value):
                 root = operand if value.op in WHOLE else _root_of(operand, value, available, roots.stored)
                 if root not in available:
                     roots.stored[root] = None
-            below[value] |= 1 << position[value]
             if value.op in WITH_EPILOGUE:
                 roots.epilogue[value] = value
             else:
@@ -112,12 +146,14 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
             if anchor is not None:
                 roots.epilogue[value] = anchor
         elif OPS[value.op].group == "elementwise":
-            anchor = _joint_anchor(value, roots, position, below)
+            anchor = _joint_anchor(value, roots, precedence)
+            others = [v for v in value.inputs if source(v) is not anchor]
             if anchor is not None:
                 roots.epilogue[value] = anchor
-                for part in _reduced_parts([v for v in value.inputs if source(v) is not anchor], product(anchor.shape), available, roots):
+                precedence.reads(anchor, others)
+                for part in _reduced_parts(others, product(anchor.shape), available, roots):
                     store(part)
-            flush(v for v in value.inputs if source(v) is not anchor)
+            flush(others)
         else:
             flush(value.inputs)
     for value in outputs:
@@ -175,17 +211,17 @@ def _from_reduction(value: Value, available: set[Value], roots: Roots) -> bool:
     return False
 
 
-def _joint_anchor(value: Value, roots: Roots, position: dict[Value, int], below: dict[Value, int]) -> Value | None:
+def _joint_anchor(value: Value, roots: Roots, precedence: _Precedence) -> Value | None:
     """The anchor whose epilogue can compute an elementwise value, if any: the latest one among its operands."""
     candidates = [roots.epilogue[v] for v in value.inputs if v in roots.epilogue]
     if not candidates:
         return None
-    anchor = max(candidates, key=lambda v: position[v])
+    anchor = max(candidates, key=lambda v: precedence.position[v])
     size = product(value.shape)
     for operand in value.inputs:
         if roots.epilogue.get(operand) is anchor:
             if product(operand.shape) != size:
                 return None  # broadcast up: the result has more elements than the accumulators
-        elif below.get(operand, 0) >> position[anchor] & 1:
-            return None  # needs something that is computed from the anchor's stored result
+        elif not precedence.may_read(anchor, operand):
+            return None
     return anchor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ..diagnostics.errors import InvalidGraph
 from ..graph.ir import Value
 from .contraction import item as contraction_item
 from .contraction import lower_epilogue
@@ -119,15 +120,19 @@ def _producers(groups: Sequence[Group]) -> dict[Value, Group]:
 
 
 def _in_order(groups: Sequence[Group]) -> list[Group]:
-    """Producers before consumers."""
+    """Producers before consumers. Raises InvalidGraph for kernels that would wait for each other."""
     made = _producers(groups)
     result: dict[Group, None] = {}
+    waiting = set[Group]()
     stack: list[tuple[Group, bool]] = [(g, False) for g in reversed(groups)]
     while stack:
         group, expanded = stack.pop()
         if expanded:
             result[group] = None
+        elif group in waiting and group not in result:
+            raise InvalidGraph(f"the kernel of {group.roots[0]} waits for itself", group.roots[0].origin)
         elif group not in result:
+            waiting.add(group)
             stack.append((group, True))
             stack.extend((made[v], False) for v in group.needs if v in made and made[v] not in result and made[v] is not group)
     return _late_last(list(result))

@@ -1,0 +1,52 @@
+"""Which contraction computes which elementwise values: kernels that exchange results, and none that waits for itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from sashiko.graph import build as b
+from sashiko.graph.ir import Value
+from sashiko.graph.types import f32
+from tests.stitch.test_stitch import check, kinds
+
+
+def layer(x: Value) -> Value:
+    return b.linear(x, b.constant(torch.randn(16, 16) / 4))
+
+
+def moved(x: Value) -> Value:
+    """Elements in another order, which no epilogue follows."""
+    return b.slice_(x, 1, 15, 16, -1)
+
+
+def test_two_branches_that_add_each_other_are_two_kernels_in_one_order() -> None:
+    x = b.input_(0, f32, (4, 16))
+    left, right = b.relu(layer(x)), b.relu(layer(x))
+    sums = [b.relu(b.add(mine, moved(layer(other)))) for mine, other in ((left, right), (right, left))]
+    program = check(sums, [x], [torch.randn(4, 16)], atol=1e-4)
+    (joint,) = [item for item in program.items if sums[0] in item.writes or sums[1] in item.writes if len(item.writes) == 2]
+    assert kinds(program) == ["linear"] * 4 + ["loop"] and {v.op for v in joint.writes} == {"relu"}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_branches_that_exchange_results(seed: int) -> None:
+    """As in networks that keep several resolutions: each branch adds what others found, in any order, a few times."""
+    torch.manual_seed(seed)
+    choose = random.Random(seed)
+    x = b.input_(0, f32, (4, 16))
+    branches = [x] * choose.randint(2, 4)
+    for _ in range(choose.randint(1, 3)):
+        branches = [b.add(b.relu(layer(v)), v) if choose.random() < 0.5 else b.relu(layer(v)) for v in branches]
+        exchanged: list[Value] = []
+        for mine in range(len(branches)):
+            parts = [v if n == mine else moved(layer(v)) if choose.random() < 0.7 else layer(v) for n, v in enumerate(branches)]
+            choose.shuffle(parts)
+            total = parts[0]
+            for part in parts[1:]:
+                total = b.add(total, part)
+            exchanged.append(b.relu(total))
+        branches = exchanged
+    check(branches, [x], [torch.randn(4, 16)], atol=1e-3)
