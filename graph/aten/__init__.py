@@ -8,6 +8,7 @@ from . import (
     complex_numbers,
     composite,
     creation,
+    fold,
     indexing,
     linear_algebra,
     normalization,
@@ -16,6 +17,7 @@ from . import (
     recurrent,
     reductions,
     resize,
+    sample,
     shape,
     transformer,
     transposed,
@@ -27,7 +29,7 @@ from .complex_numbers import Pair
 
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
-    **windows.ROWS, **transposed.ROWS, **resize.ROWS, **transformer.ROWS, **recurrent.ROWS, **updates.ROWS,
+    **windows.ROWS, **transposed.ROWS, **resize.ROWS, **sample.ROWS, **fold.ROWS, **transformer.ROWS, **recurrent.ROWS, **updates.ROWS,
 }
 # Of operations that are decomposed with the rest where a program is.
 COMPOSITES: dict[Any, Row] = composite.ROWS

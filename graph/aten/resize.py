@@ -1,4 +1,4 @@
-"""Images of other sizes: the nearest elements, linear interpolation between neighbours, and means over regions of unequal sizes.
+"""Images of other sizes: the nearest elements, linear interpolation between neighbours, means and maxima over regions of unequal sizes.
 
 All read along one axis after the other, at positions that are known when the sizes are:
 
@@ -17,7 +17,7 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import Dim
+from ..dims import Dim, Shape
 from ..ir import Value
 from . import windows
 from .call import Call, Row, opmath
@@ -68,11 +68,11 @@ def _nearest_vec(rank: int, exact: bool) -> Row:
     return lambda c, x, size, scales: _nearest_of(c, x, scales or (None,) * rank, rank, exact)
 
 
-def _sizes_of(x: Value, c: Call, rank: int) -> list[tuple[int, int]]:
+def _sizes_of(x: Value, out: Shape, rank: int) -> list[tuple[int, int]]:
     """(elements, results) of each spatial axis. Raises Unsupported where positions would have to be computed in every call."""
-    pairs = [(n, m) for n, m in zip(x.shape[-rank:], c.shape[-rank:], strict=True) if isinstance(n, int) and isinstance(m, int)]
+    pairs = [(n, m) for n, m in zip(x.shape[-rank:], out[-rank:], strict=True) if isinstance(n, int) and isinstance(m, int)]
     if len(pairs) != rank or not all(n and m for n, m in pairs):
-        raise Unsupported(f"resizing of unknown sizes, from {x.shape[-rank:]} to {c.shape[-rank:]}")
+        raise Unsupported(f"resizing of unknown sizes, from {x.shape[-rank:]} to {out[-rank:]}")
     return pairs
 
 
@@ -97,7 +97,7 @@ def _interpolated(c: Call, x: Value, aligned: bool, scales: Sequence[float | Non
     if not x.dtype.is_float:
         raise Unsupported(f"resizing of {x.type}")
     image = b.cast(windows.channels_last(x), opmath(x.dtype))
-    for axis, ((n, m), scale) in enumerate(zip(_sizes_of(x, c, rank), scales, strict=True), 1):
+    for axis, ((n, m), scale) in enumerate(zip(_sizes_of(x, c.shape, rank), scales, strict=True), 1):
         if n != m:
             low, part = _places(n, m, aligned, scale, image.dtype.torch)
             first, second = (b.take(image, b.constant(at), axis) for at in (low, (low + 1).clamp(max=n - 1)))
@@ -115,22 +115,45 @@ def _linear_vec(rank: int) -> Row:
     return lambda c, x, size, aligned, scales: _interpolated(c, x, aligned, scales or (None,) * rank, rank)
 
 
+def _region(n: int, m: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(first element, how many, offsets up to the largest number) of the m regions that n elements are in."""
+    first = torch.arange(m) * n // m
+    count = -(-(torch.arange(m) + 1) * n // m) - first
+    return first, count, torch.arange(int(count.max()))
+
+
 def _regions(rank: int) -> Row:
     """Adaptive average pooling: windows where all are of one size, else the positions of each region, with some that do not count."""
 
     def row(c: Call, x: Value, out: Sequence[Dim]) -> Value:
-        pairs = _sizes_of(x, c, rank)
+        pairs = _sizes_of(x, c.shape, rank)
         if all(n % m == 0 for n, m in pairs):
             return windows.average(rank)(c, x, [n // m for n, m in pairs])  # type: ignore[return-value]
         image = b.cast(windows.image_of(x, rank), opmath(x.dtype))
         for axis, (n, m) in enumerate(pairs, 1):
-            first = torch.arange(m) * n // m
-            count = -(-(torch.arange(m) + 1) * n // m) - first
-            offset = torch.arange(int(count.max()))
+            first, count, offset = _region(n, m)
             taken = b.take(image, b.constant((first[:, None] + offset).clamp(max=n - 1)), axis)
             counted = b.where(_along(taken, axis + 1, offset < count[:, None]), taken, 0.0)
             image = b.div(b.reduce(counted, "sum", axis + 1), _along(image, axis, count.to(image.dtype.torch)))
         return b.cast(b.reshape(windows.channels_first(image), c.shape), c.dtype)
+
+    return row
+
+
+def _largest(rank: int) -> Row:
+    """Adaptive maximum pooling: smaller regions have their last element several times."""
+
+    def row(c: Call, x: Value, out: Sequence[Dim]) -> tuple[Value | None, ...]:
+        c.need_only(0)
+        pairs = _sizes_of(x, c.element(0).shape, rank)
+        if all(n % m == 0 for n, m in pairs):
+            return windows.largest(rank)(c, x, [n // m for n, m in pairs])  # type: ignore[return-value]
+        image = windows.image_of(x, rank)
+        for axis, (n, m) in enumerate(pairs, 1):
+            first, count, offset = _region(n, m)
+            taken = b.take(image, b.constant(first[:, None] + torch.minimum(offset, count[:, None] - 1)), axis)
+            image = b.reduce(taken, "max", axis + 1)
+        return b.reshape(windows.channels_first(image), c.element(0).shape), None
 
     return row
 
@@ -156,4 +179,6 @@ ROWS: dict[Any, Row] = {
     aten.upsample_trilinear3d.vec: _linear_vec(3),
     aten._adaptive_avg_pool2d.default: _regions(2),
     aten._adaptive_avg_pool3d.default: _regions(3),
+    aten.adaptive_max_pool2d.default: _largest(2),
+    aten.adaptive_max_pool3d.default: _largest(3),
 }

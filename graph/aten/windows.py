@@ -173,7 +173,7 @@ def image_of(x: Value, rank: int) -> Value:
     return channels_last(x if x.tensor.rank == rank + 2 else b.unsqueeze(x, 0))
 
 
-def _max_pool(rank: int) -> Row:
+def largest(rank: int) -> Row:
     def row(c: Call, x: Value, size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
             dilation: Sequence[int] = (1,), ceil_mode: bool = False) -> tuple[Value | None, ...]:
         c.need_only(0)
@@ -205,8 +205,8 @@ def average(rank: int) -> Row:
 
 
 ROWS: dict[Any, Row] = {
-    aten.max_pool2d_with_indices.default: _max_pool(2),
-    aten.max_pool3d_with_indices.default: _max_pool(3),
+    aten.max_pool2d_with_indices.default: largest(2),
+    aten.max_pool3d_with_indices.default: largest(3),
     aten.avg_pool1d.default: average(1),
     aten.avg_pool2d.default: average(2),
     aten.avg_pool3d.default: average(3),

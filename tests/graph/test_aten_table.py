@@ -25,7 +25,7 @@ from sashiko.graph.aten import TABLE
 from sashiko.graph.aten.pointwise import ROWS as POINTWISE
 from sashiko.graph.capture import Captured, from_fx
 from sashiko.graph.verify import verify
-from tests.graph.calls import BAGS, FUSED, PUTS, RECURRENCES
+from tests.graph.calls import BAGS, FOLDED, FUSED, PUTS, RECURRENCES, SAMPLED
 from tests.graph.eager import Recorded, copied, order_of_sums, own_error, reference, rounded_fractions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the database exercises deprecated functions too
@@ -35,6 +35,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 FIRST_ONLY = {  # the other results are for training
     aten.log_sigmoid_forward.default, aten._native_batch_norm_legit_no_training.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default,
+    aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default,
     aten.embedding_bag.padding_idx, aten._embedding_bag.default, aten._embedding_bag_forward_only.default,
 }
 UNDEFINED = {op for op in TABLE if "empty" in str(op)}  # their content is whatever was in memory
@@ -220,7 +221,7 @@ OWN: tuple[Recorded, ...] = (
     *(Recorded(op, args, {}) for op, args in BAGS),
     *(Recorded(op, args, {}) for op, args in FUSED),
     *(Recorded(op, args, {}) for op, args in POSITIONAL),
-    *(Recorded(op, args, {}) for op, args in (*PUTS, *RECURRENCES)),
+    *(Recorded(op, args, {}) for op, args in (*PUTS, *RECURRENCES, *SAMPLED, *FOLDED)),
     Recorded(aten.true_divide.Tensor, (X, Y), {}),
     Recorded(aten.div.Scalar_mode, (X, 0.3), {"rounding_mode": "floor"}),
     Recorded(aten.div.Tensor_mode, (X, Y), {"rounding_mode": "trunc"}),
@@ -234,7 +235,7 @@ OWN: tuple[Recorded, ...] = (
 REASONS = ("complex numbers", "a product of integer matrices", "integer division by", "a vector norm of order", "pow of integers", "bool",
            "a scalar", "is used", "roll over", "depends on the data", "out of range", "comparing", "may be empty", "with a step",
            "of unknown", "attention", "sub of bool", "a convolution in groups", "a convolution of",
-           "pooling of", "resizing of", "without elements", "windows of a scalar", "the largest of", "the smallest of")
+           "pooling of", "resizing of", "sampling of", "sums over windows of", "without elements", "windows of a scalar", "the largest of", "the smallest of")
 
 
 def test_rows_agree_with_eager() -> None:

@@ -1,0 +1,126 @@
+"""Images read at positions that are computed: grid_sample, as the sampled points of deformable attention and warped images need it.
+
+    out[n, p, c] = sum over corners k of weight[n, p, k] * x[n, corner[n, p, k], c]
+
+In channels-last order each corner is one row of a table, read where it lies, and weights are numbers of the row. What lies outside counts
+as zero, or is read from the edge, or from the reflected image, in the arithmetic of ATen/native/GridSampler.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import product as combinations
+from typing import Any
+
+import torch
+
+from ...diagnostics.errors import Unsupported
+from .. import build as b
+from ..dims import product
+from ..ir import Value
+from ..types import f32, f64, i64
+from . import windows
+from .call import Call, Row
+
+aten = torch.ops.aten
+
+_LINEAR, _NEAREST, _CUBIC = range(3)
+_ZEROS, _BORDER, _REFLECTION = range(3)
+# (position along one axis, a whole number as a float; weight, None for 1)
+_Tap = tuple[Value, "Value | None"]
+
+
+def _unnormalized(at: Value, size: int, aligned: bool) -> Value:
+    """[-1, 1] as positions: from the middle of the first element to that of the last one, or from edge to edge."""
+    if aligned:
+        return b.mul(b.add(at, 1.0), (size - 1) / 2)
+    return b.sub(b.mul(b.add(at, 1.0), size / 2), 0.5)
+
+
+def _clipped(at: Value, size: int) -> Value:
+    """NaN becomes 0, so that every number is a position."""
+    return b.minimum(b.where(b.gt(at, 0.0), at, 0.0), float(size - 1))
+
+
+def _reflected(at: Value, size: int, aligned: bool) -> Value:
+    """Back and forth between the middles of the first and the last element, or between their outer edges."""
+    low, span = (0.0, float(size - 1)) if aligned else (-0.5, float(size))
+    if not span:
+        return b.mul(at, 0.0)
+    away = b.abs_(b.sub(at, low))
+    rest = b.sub(away, b.mul(b.trunc(b.div(away, 2 * span)), 2 * span))
+    return b.add(b.minimum(rest, b.sub(2 * span, rest)), low)
+
+
+def _bounded(at: Value, size: int, padding: int, aligned: bool) -> Value:
+    if padding == _ZEROS:
+        return at
+    return _clipped(_reflected(at, size, aligned) if padding == _REFLECTION else at, size)
+
+
+def _cubic_weight(distance: Value, far: bool) -> Value:
+    """Keys' kernel with a = -0.75, for distances in [0, 1] or (`far`) in [1, 2]."""
+    a = -0.75
+    if far:
+        return b.sub(b.mul(b.add(b.mul(b.sub(b.mul(distance, a), 5 * a), distance), 8 * a), distance), 4 * a)
+    return b.add(b.mul(b.mul(b.sub(b.mul(distance, a + 2), a + 3), distance), distance), 1.0)
+
+
+def _taps(at: Value, size: int, mode: int, padding: int, aligned: bool) -> list[_Tap]:
+    """Which positions along one axis count for a point, and how much."""
+    at = _unnormalized(at, size, aligned)
+    if mode == _CUBIC:
+        first = b.floor(at)
+        part = b.sub(at, first)
+        other = b.sub(1.0, part)
+        weights = (_cubic_weight(b.add(part, 1.0), True), _cubic_weight(part, False), _cubic_weight(other, False),
+                   _cubic_weight(b.add(other, 1.0), True))
+        return [(_bounded(b.add(first, float(n - 1)), size, padding, aligned), weight) for n, weight in enumerate(weights)]
+    at = _bounded(at, size, padding, aligned)
+    if mode == _NEAREST:
+        return [(b.round_(at), None)]
+    first = b.floor(at)
+    part = b.sub(at, first)
+    return [(first, b.sub(1.0, part)), (b.add(first, 1.0), part)]
+
+
+def _read(table: Value, start: Value | None, sizes: Sequence[int], corner: Sequence[Value], zeros: bool) -> Value:
+    """The rows at one corner of every point: table[n * positions + position]; zeros where it lies outside, if they are asked for."""
+    row = start
+    for at, size in zip(corner, sizes, strict=True):
+        here = b.cast(_clipped(at, size), i64)
+        row = here if row is None else b.add(b.mul(row, size), here)
+    assert row is not None
+    taken = b.take(table, row)
+    if not zeros:
+        return taken
+    sides = [side for at, size in zip(corner, sizes, strict=True) for side in (b.ge(at, 0.0), b.le(at, float(size - 1)))]
+    inside = reduce(b.and_, sides)
+    return b.where(b.unsqueeze(inside, inside.tensor.rank), taken, 0.0)
+
+
+def _sampler(rank: int) -> Row:
+    def row(c: Call, x: Value, grid: Value, mode: int, padding: int, aligned: bool) -> Value:
+        sizes = [n for n in x.shape[2:] if isinstance(n, int) and n]
+        if len(sizes) != rank or x.dtype not in (f32, f64) or 0 in c.shape:
+            raise Unsupported(f"sampling of {x.type}")
+        table = b.reshape(windows.channels_last(x), (product((x.shape[0], *sizes)), x.shape[1]))
+        start = None if x.shape[0] == 1 else b.reshape(b.iota(x.shape[0], i64), (x.shape[0], *(1,) * rank))
+        points = [b.reshape(b.slice_(grid, rank + 1, rank - 1 - axis, 1), grid.shape[:-1]) for axis in range(rank)]
+        taps = [_taps(at, size, mode, padding, aligned) for at, size in zip(points, sizes, strict=True)]
+        out: Value | None = None
+        for corner in combinations(*taps):
+            taken = _read(table, start, sizes, [at for at, _ in corner], padding == _ZEROS)
+            weights = [w for _, w in reversed(corner) if w is not None]
+            if weights:
+                weight = reduce(b.mul, weights)
+                taken = b.mul(taken, b.unsqueeze(weight, weight.tensor.rank))
+            out = taken if out is None else b.add(out, taken)
+        assert out is not None
+        return windows.channels_first(out)
+
+    return row
+
+
+ROWS: dict[Any, Row] = {aten.grid_sampler_2d.default: _sampler(2), aten.grid_sampler_3d.default: _sampler(3)}
