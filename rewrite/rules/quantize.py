@@ -66,7 +66,7 @@ def _by_channel(rng: random.Random, rows: int, columns: int) -> Value:
 def _view_example(rng: random.Random) -> Value:
     if rng.random() < 0.3:
         table = b.dequantize(_by_channel(rng, 2, 3))
-        return b.permute(table, (1, 0)) if rng.random() < 0.5 else b.reshape(table, (2, 1, 3))
+        return rng.choice((b.permute(table, (1, 0)), b.reshape(table, (2, 1, 3)), b.slice_(table, 1, 1, 2), b.slice_(table, 0, 1, 1)))
     x = b.dequantize(random_integers(rng, 1, 2, 6))
     return rng.choice((b.permute(x, (2, 0, 1)), b.reshape(x, (3, 4)), b.slice_(x, 2, 1, 2, 2), b.expand(x, (5, 2, 6))))
 
@@ -74,11 +74,12 @@ def _view_example(rng: random.Random) -> Value:
 @rule("view{a}(dequantize(x)) -> dequantize(view{a}(x))", example=_view_example)
 def dequantize_after_view(m: Match) -> Value | Mismatch:
     """Which element goes where does not depend on what it means. Per channel, the axis moves too: with a permutation, or not at all when
-    a reshape leaves everything up to it alone."""
-    q = m["x"].tensor.qparams
+    a reshape leaves everything up to it alone, or a slice is along another one."""
+    q, a = m["x"].tensor.qparams, m.root.attrs
     kept = 0 if q is None or q.axis is None else q.axis + 1
     beyond = m.root.op == "reshape" and m["x"].shape[:kept] == m.root.shape[:kept]
-    if per_tensor(q) or m.root.op == "permute" or beyond:
+    across = isinstance(a, A.SliceAttrs) and a.axis != kept - 1
+    if per_tensor(q) or m.root.op == "permute" or beyond or across:
         return m.right()
     return m.fail(f"{m['x'].type} is not quantized per tensor", m["x"])
 
