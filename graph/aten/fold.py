@@ -1,16 +1,15 @@
-"""Windows as columns (unfold) and sums of what overlapping windows hold (fold).
+"""Windows as columns (unfold) and sums of what overlapping windows hold (fold, the end of an inverse Fourier transform by frames).
 
-    im2col    out[n, c * window + k, o] = x[n, c, o * stride + k * dilation - padding]
-    col2im    out[n, c, p]              = sum of x[n, c * window + k, o] over all o, k with o * stride + k * dilation - padding = p
+    im2col             out[n, c * window + k, o] = x[n, c, o * stride + k * dilation - padding]
+    col2im             out[n, c, p]              = sum of x[n, c * window + k, o] over all o, k with o * stride + k * dilation - padding = p
+    unfold_backward    out[.., p, ..]            = sum of x[.., o, .., k] over all o, k with o * step + k = p
 
-Sums go by phase, as in `transposed`: with k = t * stride + r, result q * stride + r is the sum over t of what window q - t has for it.
+Sums go by phase, as in `transposed`: with k = t * step + r, result q * step + r is the sum over t of what window q - t has for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from itertools import product as combinations
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from ..dims import Dim, floordiv, product
 from ..ir import Value
 from . import windows
 from .call import Call, Row, opmath
-from .transposed import beyond, dilated, side_by_side
+from .transposed import dilated
 
 aten = torch.ops.aten
 
@@ -36,28 +35,47 @@ def im2col(c: Call, x: Value, size: Sequence[int], dilation: Sequence[int], padd
 def col2im(c: Call, x: Value, out: Sequence[Dim], size: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
            stride: Sequence[int]) -> Value:
     """torch.nn.functional.fold"""
-    if not x.dtype.is_float or 0 in x.shape:
-        raise Unsupported(f"sums over windows of {x.type}")
-    places = [floordiv(n + 2 * p - d * (k - 1) - 1, s) + 1 for n, k, d, p, s in zip(out, size, dilation, padding, stride, strict=True)]
     x = x if x.tensor.rank == 3 else b.unsqueeze(x, 0)
-    x = b.cast(b.reshape(x, (x.shape[0], floordiv(x.shape[1], product(size)), *size, *places)), opmath(x.dtype))
-    x = dilated(x, dilation)
-    counts = [-(-int(k) // s) for k, s in zip(x.shape[2:4], stride, strict=True)]
-    x = b.pad(x, ((0, 0), (0, 0), *((0, t * s - k) for t, s, k in zip(counts, stride, x.shape[2:4], strict=True)), (0, 0), (0, 0)))
-    x = b.reshape(x, (*x.shape[:2], counts[0], stride[0], counts[1], stride[1], *places))
-    x = b.permute(x, (2, 4, 0, 6, 7, 3, 5, 1))  # [taps..., n, windows..., phases..., c]
-    more = [beyond(n + p - (o + t - 1) * s, s) for n, p, o, t, s in zip(out, padding, places, counts, stride, strict=True)]
-    shifted: list[Value] = []
-    for taps in combinations(*map(range, counts)):
-        part = x
-        for axis, tap in enumerate(taps):
-            part = b.slice_(part, axis, tap, 1)
-        room = [(tap, t - 1 - tap + extra) for tap, t, extra in zip(taps, counts, more, strict=True)]
-        shifted.append(b.pad(b.reshape(part, (*x.shape[2:5], 1, *x.shape[5:])), ((0, 0), *room, *((0, 0),) * 4)))
-    image = side_by_side(reduce(b.add, shifted))
-    for axis, (start, length) in enumerate(zip(padding, out, strict=True), 1):
-        image = b.slice_(image, axis, start, length)
+    places = [floordiv(n + 2 * p - d * (k - 1) - 1, s) + 1 for n, k, d, p, s in zip(out, size, dilation, padding, stride, strict=True)]
+    columns = dilated(b.reshape(x, (x.shape[0], floordiv(x.shape[1], product(size)), *size, *places)), dilation)
+    image = _summed(b.permute(columns, (0, 4, 5, 1, 2, 3)), 1, 4, stride[0], padding[0], out[0])
+    image = _summed(image, 2, 4, stride[1], padding[1], out[1])
     return b.reshape(windows.channels_first(b.cast(image, c.dtype)), c.shape)
 
 
-ROWS: dict[Any, Row] = {aten.im2col.default: im2col, aten.col2im.default: col2im}
+def unfold_backward(c: Call, x: Value, sizes: Sequence[Dim], axis: int, size: int, step: int) -> Value:
+    if not c.tensor.rank:
+        raise Unsupported("windows of a scalar")
+    axis = b.axis_of(axis, c.tensor.rank)
+    x = b.expand(x, (*sizes[:axis], x.shape[axis], *sizes[axis + 1 :], size))
+    return b.cast(_summed(x, axis, x.tensor.rank - 1, step, 0, sizes[axis]), c.dtype)
+
+
+def _summed(x: Value, axis: int, window: int, step: int, start: int, length: Dim) -> Value:
+    """Results start, .. start + length - 1 of the windows along `axis`, whose elements are along the later axis `window`."""
+    size = x.shape[window]
+    if not x.dtype.is_float or not isinstance(size, int) or 0 in x.shape:
+        raise Unsupported(f"sums over windows of {x.type}")
+    x, count = b.cast(x, opmath(x.dtype)), -(-size // step)
+    x = _padded(x, window, 0, count * step - size)
+    total: Value | None = None
+    for tap in range(count):
+        part = _padded(b.slice_(x, window, tap * step, step), axis, tap, count - 1 - tap)
+        total = part if total is None else b.add(total, part)
+    assert total is not None
+    order = [a for a in range(x.tensor.rank) if a != window]
+    phases = b.permute(total, [*order[: axis + 1], window, *order[axis + 1 :]])
+    whole = phases.shape[axis] * step
+    merged = b.reshape(phases, (*phases.shape[:axis], whole, *phases.shape[axis + 2 :]))
+    return _padded(merged, axis, -start, start + length - whole)
+
+
+def _padded(x: Value, axis: int, low: Dim, high: Dim) -> Value:
+    return x if low == 0 == high else b.pad(x, [(low, high) if a == axis else (0, 0) for a in range(x.tensor.rank)])
+
+
+ROWS: dict[Any, Row] = {
+    aten.im2col.default: im2col,
+    aten.col2im.default: col2im,
+    aten.unfold_backward.default: unfold_backward,
+}

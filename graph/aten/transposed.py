@@ -37,11 +37,11 @@ def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequenc
     w = dilated(w, windows.numbers(dilation, rank))
     steps, edges = windows.numbers(stride, rank), windows.numbers(padding, rank)
     counts = [-(-k // s) for k, s in zip(windows.window_of(x, w), steps, strict=True)]
-    more = [beyond(out + p - (n + t - 1) * s, s) for out, p, n, t, s in zip(c.shape[2:], edges, x.shape[2:], counts, steps, strict=True)]
+    more = [_beyond(out + p - (n + t - 1) * s, s) for out, p, n, t, s in zip(c.shape[2:], edges, x.shape[2:], counts, steps, strict=True)]
     image = windows.surrounded(windows.channels_last(x), [t - 1 for t in counts], [t - 1 + e for t, e in zip(counts, more, strict=True)])
     patches = windows.windows(image, counts, (1,) * rank, (1,) * rank)
     phases = _by_phase(w, steps, counts, groups)
-    out = side_by_side((_depthwise if w.shape[1] == 1 and w.shape[0] == groups > 1 else _dense)(patches, phases, bias))
+    out = _side_by_side((_depthwise if w.shape[1] == 1 and w.shape[0] == groups > 1 else _dense)(patches, phases, bias))
     for axis, (start, length) in enumerate(zip(edges, c.shape[2:], strict=True), 1):
         out = b.slice_(out, axis, start, length)
     return windows.channels_first(b.cast(out, c.dtype))
@@ -57,7 +57,7 @@ def dilated(w: Value, dilation: Sequence[int]) -> Value:
     return w
 
 
-def beyond(missing: Dim, step: int) -> int:
+def _beyond(missing: Dim, step: int) -> int:
     """How many more windows the last results need, which only `output_padding` asks for: they are the bias alone."""
     high = bounds(missing)[1]
     if high is None:
@@ -100,7 +100,7 @@ def _depthwise(patches: Value, w: Value, bias: Value | None) -> Value:
     return b.unsqueeze(out if bias is None else b.add(out, b.cast(bias, work)), rank + 1)
 
 
-def side_by_side(x: Value) -> Value:
+def _side_by_side(x: Value) -> Value:
     """x[n, spatial..., groups, phases..., M / groups] as [n, spatial..., M], the phases of each axis between its neighbours."""
     rank = (x.tensor.rank - 3) // 2
     places, phases = x.shape[1 : rank + 1], x.shape[rank + 2 : -1]

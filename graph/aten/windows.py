@@ -78,7 +78,9 @@ def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequenc
     return channels_first(b.cast(out, c.dtype))
 
 
-def _bands_of(c: Call, x: Value, size: Sequence[int], steps: Sequence[int], edges: Sequence[int], spread: Sequence[int]) -> list[list[Band]]:
+def _bands_of(
+    c: Call, x: Value, size: Sequence[int], steps: Sequence[int], edges: Sequence[int], spread: Sequence[int]
+) -> list[list[Band]]:
     """One band for each axis where sizes are not known."""
     sizes = [n for n in (*x.shape[2:], *c.shape[2:]) if isinstance(n, int)]
     if len(sizes) < 2 * len(size):
@@ -96,7 +98,7 @@ def _by_bands(image: Value, w: Value, bias: Value | None, cut: Sequence[Sequence
             pieces = [_seen(image, w, axis, band, steps[axis], spread[axis], edges[axis]) for band in found]
             inner = [*edges[:axis], 0, *edges[axis + 1 :]]
             return b.concat([_by_bands(x, taps, bias, rest, steps, inner, spread, groups) for x, taps in pieces], axis + 1)
-    patches = windows(surrounded(image, edges, edges), [int(k) for k in w.shape[2:]], steps, spread)
+    patches = windows(surrounded(image, edges, edges), window_of(image, w), steps, spread)
     return dense(patches, w, bias, groups)
 
 

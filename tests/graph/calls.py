@@ -52,7 +52,8 @@ NOWHERE[0, :, 0, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e20, -1e2
 SAMPLED: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     *((aten.grid_sampler_2d.default, (IMAGE, POINTS[..., 1:], mode, padding, aligned))
       for mode in range(3) for padding in range(3) for aligned in (False, True)),
-    *((aten.grid_sampler_2d.default, (IMAGE[:, :1, :, :1].clone(), NOWHERE, mode, padding, False)) for mode in range(2) for padding in range(3)),
+    *((aten.grid_sampler_2d.default, (IMAGE[:, :1, :, :1].clone(), NOWHERE, mode, padding, False))
+      for mode in range(2) for padding in range(3)),
     *((aten.grid_sampler_3d.default, (VOLUME, POINTS[:, :, None], mode, padding, aligned))
       for mode in range(2) for padding in range(3) for aligned in (False, True)),
 )
@@ -60,6 +61,8 @@ FOLDED: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     *((aten.im2col.default, (image, (2, 3), (2, 1), (1, 2), (1, 2))) for image in (IMAGE, IMAGE[0])),
     (aten.col2im.default, (torch.randn(2, 12, 21), (7, 5), (3, 2), (1, 2), (1, 2), (3, 1))),
     (aten.col2im.default, (torch.randn(12, 6), (8, 5), (3, 2), (1, 2), (0, 0), (3, 1))),
+    (aten.unfold_backward.default, (torch.randn(1, 4, 3, 5), [2, 12, 3], -2, 5, 2)),
+    (aten.unfold_backward.default, (torch.randn(2, 3, 2), [2, 8], 1, 2, 3)),
     *((aten.adaptive_max_pool2d.default, (IMAGE, out)) for out in ((2, 5), (3, 4), (7, 2))),
     *((aten.adaptive_max_pool3d.default, (VOLUME, out)) for out in ((2, 5, 1), (3, 2, 3))),
 )

@@ -234,8 +234,8 @@ OWN: tuple[Recorded, ...] = (
 # Rows that leave some calls to PyTorch say so with one of these; a reason that is not listed is news.
 REASONS = ("complex numbers", "a product of integer matrices", "integer division by", "a vector norm of order", "pow of integers", "bool",
            "a scalar", "is used", "roll over", "depends on the data", "out of range", "comparing", "may be empty", "with a step",
-           "of unknown", "attention", "sub of bool", "a convolution in groups", "a convolution of",
-           "pooling of", "resizing of", "sampling of", "sums over windows of", "without elements", "windows of a scalar", "the largest of", "the smallest of")
+           "of unknown", "attention", "sub of bool", "a convolution in groups", "a convolution of", "sampling of", "sums over windows of",
+           "pooling of", "resizing of", "without elements", "windows of a scalar", "the largest of", "the smallest of")
 
 
 def test_rows_agree_with_eager() -> None:

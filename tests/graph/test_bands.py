@@ -24,7 +24,8 @@ def test_every_result_is_in_one_band_that_has_what_it_sees(seed: int) -> None:
     (found,) = bands([n], [out], [size], [step], [padding], [apart], 64)
     assert [o for band in found for o in range(band.start, band.start + band.length)] == list(range(out))
     for band in found:
-        places = {o: [k for k in range(size) if 0 <= o * step + k * apart - padding < n] for o in range(band.start, band.start + band.length)}
+        here = range(band.start, band.start + band.length)
+        places = {o: [k for k in range(size) if 0 <= o * step + k * apart - padding < n] for o in here}
         taps = range(band.first, band.first + band.taps)
         assert all(set(seen) <= set(taps) for seen in places.values())
         assert len(found) == 1 or all(seen == list(taps) for seen in places.values())
