@@ -48,7 +48,7 @@ def _along(n: int, out: int, size: int, step: int, padding: int, apart: int) -> 
 
 def bands(shape: Sequence[int], out: Sequence[int], size: Sequence[int], step: Sequence[int], padding: Sequence[int],
           apart: Sequence[int], batch: int) -> list[list[Band]]:
-    """The bands of each axis: the axes are cut that save the most, none where that is not worth it.
+    """The bands of each axis, those that save the most; none along an axis that is left as it is, which all are where it is not worth it.
 
     All per axis: elements, results, taps, stride, padding on both sides, dilation. batch: how many images there are.
     """
@@ -58,5 +58,6 @@ def bands(shape: Sequence[int], out: Sequence[int], size: Sequence[int], step: S
     def cost(choice: Sequence[list[Band]]) -> int:
         return sum(prod(b.taps for b in each) * (batch * prod(b.length for b in each) + _ROWS_TO_READ) for each in product(*choice))
 
-    best = min((list(choice) for choice in product(*zip(whole, cut, strict=True))), key=cost)
-    return best if cost(best) <= _WORTH * cost(whole) else whole
+    best = min(product(*zip(whole, cut, strict=True)), key=cost)
+    worth = cost(best) <= _WORTH * cost(whole)
+    return [found if worth and found != uncut else [] for found, uncut in zip(best, whole, strict=True)]

@@ -81,7 +81,7 @@ def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequenc
 def _bands_of(
     c: Call, x: Value, size: Sequence[int], steps: Sequence[int], edges: Sequence[int], spread: Sequence[int]
 ) -> list[list[Band]]:
-    """One band for each axis where sizes are not known."""
+    """None where sizes are not known."""
     sizes = [n for n in (*x.shape[2:], *c.shape[2:]) if isinstance(n, int)]
     if len(sizes) < 2 * len(size):
         return [[]] * len(size)
@@ -93,7 +93,7 @@ def _by_bands(image: Value, w: Value, bias: Value | None, cut: Sequence[Sequence
               spread: Sequence[int], groups: int) -> Value:
     """`dense` over the windows of image[n, spatial..., C]; cut: the bands along each axis."""
     for axis, found in enumerate(cut):
-        if len(found) > 1:
+        if found:
             rest = [*cut[:axis], [], *cut[axis + 1 :]]
             pieces = [_seen(image, w, axis, band, steps[axis], spread[axis], edges[axis]) for band in found]
             inner = [*edges[:axis], 0, *edges[axis + 1 :]]

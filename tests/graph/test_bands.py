@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import prod
 
 import pytest
 import torch
@@ -21,14 +22,15 @@ def test_every_result_is_in_one_band_that_has_what_it_sees(seed: int) -> None:
     reach = apart * (size - 1) + 1
     padding = choose.randint(max(0, -(-(reach - n) // 2)), reach + 3)
     out = (n + 2 * padding - reach) // step + 1
-    (found,) = bands([n], [out], [size], [step], [padding], [apart], 64)
+    (cut,) = bands([n], [out], [size], [step], [padding], [apart], 64)
+    found = cut or [Band(0, out, 0, size)]
     assert [o for band in found for o in range(band.start, band.start + band.length)] == list(range(out))
     for band in found:
         here = range(band.start, band.start + band.length)
         places = {o: [k for k in range(size) if 0 <= o * step + k * apart - padding < n] for o in here}
         taps = range(band.first, band.first + band.taps)
         assert all(set(seen) <= set(taps) for seen in places.values())
-        assert len(found) == 1 or all(seen == list(taps) for seen in places.values())
+        assert not cut or all(seen == list(taps) for seen in places.values())
         read = [o * step + k * apart - padding for o in places for k in taps]
         assert band.reach(step, apart, padding) == (min(read), max(read) + 1)
 
@@ -40,8 +42,8 @@ def test_axes_are_cut_where_it_pays() -> None:
 
     assert cut(16, 24) == [[Band(0, 16, 1, 1)]] * 2, "only the tap in the middle lies inside"
     assert cut(14, 12) == [[Band(0, 2, 1, 2), Band(2, 10, 1, 1), Band(12, 2, 0, 2)]] * 2
-    assert cut(56, 1) == [[Band(0, 56, 0, 3)]] * 2
-    assert cut(2, 1) == [[Band(0, 2, 0, 3)]] * 2, "four rows: reading the weights takes the time"
+    assert cut(56, 1) == [[], []]
+    assert cut(2, 1) == [[], []], "four rows: reading the weights takes the time"
     assert cut(2, 1, 64) == [[Band(0, 1, 1, 2), Band(1, 1, 0, 2)]] * 2
 
 
@@ -59,4 +61,7 @@ def test_convolutions_by_bands(x: tuple[int, ...], window: tuple[int, ...], stri
     call = Recorded(aten.convolution.default, (torch.randn(x), w, bias, stride, padding, dilation, False, (0,) * len(window), groups), {})
     captured = compared(call)
     assert not captured.leftovers
-    assert sum(v.op == "linear" for v in captured.graph.order) > 1 or set(dilation) == {24}
+    rows = [v.inputs[0].shape for v in captured.graph.order if v.op == "linear"]
+    taps = 8 * prod(window)
+    assert all(row[-1] < taps for row in rows)
+    assert sum(prod(map(int, row)) for row in rows) < 0.75 * taps * x[0] * prod(captured.graph.outputs[0].shape[2:])
