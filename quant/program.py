@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import Graph, GraphModule
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, Unsupported
@@ -20,6 +21,9 @@ from ..graph.capture import assumptions
 from ..graph.exporting import has_one_mode, quiet, tracing, translated
 from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts
+
+# Detectors with several resolutions, and encoders with patches of patches, have up to 27.
+_LONGEST_SIZE = 32
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,21 @@ def scratch_attributes(program: Program) -> Mapping[str, torch.Tensor]:
     return copy.deepcopy(dict(program.attributes)) if writes else program.attributes
 
 
+class _PlainSizes(TorchFunctionMode):
+    """Raises Unsupported once a size is a longer expression of the free ones than a model computes that serves many sizes. Windows that
+    pad and cut an image of any size make each layer's sizes expressions of those before: torch would reason about them for minutes.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for size in result.shape if isinstance(result, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt) and size.node.expr.count_ops() > _LONGEST_SIZE:
+                raise Unsupported(f"a size is an expression of more than {_LONGEST_SIZE} operations")
+        return result
+
+
 def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
     shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     for tensor in call.tensors():
@@ -159,7 +178,8 @@ def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        return torch.export.export(model, call.args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        with _PlainSizes():
+            return torch.export.export(model, call.args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
