@@ -42,7 +42,8 @@ _SKEW = 320  # the matrices of a block do not lie a multiple of 4096 bytes apart
 @dataclass(frozen=True)
 class Image:
     """What windows of 3 x 3, one for each place, read: `channels` side by side; elements from pixel to pixel, from line to line and from
-    image to image. width, height: places in a line, and lines of them, of the result; the image has two more of each."""
+    image to image. width, height: places in a line, and lines of them, of the result. apart: places from tap to tap, and from one result
+    of a patch to the other: patches that begin in the same 2 * apart places are interleaved. The image has 2 * apart more of each."""
 
     channels: int
     width: int
@@ -50,16 +51,17 @@ class Image:
     pixel: int
     line: int
     step: int
+    apart: int
 
     @property
     def across(self) -> int:
         """Patches in a line of patches."""
-        return -(-self.width // 2)
+        return up(self.width, 2 * self.apart) // 2
 
     @property
     def lines(self) -> int:
         """Lines of patches."""
-        return -(-self.height // 2)
+        return up(self.height, 2 * self.apart) // 2
 
     def images(self, m: Dim) -> Dim:
         """How many images have m places."""
@@ -77,16 +79,21 @@ def image_of(pieces: Pieces, k: int, m: Dim) -> Image | None:
         return evaluate(pieces.row, {"b": number})
 
     whole = pieces.run != channels  # pieces of three pixels
-    pixel, line = channels if whole else place(1), evaluate(pieces.piece, {"b": 1 if whole else 3})
+    across, down = (evaluate(pieces.piece, {"b": n}) for n in (1, 3))
+    pixel = channels if whole else place(1)
+    apart = 1 if whole or pixel < 1 else across // pixel
+    if apart < 1 or down % apart:
+        return None
+    line = across if whole else down // apart
     most = m if isinstance(m, int) else _LONGEST
     width = next((n for n in range(1, min(most, _LONGEST)) if place(n) != n * pixel), 0)
     # Where there is one image, it has all the lines, and their number must be known.
     height = next((n for n in range(1, min(most // max(1, width), _LONGEST)) if place(n * width) != n * line), 0)
     if not height and isinstance(m, int) and width and m % width == 0:
         height = m // width
-    if width < 2 or height < 2 or pieces.piece != (BATCH * line if whole else _strided((3, 3), (line, pixel))):
+    if width < 2 or height < 2 or pieces.piece != (BATCH * line if whole else _strided((3, 3), (apart * line, apart * pixel))):
         return None
-    image = Image(channels, width, height, pixel, line, place(width * height))
+    image = Image(channels, width, height, pixel, line, place(width * height), apart)
     rows = (_strided((height, width), (line, pixel)), _strided((1, height, width), (image.step, line, pixel)))
     return image if pieces.row in rows else None
 
@@ -156,7 +163,7 @@ def plan(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Plan:
     packed = image.channels * 4 if first.layout.group else 0
     stays = POINTS * image.channels * int_of(spec.n) * 4 <= target.l2 // 2
     room = (min(target.l2 * 5 // 8, _SCRATCH_BYTES) if stays else _SCRATCH_BYTES) // (POINTS * (pitch + packed + first.nr * 4))
-    span = -(-image.across // -(-image.across // max(1, room)))
+    span = up(-(-image.across // -(-image.across // max(1, room))), image.apart)
     strips = -(-image.across // span)
     total = product((image.images(spec.m), image.lines, strips))
     count = total if isinstance(total, int) and total else image.lines * strips

@@ -26,7 +26,7 @@ from .micro import MicroKernel, Start, emit_tile
 from .pack_lhs import emit_pack_lhs
 from .packing import int_of
 from .spec import GemmCode, GemmSpec
-from .winograd import POINTS, Plan, plan
+from .winograd import POINTS, Image, Plan, plan
 
 _ROWS = range(4)
 
@@ -59,7 +59,8 @@ def _emit_patches(module: Module, made: Plan, dtype: DType, lanes: int, name: st
     number, y, begin = _place(fn, made, strip)
     start = fn.gep(source, fn.mul(number, i64(image.step)), element)
     # The last patches may reach beyond the image; what they have there is for results that nobody reads.
-    heights = [fn.smin(fn.add(y, i64(r)), i64(image.height + 1)) for r in _ROWS]
+    apart = image.apart
+    heights = [fn.smin(fn.add(y, i64(r * apart)), i64(image.height + 2 * apart - 1)) for r in _ROWS]
     lines = [fn.gep(start, fn.mul(height, i64(image.line)), element) for height in heights]
     end = fn.smin(fn.add(begin, i64(made.span)), i64(image.across))
 
@@ -68,7 +69,8 @@ def _emit_patches(module: Module, made: Plan, dtype: DType, lanes: int, name: st
         return value if dtype == f32 else convert.widen(fn, value, dtype)
 
     def patch(x: Val, _: list[Val]) -> list[Val]:
-        columns = [fn.mul(fn.smin(fn.add(fn.mul(x, i64(2)), i64(s)), i64(image.width + 1)), i64(image.pixel)) for s in _ROWS]
+        first, most = _first(fn, image, x), i64(image.width + 2 * apart - 1)
+        columns = [fn.mul(fn.smin(fn.add(first, i64(s * apart)), most), i64(image.pixel)) for s in _ROWS]
         to = fn.gep(v, fn.sub(x, begin), scale=made.pitch)
 
         def channels(c: Val, _: list[Val]) -> list[Val]:
@@ -92,7 +94,13 @@ def _place(fn: Function, made: Plan, strip: Val) -> tuple[Val, Val, Val]:
     """Of a strip: the number of its image, its first line of results, and its first patch in a line of them."""
     image, line = made.image, fn.udiv(strip, i64(made.strips))
     begin = fn.mul(fn.urem(strip, i64(made.strips)), i64(made.span))
-    return fn.udiv(line, i64(image.lines)), fn.mul(fn.urem(line, i64(image.lines)), i64(2)), begin
+    return fn.udiv(line, i64(image.lines)), _first(fn, image, fn.urem(line, i64(image.lines))), begin
+
+
+def _first(fn: Function, image: Image, patch: Val) -> Val:
+    """The first place of a patch along one axis."""
+    apart = i64(image.apart)
+    return fn.mul(patch, i64(2)) if image.apart == 1 else fn.add(patch, fn.mul(fn.udiv(patch, apart), apart))
 
 
 def _differences(fn: Function, d: Sequence[Val]) -> list[Val]:
@@ -109,16 +117,16 @@ def _emit_places(module: Module, made: Plan, lanes: int, name: str) -> None:
     """void name(ptr m, ptr y): one strip of M as two lines of results, [2][2 * span][columns of a tile]."""
     fn = Function(module, name, VOID, [PTR, PTR], internal=True)
     m, y = fn.args
-    nr, span, vector = made.micro.nr, made.span, F32.vec(lanes)
+    nr, span, vector, apart = made.micro.nr, made.span, F32.vec(lanes), made.image.apart
 
     def patch(x: Val, _: list[Val]) -> list[Val]:
-        source, to = fn.gep(m, x, scale=4 * nr), fn.gep(y, x, scale=8 * nr)
+        source, to = fn.gep(m, x, scale=4 * nr), fn.gep(y, _first(fn, made.image, x), scale=4 * nr)
         for column in range(0, nr, lanes):
             points = [[fn.load(vector, fn.gep(source, i64((4 * r + s) * made.out + 4 * column))) for s in _ROWS] for r in _ROWS]
             half = zip(*[_sums(fn, each) for each in zip(*points)])
             for p, row in enumerate(half):
                 for q, value in enumerate(_sums(fn, row)):
-                    fn.store(value, fn.gep(to, i64(4 * (nr * (2 * span * p + q) + column))))
+                    fn.store(value, fn.gep(to, i64(4 * (nr * (2 * span * p + q * apart) + column))))
         return []
 
     fn.loop(i64(0), i64(span), 1, [], patch)
@@ -220,9 +228,10 @@ class _Body:
         columns = fn.smin(i64(nr), fn.sub(end, column))
 
         def line(q: Val, _: list[Val]) -> list[Val]:
-            at, first = fn.gep(self.y, q, scale=2 * made.span * nr * 4), fn.add(row, fn.mul(q, i64(image.width)))
+            at, first = fn.gep(self.y, q, scale=2 * made.span * nr * 4), fn.add(row, fn.mul(q, i64(image.apart * image.width)))
             fn.call(f"{self.name}.epilogue", VOID, [fn.args[0], at, first, places, column, columns])
             return []
 
-        fn.loop(i64(0), fn.smin(i64(2), fn.sub(i64(image.height), y)), 1, [], line)
+        below = fn.udiv(fn.sub(i64(image.height + image.apart - 1), y), i64(image.apart))
+        fn.loop(i64(0), fn.smin(i64(2), below), 1, [], line)
         return []
