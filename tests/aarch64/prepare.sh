@@ -39,9 +39,11 @@ wheels() {
   cp -r "$("$python" -c 'from importlib.metadata import distribution as d; print(d("sashiko")._path)')" site/
 }
 
-# A torch for GPUs loads their libraries where there is no GPU as well. Functions that all answer 100, "no device", will do.
+labels() { sed 's/@.*//' | sort -u | sed 's/.*/.globl &\n.type &, %function\n&:/'; }
+
+# A torch for GPUs loads their libraries where there is no GPU as well. Functions that answer 100, "no device", or a text will do.
 stand_ins() {
-  local each
+  local each texts='Error(String|Name)(@|$)'
   find n2/usr/lib/aarch64-linux-gnu site/torch* -name '*.so*' > libraries
   mapfile -t each < <(grep ^site/torch/ libraries)
   aarch64-linux-gnu-readelf -d "${each[@]}" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' | sort -u > needed
@@ -51,8 +53,14 @@ stand_ins() {
   mapfile -t each < libraries
   aarch64-linux-gnu-nm -D --defined-only "${each[@]}" 2> /dev/null | sed -n 's/^[0-9a-f]* [A-Za-z] \([^@]*\).*/\1/p' | sort -u > defined
   awk -F@ 'NR == FNR { defined[$1]; next } !($1 in defined)' defined undefined > absent.symbols
-  sed -n 's/.*@\(.*\)/"\1" { };/p' absent.symbols | sort -u > versions
-  { echo .text; sed 's/@.*//; s/.*/.globl &\n.type &, %function\n&:/' absent.symbols; echo -e 'mov w0, #100\nret'; } > absent.s
+  sed -n 's/.*@\(.*\)/\1 { };/p' absent.symbols | sort -u > versions
+  {
+    echo .text
+    grep -vE "$texts" absent.symbols | labels
+    echo -e 'mov w0, #100\nret'
+    { grep -E "$texts" absent.symbols || true; } | labels
+    echo -e 'adr x0, 1f\nret\n1: .asciz "not there"'
+  } > absent.s
   aarch64-linux-gnu-gcc -shared -nostdlib -Wl,--version-script=versions absent.s -o absent/all
   while read -r each; do ln -s all "absent/$each"; done < absent.libraries
 }
