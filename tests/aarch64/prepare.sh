@@ -1,6 +1,6 @@
 #!/bin/bash
 # prepare.sh DIR [PYTHON]: what tests/aarch64/run.sh runs under emulation: the distribution's CPython for AArch64 (DIR/n1 and DIR/n2, the
-# root folders of two machines), the packages of PYTHON's environment as wheels for it (DIR/site), and empty stand-ins for GPU
+# root folders of two machines), the packages of PYTHON's environment as wheels for it (DIR/site), and stand-ins for GPU
 # libraries (DIR/absent). For Debian and what descends from it; needs no root. apt is asked for the host's own release: where its
 # mirror has no arm64 (Ubuntu), APT_SOURCES names a list of sources that has. PIP_ARGS goes to pip.
 set -euo pipefail
