@@ -1,8 +1,9 @@
-# Every target creates .venv by itself. Overridable: PYTHON (the interpreter of a new .venv), PIP_ARGS, ARGS (for pytest or the bench),
-# TORCH (its version, 2.12.1 for example, where that of constraints.txt is not meant; changes the .venv that is there).
+# Every target creates .venv by itself. Overridable: PYTHON (the interpreter of a new .venv), PIP_ARGS, ARGS (for pytest or the bench), CORE
+# (n1 or n2, for aarch64), TORCH (its version, 2.12.1 for example, where that of constraints.txt is not meant; changes the .venv that is there).
 PYTHON ?= python3
 PIP_ARGS ?=
 ARGS ?=
+CORE ?= n2
 TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 
 ROOT := $(CURDIR)
@@ -15,7 +16,7 @@ FAST := $(wildcard tests/diagnostics tests/platforms tests/graph tests/rewrite t
 # Keeps the checkout itself off sys.path (as python -P does), where libraries would take its `kernels` for a package of that name.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo test check lint types layout bench accuracy slow opinfo clean
+.PHONY: demo test check lint types layout bench accuracy slow opinfo aarch64 clean
 
 demo: $(STAMP)
 	$(BIN)/python benchmarks/demo.py $(ARGS)
@@ -29,6 +30,10 @@ slow: $(STAMP)
 # Every operator of PyTorch's own database against eager: a table of what is right, wrong, and left to PyTorch.
 opinfo: $(STAMP)
 	$(BIN)/pytest -q -s -m slow tests/driver/test_opinfo.py $(ARGS)
+
+# Any tests on an emulated Neoverse, 20 to 50 times slower than a real one: make aarch64 CORE=n1 ARGS=tests/quant; docs/add_a_kernel.md.
+aarch64: .venv/aarch64/.made
+	tests/aarch64/run.sh .venv/aarch64 $(CORE) -m pytest -m "not slow" $(ARGS)
 
 check: lint types
 	$(BIN)/pytest -q -n auto --dist load -m "not slow" tests/test_layout.py $(FAST)
@@ -52,6 +57,11 @@ bench: .venv/.bench
 # What quantization costs in accuracy, here and with the peers; docs/accuracy.md.
 accuracy: .venv/.bench
 	PYTHONPATH=benchmarks $(BIN)/python -m accuracy $(ARGS)
+
+# What is pinned in the environment is what the emulated one gets, so it is made again when that changes.
+.venv/aarch64/.made: $(STAMP) tests/aarch64/prepare.sh
+	PIP_ARGS="$(PIP_ARGS)" tests/aarch64/prepare.sh .venv/aarch64 $(BIN)/python
+	@touch $@
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

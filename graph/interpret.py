@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,13 @@ Env = Mapping[str, int]
 Kernels = Mapping[str, Callable[..., Any]]
 Tensor = torch.Tensor
 
+
+def _modulo(op: Callable[..., Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """In f64, for f32 and less: vectors of PyTorch's make NaN of a remainder where the quotient is infinite in their type."""
+    wide = torch.float64 if a.is_floating_point() else a.dtype
+    return op(a.to(wide), b.to(wide)).to(a.dtype)
+
+
 ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1, "log": torch.log,
     "log2": torch.log2, "log10": torch.log10, "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
@@ -30,8 +38,8 @@ ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "logical_not": torch.logical_not, "bitwise_not": torch.bitwise_not, "isnan": torch.isnan, "isinf": torch.isinf,
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
     "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"), "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-    "remainder": torch.remainder, "fmod": torch.fmod, "pow": torch.pow, "atan2": torch.atan2, "maximum": torch.maximum,
-    "minimum": torch.minimum, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
+    "remainder": partial(_modulo, torch.remainder), "fmod": partial(_modulo, torch.fmod), "pow": torch.pow, "atan2": torch.atan2,
+    "maximum": torch.maximum, "minimum": torch.minimum, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
     "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
     "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "where": torch.where,
     **dict.fromkeys(("normal_cdf", "normal_cdf_short"), lambda x: torch.special.erfc(x * -math.sqrt(0.5)) / 2),

@@ -48,6 +48,7 @@ _ARM_CPUS: tuple[tuple[str, frozenset[str]], ...] = (
     ("neoverse-n1", frozenset({"fp16", "dotprod"})),
     ("generic", frozenset()),
 )
+_ARM_NUMBERS = ("implementer", "part", "variant", "revision")
 _TRIPLES = {"linux": "unknown-linux-gnu", "darwin": "apple-darwin", "win32": "pc-windows-msvc"}
 
 
@@ -126,13 +127,17 @@ def _target(arch: str, cpu: str, features: frozenset[str], bits: int, registers:
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns the processor's marketing name: for show, and to tell machines apart in caches of what was measured on them."""
+    """Returns the processor's marketing name: for show, and to tell machines apart in caches of what was measured on them.
+
+    On AArch64, where Linux knows none, the numbers of its first core.
+    """
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "not named by the system")
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    numbers = ", ".join(f"{name} {fields[f'CPU {name}']}" for name in _ARM_NUMBERS if f"CPU {name}" in fields)
+    return fields.get("model name") or numbers or platform.processor() or "not named by the system"
 
 
 def _x86_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

@@ -27,8 +27,14 @@ def copied(item: Any) -> Any:
 
 
 def reference(call: Recorded) -> Any:
-    """Eager's result. Transposed convolutions of narrow types, which some processors sum in these, are computed in f32 and rounded."""
+    """Eager's result.
+
+    Transposed convolutions of narrow types, which some processors sum in these, are computed in f32 and rounded, remainders in f64: eager
+    makes NaN of some that are in a vector, where the quotient is infinite in f32.
+    """
     args, first = tree_map(copied, call.args), call.args[0]
+    if call.target in (aten.fmod.Tensor, aten.remainder.Tensor) and (dtype := torch.result_type(*args)).is_floating_point:
+        return call.target(*(a.double() for a in args)).to(dtype)
     if call.target is aten.convolution.default and args[6] and first.is_floating_point():
         wide = torch.promote_types(first.dtype, torch.float32)
         return call.target(*(a.to(wide) if isinstance(a, torch.Tensor) else a for a in args)).to(first.dtype)
@@ -36,12 +42,19 @@ def reference(call: Recorded) -> Any:
 
 
 def order_of_sums(call: Recorded) -> float:
-    """What two orders of the sums of a convolution may differ by: k roundings each of the largest sum of magnitudes (Higham, 3.1)."""
-    image, weight, bias, *rest = call.args
-    magnitudes = call.target(image.abs(), weight.abs(), None if bias is None else bias.abs(), *rest)
-    # Narrow types are summed in f32, or eager's sum would be the less exact one by far.
-    eps = torch.finfo(torch.promote_types(image.dtype, torch.float32)).eps if image.dtype.is_floating_point else 0.0
-    return float(2 * weight[0].numel() * eps / 2 * magnitudes.max()) if magnitudes.numel() else 0.0
+    """What two orders of the sums of a convolution, or of a product of complex matrices, may differ by: k roundings each of the largest sum
+    of magnitudes (Higham, 3.1). 0 for other calls."""
+    products = call.target in (aten.mm.default, aten.bmm.default) and call.args[0].is_complex()
+    if not products and call.target is not aten.convolution.default:
+        return 0.0
+    left, right, *rest = call.args
+    terms = left.shape[-1]
+    if call.target is aten.convolution.default:
+        terms, rest = right[0].numel(), [None if rest[0] is None else rest[0].abs(), *rest[1:]]
+    magnitudes = call.target(left.abs(), right.abs(), *rest)
+    # Narrow types are summed in f32, or eager's sum would be the less exact one by far. A complex product is a sum of two.
+    eps = torch.finfo(torch.promote_types(left.dtype, torch.float32)).eps if left.is_floating_point() or left.is_complex() else 0.0
+    return float((2 if left.is_complex() else 1) * 2 * terms * eps / 2 * magnitudes.max()) if magnitudes.numel() else 0.0
 
 
 def rounded_fractions(call: Recorded) -> float:

@@ -102,7 +102,7 @@ def compared(call: Recorded) -> Captured:
             got, want = (call.args[0].gather(axis, i) if i.dim() else call.args[0] for i in (got, want))
         if call.target not in UNDEFINED:
             bound = tolerance(want.dtype)
-            near = bound + order_of_sums(call) if call.target is aten.convolution.default else bound
+            near = bound + order_of_sums(call)
             near += rounded_fractions(call) if "upsample" in str(call.target) else 0.0
             near += own_error(call) if call.target in {op for op, _ in FUSED} else 0.0
             torch.testing.assert_close(got, want, equal_nan=True, rtol=bound, atol=near, msg=lambda m: f"{call.target}: {m}")

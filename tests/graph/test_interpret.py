@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -138,6 +139,13 @@ def test_narrow_products_accumulate_in_f32() -> None:
 def test_integer_products_are_exact() -> None:
     x, w = torch.full((1, 4000), -127, dtype=torch.int8), torch.full((2, 4000), 127, dtype=torch.int8)
     assert evaluate(b.linear(b.input_(0, i8, (1, 4000)), b.constant(w)), x).tolist() == [[-127.0 * 127 * 4000] * 2]
+
+
+@pytest.mark.parametrize("op", [b.fmod, b.remainder], ids=["fmod", "remainder"])
+def test_remainders_are_exact_where_the_quotient_is_infinite(op: Callable[[Value, Value], Value]) -> None:
+    x, y = torch.tensor([1.0, 1e30, 3e38, 7.5]).repeat(8), torch.tensor([1e-40, 1e-30, 1e-38, 2.0]).repeat(8)
+    got = evaluate(op(b.input_(0, f32, (32,)), b.input_(1, f32, (32,))), x, y)
+    assert got.tolist() == [math.fmod(p, q) for p, q in zip(x.tolist(), y.tolist(), strict=True)]
 
 
 @pytest.mark.parametrize(("kind", "want"), [("sum", 0.0), ("prod", 1.0), ("max", -math.inf), ("min", math.inf)])

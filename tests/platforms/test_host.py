@@ -185,3 +185,10 @@ def test_cpu_model(tmp_path: Path) -> None:
     file.write_text("model name\t: Some CPU: fast\nmodel name\t: Other\n")
     assert host.cpu_model(file) == "Some CPU: fast"
     assert host.cpu_model(tmp_path / "absent") != ""
+
+
+def test_cpus_without_a_name_have_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    core = "processor\t: {}\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x3\nCPU part\t: {}\nCPU revision\t: 1\n\n"
+    file.write_text(core.format(0, "0xd0c") + core.format(1, "0xd49"))
+    assert host.cpu_model(file) == "implementer 0x41, part 0xd0c, variant 0x3, revision 1"
