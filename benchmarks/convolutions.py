@@ -1,6 +1,6 @@
 """Convolutions beside oneDNN, layer by layer; and networks made of them, for `sashiko bench`.
 
-    python -P benchmarks/convolutions.py [--only dense,grouped,depthwise] [--kinds fp32,bf16] [--rounds 9] [--quick] [--json F]
+    python -P benchmarks/convolutions.py [--only dense,grouped,depthwise,dilated] [--kinds fp32,bf16] [--rounds 9] [--quick] [--json F]
     sashiko bench --models benchmarks/convolutions.py:vgg --precision fp32    # regnet_x, regnet_y, mobilenet, convnext, poolformer
 
 Layers have a bias and a relu on both sides, weights packed beforehand, and one image in channels-last order. oneDNN is called as
@@ -31,24 +31,31 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Layer:
-    """channels: that it reads and writes. window, image: sizes of squares; the padding keeps the image's size where the stride is 1."""
+    """channels: that it reads and writes. window, image: sizes of squares; the padding keeps the image's size where the stride is 1.
+    apart: the dilation."""
 
     channels: tuple[int, int]
     window: int
     image: int
     stride: int = 1
     groups: int = 1
+    apart: int = 1
 
     @property
     def name(self) -> str:
         grouped = f" in {self.groups} groups" if 1 < self.groups < self.channels[0] else ""
         channels = str(self.channels[0]) if self.channels[0] == self.channels[1] else f"{self.channels[0]} to {self.channels[1]}"
-        return f"{channels}{grouped}, {self.window} x {self.window}, {self.stride}, {self.image} x {self.image}"
+        window = f"{self.window} x {self.window}" + f" of taps {self.apart} apart" * (self.apart > 1)
+        return f"{channels}{grouped}, {window}, {self.stride}, {self.image} x {self.image}"
+
+    @property
+    def padding(self) -> int:
+        return self.window // 2 * self.apart
 
     @property
     def giga(self) -> float:
-        """10^9 additions and multiplications."""
-        side = (self.image + 2 * (self.window // 2) - self.window) // self.stride + 1
+        """10^9 additions and multiplications, those of zeros around the image too."""
+        side = (self.image + 2 * self.padding - self.apart * (self.window - 1) - 1) // self.stride + 1
         return 2e-9 * side * side * self.channels[1] * (self.channels[0] // self.groups) * self.window**2
 
 
@@ -69,6 +76,11 @@ LAYERS: Mapping[str, tuple[Layer, ...]] = {
     "depthwise": (
         depthwise(64, 3, 112), depthwise(144, 3, 56), depthwise(192, 3, 28), depthwise(120, 5, 28), depthwise(960, 5, 7),
         depthwise(96, 7, 56),
+    ),
+    # Of networks that label each pixel: the last stages of their encoders, and the wide windows behind these.
+    "dilated": (
+        Layer((512, 512), 3, 16, apart=2), Layer((256, 256), 3, 28, apart=2), Layer((512, 512), 3, 28, apart=4),
+        Layer((512, 256), 3, 32, apart=12), Layer((512, 256), 3, 32, apart=24),
     ),
 }  # fmt: skip
 
@@ -109,7 +121,7 @@ def onednn(layer: nn.Conv2d, x: torch.Tensor) -> Callable[[], object]:
 
 def measured(part: str, layer: Layer, kind: str, rounds: int, seconds: float) -> Row:
     torch.manual_seed(0)
-    inner = nn.Conv2d(*layer.channels, layer.window, layer.stride, layer.window // 2, groups=layer.groups)
+    inner = nn.Conv2d(*layer.channels, layer.window, layer.stride, layer.padding, layer.apart, layer.groups)
     dtype = DTYPES[kind]
     x = torch.randn(1, layer.image, layer.image, layer.channels[0]).to(dtype)
     compiled = sashiko.compile(ChannelsLast(inner).eval().to(dtype), (x,), strict=True)
