@@ -3,6 +3,7 @@
     linear(dq x, dq w, b) = qlinear(x, w, b)             x per tensor; w symmetric s8, per tensor or per output channel
     linear(x * s, dq w, b) = linear(x, dq w) * s + b     s one number for each row, computed in each call
     linear(dq x - z, dq w, b) = s_x s_w (x @ w - (z_x + z / s_x) sum(w)) + b      z likewise
+    permute((dq x - z) * s) = (dq permute(x) - permute(z)) * permute(s)           on its way to such a product
     dq x @ dq y = s_x s_y (x @ y - z_x sum(y) - z_y sum(x) + K z_x z_y)      both per tensor, y signed or made so
 
 The second applies to dequantized integers only, and leaves a product that the first or the third one takes. All round differently in f32;
@@ -63,6 +64,26 @@ def quantized_linear(m: Match) -> Value | Mismatch:
 def _by_row(x: Value, number: Value) -> bool:
     """Whether `number` is the same for all elements of a row of `x`, along its last axis."""
     return x.tensor.rank > 0 and (number.tensor.rank == 0 or number.shape[-1] == 1)
+
+
+def _permuted_example(rng: random.Random) -> Value:
+    real = b.dequantize(b.quantize(b.input_(0, f32, (2, 3, 4)), i8, _UNIT))
+    zero, scale = (b.input_(n, f32, rng.choice(((2, 3, 1), (1, 3, 1), (2, 1, 4)))) for n in (1, 2))
+    real = b.sub(real, zero) if rng.random() < 0.7 else real
+    scaled = b.mul(real, scale) if real.op == "dequantize" or rng.random() < 0.7 else real
+    return b.permute(scaled, rng.choice(((0, 2, 1), (1, 0, 2), (2, 0, 1))))
+
+
+@rule("permute{a}(mul((y@dequantize(x) | y@sub(dequantize(x), z)), s)) -> mul(permute{a}(y), permute{a}(s))", example=_permuted_example)
+def permute_before_scale(m: Match) -> Value | Mismatch:
+    """Integers are put in another order, so that a product behind it finds its rows and their scales."""
+    return m.right() if m["s"].tensor.rank == m["x"].tensor.rank else m.fail(f"the scale {m['s'].type} has other axes", m["s"])
+
+
+@rule("permute{a}(sub(y@dequantize(x), z)) -> sub(permute{a}(y), permute{a}(z))", example=_permuted_example)
+def permute_before_zero(m: Match) -> Value | Mismatch:
+    """Likewise for the zero points of rows."""
+    return m.right() if m["z"].tensor.rank == m["x"].tensor.rank else m.fail(f"the zero point {m['z'].type} has other axes", m["z"])
 
 
 def _row_scale_example(rng: random.Random) -> Value:
@@ -166,4 +187,6 @@ def _centred(x: Value, y: Value, x_zero: int, y_zero: int) -> Value:
     return b.add(total, b.scalar(depth * (x_zero * y_zero), i32)) if x_zero and y_zero else total
 
 
-RULES: RuleSet = (quantized_linear, row_scale_after_linear, row_zero_after_linear, quantized_matmul)
+RULES: RuleSet = (
+    quantized_linear, permute_before_scale, permute_before_zero, row_scale_after_linear, row_zero_after_linear, quantized_matmul,
+)

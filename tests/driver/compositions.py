@@ -231,7 +231,8 @@ def apart(got: Tensor, eager: Tensor, exact: Tensor, others: Sequence[Tensor]) -
     """Where a result is neither what eager gives nor as near to the exact one as the disturbed ones are."""
     if not got.is_floating_point():
         steady = torch.stack([o == exact for o in others]).all(0)
-        return (got != eager) & steady
+        # A comparison may be right where eager's operand is not; integers that do not fit their type are what eager makes of them.
+        return (got != eager) & steady & ((got != exact) | (got.dtype != torch.bool))
     info, near = torch.finfo(got.dtype), got.double()
     spread = torch.stack([(o - exact).abs() for o in others])
     steady = torch.stack([o.isfinite() == exact.isfinite() for o in others]).all(0)

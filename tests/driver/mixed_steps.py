@@ -55,7 +55,8 @@ OF_TENSORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 IN_PLACE = ("add_", "sub_", "mul_", "div_", "bitwise_and_", "bitwise_or_", "bitwise_xor_", "eq_", "lt_", "clamp_min_")
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     **{name: getattr(torch, name) for name in ("neg", "abs", "sign", "square", "bitwise_not", "logical_not", "isnan", "floor", "trunc")},
-    **{name: getattr(torch, name) for name in ("round", "sigmoid", "tanh", "atan", "isfinite", "frac", "signbit")},
+    **{name: getattr(torch, name) for name in ("round", "sigmoid", "tanh", "atan", "isfinite", "frac")},
+    "signbit of numbers": lambda x: x.masked_fill(x.isnan(), 0).signbit(),  # that of NaN means nothing
     "relu": F.relu, "rsqrt of abs + 1": lambda x: (x.abs() + 1).rsqrt(), "cube": lambda x: x**3, "log1p of abs": lambda x: x.abs().log1p(),
     "nan_to_num": lambda x: x.nan_to_num(0, 1, -1),
     "full_like": lambda x: torch.full_like(x, 1),

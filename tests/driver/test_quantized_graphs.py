@@ -108,6 +108,28 @@ def test_normalization_and_quantization_of_rows_are_one_loop(scheme: str) -> Non
 
 
 @torch.no_grad()
+def test_rows_along_another_axis_are_integer_products() -> None:
+    """A mixer: the permutation before the product goes to the integers, wherever the rows' ranges are found."""
+
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.places, self.channels = nn.LayerNorm(48), nn.Linear(32, 32), nn.Linear(48, 48)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.places(self.norm(x).transpose(1, 2)).transpose(1, 2)
+            return x + torch.relu(self.channels(x))
+
+    model, x = Mixer().eval(), torch.randn(2, 32, 48)
+    small = sashiko.quantize(model, [x], preset="int8")
+    fast = sashiko.compile(small, (x,), strict=True)
+    assert [kind for kind in kinds(fast) if kind != "loop"] == ["gemm_i32_i8_i8"] * 2
+    widest = max(float(y.abs().max()) for y in (model.norm(x), small(x), x)) * 2 / 255
+    largest = max(float(linear.weight.abs().max()) for linear in (model.places, model.channels))
+    assert within_a_step(fast(x), small(x), widest * largest)
+
+
+@torch.no_grad()
 def test_one_scale_of_each_call() -> None:
     """The range of all rows is found by row first; then there are the quantization and the product."""
     model, x = Normalized("tensor", 64, 48).eval(), torch.randn(3, 5, 64)
