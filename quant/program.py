@@ -159,7 +159,8 @@ class _PlainSizes(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for size in result.shape if isinstance(result, torch.Tensor) else ():
+        sizes: tuple[object, ...] = tuple(result.shape) if isinstance(result, torch.Tensor) else ()  # int or SymInt
+        for size in sizes:
             if isinstance(size, torch.SymInt) and size.node.expr.count_ops() > _LONGEST_SIZE:
                 raise Unsupported(f"a size is an expression of more than {_LONGEST_SIZE} operations")
         return result
