@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, product
+from itertools import pairwise, product
 from math import prod
 
 # Reading a weight takes as long as multiplying it by some rows: each band reads its taps' weights.
 _ROWS_TO_READ = 16
-# Bands are worth their joining where they save a quarter.
-_WORTH = 0.75
+# Bands are worth their joining where they save a quarter, and code for so many products.
+_WORTH, _MOST = 0.75, 16
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ class Band:
 
 def _along(n: int, out: int, size: int, step: int, padding: int, apart: int) -> list[Band]:
     """The bands of one axis with n elements; one of them all where some result sees nothing but padding."""
-    seen = [[k for k in range(size) if 0 <= o * step + k * apart - padding < n] for o in range(out)]
-    if not all(seen):
-        return [Band(0, out, 0, size)]
-    bands, start = list[Band](), 0
-    for (first, last), group in groupby((taps[0], taps[-1]) for taps in seen):
-        length = sum(1 for _ in group)
-        bands.append(Band(start, length, first, last - first + 1))
-        start += length
-    return bands
+    inside = [(max(0, -((k * apart - padding) // step)), min(out, (n - 1 + padding - k * apart) // step + 1)) for k in range(size)]
+    places = sorted({0, out, *(place for first, last in inside if first < last for place in (first, last))})
+    found = list[Band]()
+    for start, end in pairwise(places):
+        seen = [k for k, (first, last) in enumerate(inside) if first <= start and end <= last]
+        if not seen:
+            return [Band(0, out, 0, size)]
+        found.append(Band(start, end - start, seen[0], len(seen)))
+    return found
 
 
 def bands(shape: Sequence[int], out: Sequence[int], size: Sequence[int], step: Sequence[int], padding: Sequence[int],
@@ -58,6 +58,7 @@ def bands(shape: Sequence[int], out: Sequence[int], size: Sequence[int], step: S
     def cost(choice: Sequence[list[Band]]) -> int:
         return sum(prod(b.taps for b in each) * (batch * prod(b.length for b in each) + _ROWS_TO_READ) for each in product(*choice))
 
-    best = min(product(*zip(whole, cut, strict=True)), key=cost)
+    choices = (choice for choice in product(*zip(whole, cut, strict=True)) if prod(map(len, choice)) <= _MOST)
+    best = min(choices, key=cost)
     worth = cost(best) <= _WORTH * cost(whole)
     return [found if worth and found != uncut else [] for found, uncut in zip(best, whole, strict=True)]

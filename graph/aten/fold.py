@@ -24,6 +24,8 @@ from .transposed import dilated
 
 aten = torch.ops.aten
 
+_MOST_OVERLAPPING = 64  # each is a term of the code
+
 
 def im2col(c: Call, x: Value, size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> Value:
     """torch.nn.functional.unfold: a view of the image, and what surrounds it."""
@@ -57,6 +59,8 @@ def _summed(x: Value, axis: int, window: int, step: int, start: int, length: Dim
     if not x.dtype.is_float or not isinstance(size, int) or 0 in x.shape:
         raise Unsupported(f"sums over windows of {x.type}")
     x, count = b.cast(x, opmath(x.dtype)), -(-size // step)
+    if count > _MOST_OVERLAPPING:
+        raise Unsupported(f"sums over windows of which {count} overlap")
     x = _padded(x, window, 0, count * step - size)
     total: Value | None = None
     for tap in range(count):

@@ -316,3 +316,8 @@ def test_integer_division_that_could_trap_is_left_to_pytorch(divisor: Any) -> No
             check(Recorded(target, (torch.tensor([7, -7]), 0), {}))
     else:
         assert check(Recorded(target, (torch.tensor([7, -7]), other), {})) is not None
+
+
+def test_windows_of_which_many_overlap_stay_with_pytorch() -> None:
+    few, many = (Recorded(aten.unfold_backward.default, (torch.randn(6, n), [n + 5], 0, n, 1), {}) for n in (64, 65))
+    assert check(few) is None and "65 overlap" in (check(many) or "")
