@@ -45,12 +45,14 @@ class Level:
 
 
 class Addresses:
-    """Emits index expressions of one body. `deps` and `sources`: of each node; `value(n, point)` gives a node's integer value."""
+    """Emits index expressions of one body. `deps` and `sources`: of each node; `value(n, point)` gives a node's integer value;
+    `ready(sources, point)`: whether what comes from elsewhere among these, such as a reduction, has been provided."""
 
     def __init__(
-        self, fn: Function, slots: Slots, scopes: Scopes, deps: tuple[frozenset[str], ...], sources: tuple[int, ...], value: NodeValue
+        self, fn: Function, slots: Slots, scopes: Scopes, deps: tuple[frozenset[str], ...], sources: tuple[int, ...], value: NodeValue,
+        ready: Callable[[int, Point], bool],
     ) -> None:
-        self._fn, self._slots, self._scopes, self._value = fn, slots, scopes, value
+        self._fn, self._slots, self._scopes, self._value, self._ready = fn, slots, scopes, value, ready
         self._deps, self._sources = deps, sources
         self._needs: dict[Dim, Needs] = {}
         self._forms: dict[tuple[Dim, int], forms.LaneForm | None] = {}
@@ -261,10 +263,11 @@ class Addresses:
 
     # -- pointers -----------------------------------------------------------------------------------------------
     def pointer(self, buffer: int, element: Ty, index: Dim, point: Point, within: frozenset[str] | None = None) -> Val:
-        """Address of element `index` of a buffer (at lane 0). `within`: stop before the parts that need other axes than these."""
+        """Address of element `index` of a buffer (at lane 0). `within`: stop before the parts that need other axes than these, or what
+        is not there yet."""
         pointer = self._slots.buffer(buffer)
         for level in self._levels(index):
-            if within is not None and not level.needs.axes <= within:
+            if within is not None and not (level.needs.axes <= within and self._ready(level.needs.sources, point)):
                 break
             key = ("p", buffer, *self._key("p", level.total, level.total_needs.axes, point))
             known = self._scopes.find(key)

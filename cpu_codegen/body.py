@@ -45,7 +45,7 @@ class BodyEmitter:
         self._scopes = Scopes(fn)
         self._given: dict[int, Val] = {}
         self._kept: dict[int, Val] = {}
-        self._addresses = Addresses(fn, slots, self._scopes, self.deps, self.sources, self.value)
+        self._addresses = Addresses(fn, slots, self._scopes, self.deps, self.sources, self.value, self._has)
         self._transfers = Transfers(fn, target, slots, self._addresses, self.operand, buffer_offset)
         self.store_deps = tuple(self._addresses.needs(store.index).axes for store in body.stores)
         self.column_stores = tuple(n for n, axes in enumerate(self.store_deps) if "c" in axes)
@@ -305,6 +305,11 @@ class BodyEmitter:
             for operand in node.args:
                 if self.deps[operand] <= within and self._is_ready(operand, point):
                     self.operand(operand, point.lanes if "c" in self.deps[n] else 0, point)
+
+    def _has(self, sources: int, point: Point) -> bool:
+        """Whether all of these nodes that must be provided have been."""
+        wanted = sources & self._outside
+        return not wanted or all(self.is_known(n, point) for n in range(wanted.bit_length()) if wanted >> n & 1)
 
     def _is_ready(self, node: int, point: Point) -> bool:
         """Whether everything that must be provided for a value has been."""

@@ -285,3 +285,18 @@ def test_an_index_that_a_reduction_finds_is_checked_after_it(runner: Runner, bad
         builder.store(places[2], r, builder.load(places[1], builder.node_index(inside)))
         kernel = LoopKernel("found", builder.finish(), rows, 40)
         assert torch.equal(run(runner, kernel, [x, table, empty(rows)], status=int(bad))[2], table[x.argmax(1)])
+
+
+@pytest.mark.parametrize("runner", few())
+def test_a_line_that_a_reduction_finds_is_read_after_it(runner: Runner) -> None:
+    """table[argmax(x), :] for each row and for one: the line of the table is known once the row is reduced, not before."""
+    for rows in (3, 1):
+        x, table = normal(rows, 40, seed=rows), normal(40, 40)
+        builder = BodyBuilder()
+        places = buffers(builder, x, table, empty(rows, 40))
+        r: Dim = axis("r", rows) if rows > 1 else 0
+        c = axis("c", 40)
+        where = reduce(builder, "argmax", builder.load(places[0], r * 40 + c), i64)
+        builder.store(places[2], r * 40 + c, builder.load(places[1], builder.node_index(where) * 40 + c))
+        kernel = LoopKernel("line", builder.finish(), rows, 40)
+        assert torch.equal(run(runner, kernel, [x, table, empty(rows, 40)])[2], table[x.argmax(1)])
