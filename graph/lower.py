@@ -152,7 +152,9 @@ class Lowering:
         return source
 
     def scalar(self, node: Node) -> SymScalar:
-        """A float computed from sizes, in f64 as Python does."""
+        """A float computed from sizes, or read from a tensor, in f64 as Python does."""
+        if node.target is aten._local_scalar_dense.default:
+            return SymScalar(b.cast(b.reshape(self.resolve(node.args[0]), ()), f64))
         rule = _SCALAR.get(node.target)
         if rule is None:
             raise Unsupported(f"{name_of(node)} computes a float from sizes", origin_of(node))

@@ -18,7 +18,7 @@ from ..types import FROM_TORCH, DType, TensorType, Type, bf16, f16, f32
 
 @dataclass(frozen=True, eq=False)
 class SymScalar:
-    """A float computed from sizes, as an f64 tensor of shape (); takes part in type promotion as a Python float."""
+    """A float computed from sizes, or read by `item()`, as an f64 tensor of shape (); takes part in type promotion as a Python float."""
 
     value: Value
 

@@ -121,3 +121,11 @@ def test_groups_of_an_unknown_number_of_channels() -> None:
         for shape in ((2, 6, 5), (3, 10, 5)):
             x = torch.randn(shape)
             assert_close(fast(x), model(x))
+
+
+def test_numbers_read_from_tensors() -> None:
+    """`item()` of a float is a Python float, which promotes nothing; the code reads it in each call."""
+    k, x = torch.tensor([2.5, 3.0]), torch.randn(3)
+    fast = agree(lambda x, t: (x * t.item(), x.bfloat16() * t.item(), torch.full((2, 2), t.item()), x.int() * t[0].item()), x, k[:1])
+    assert_close(fast(x, k[1:])[2], torch.full((2, 2), 3.0))
+    assert_close(fast(x, k[1:])[1], x.bfloat16() * 3.0)
