@@ -36,6 +36,7 @@ _MOST_CHANNELS = 1024  # of more, so few patches fit a block that the weights, w
 _FEW = 12  # patches that reading the grown weights from beyond L2 does not pay for
 _SCRATCH_BYTES = 1 << 20  # on the stacks of threads, which have 2 to 8 MB with glibc
 _PAD = 64
+_WIDEST = 512  # bytes of a patch in M and of padding, at most
 _SKEW = 320  # the matrices of a block do not lie a multiple of 4096 bytes apart, which would be the same sets of L1
 
 
@@ -114,6 +115,8 @@ def why_not(target: Target, spec: GemmSpec) -> str | None:
         return f"is for at most {_MOST_CHANNELS} channels"
     if image.channels % _LANES or min(image.channels, spec.n) < _LEAST_WIDTH:
         return f"is for channels in vectors of {_LANES} and at least {_LEAST_WIDTH} channels and columns"
+    if image.apart * POINTS * (2 * image.channels * 4 + _WIDEST) > _SCRATCH_BYTES:
+        return f"has no scratch for {image.channels} channels of {image.apart} interleaved patches"
     images = image.images(spec.m)
     patches = image.across * image.lines * (images if isinstance(images, int) else 1)
     if patches < _FEW and spec.n * spec.k * 4 > target.l2:
@@ -163,7 +166,8 @@ def plan(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Plan:
     packed = image.channels * 4 if first.layout.group else 0
     stays = POINTS * image.channels * int_of(spec.n) * 4 <= target.l2 // 2
     room = (min(target.l2 * 5 // 8, _SCRATCH_BYTES) if stays else _SCRATCH_BYTES) // (POINTS * (pitch + packed + first.nr * 4))
-    span = up(-(-image.across // -(-image.across // max(1, room))), image.apart)
+    room = max(1, room // image.apart) * image.apart
+    span = up(-(-image.across // -(-image.across // room)), image.apart)
     strips = -(-image.across // span)
     total = product((image.images(spec.m), image.lines, strips))
     count = total if isinstance(total, int) and total else image.lines * strips

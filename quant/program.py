@@ -22,7 +22,7 @@ from ..graph.exporting import has_one_mode, quiet, tracing, translated
 from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts
 
-# Detectors with several resolutions, and encoders with patches of patches, have up to 27.
+# Operations in the expression of a size. Encoders and detectors of images of any size stay below it.
 _LONGEST_SIZE = 32
 
 

@@ -34,10 +34,12 @@ class Band:
 
 
 def _along(n: int, out: int, size: int, step: int, padding: int, apart: int) -> list[Band]:
-    """The bands of one axis with n elements; one of them all where some result sees nothing but padding."""
+    """The bands of one axis with n elements; one of them all where some result sees nothing but padding, or they would be too many."""
     inside = [(max(0, -((k * apart - padding) // step)), min(out, (n - 1 + padding - k * apart) // step + 1)) for k in range(size)]
     places = sorted({0, out, *(place for first, last in inside if first < last for place in (first, last))})
     found = list[Band]()
+    if len(places) > _MOST + 1:
+        return [Band(0, out, 0, size)]
     for start, end in pairwise(places):
         seen = [k for k, (first, last) in enumerate(inside) if first <= start and end <= last]
         if not seen:

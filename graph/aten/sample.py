@@ -28,7 +28,7 @@ aten = torch.ops.aten
 _LINEAR, _NEAREST, _CUBIC = range(3)
 _ZEROS, _BORDER, _REFLECTION = range(3)
 # (position along one axis, a whole number as a float; weight, None for 1)
-_Tap = tuple[Value, "Value | None"]
+_Tap = tuple[Value, Value | None]
 
 
 def _unnormalized(at: Value, size: int, aligned: bool) -> Value:
@@ -104,7 +104,7 @@ def _sampler(rank: int) -> Row:
     def row(c: Call, x: Value, grid: Value, mode: int, padding: int, aligned: bool) -> Value:
         sizes = [n for n in x.shape[2:] if isinstance(n, int) and n]
         if len(sizes) != rank or x.dtype not in (f32, f64) or 0 in c.shape:
-            raise Unsupported(f"sampling of {x.type}")
+            raise Unsupported(f"sampling of {x.type}: an image of known size in f32 or f64 is needed")
         table = b.reshape(windows.channels_last(x), (product((x.shape[0], *sizes)), x.shape[1]))
         start = None if x.shape[0] == 1 else b.reshape(b.iota(x.shape[0], i64), (x.shape[0], *(1,) * rank))
         points = [b.reshape(b.slice_(grid, rank + 1, rank - 1 - axis, 1), grid.shape[:-1]) for axis in range(rank)]

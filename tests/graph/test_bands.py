@@ -47,7 +47,7 @@ def test_axes_are_cut_where_it_pays() -> None:
     assert bands([9, 9], [9, 9], [17, 17], [1, 1], [8, 8], [1, 1], 1) == [[], []], "81 products"
     (few, rest) = bands([9, 90], [9, 90], [17, 3], [1, 1], [8, 1], [1, 1], 9)
     assert len(few) == 9 and not rest
-    assert bands([10**6], [10**6], [400], [1], [200], [1], 1) == [[]]
+    assert bands([10**6], [10**6], [40000], [1], [20000], [1], 1) == [[]]
     assert cut(2, 1, 64) == [[Band(0, 1, 1, 2), Band(1, 1, 0, 2)]] * 2
 
 

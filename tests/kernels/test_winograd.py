@@ -150,9 +150,22 @@ def test_what_it_is_not_for() -> None:
         (spec_of(6, 6, 20, 32), "vectors"),
         (spec_of(6, 6, 2048, 32), "at most"),
         (spec_of(4, 4, 512, 512, 1, 16), "patches"),
+        (spec_of(48, 48, 1024, 32, apart=12), "scratch"),
         (spec_of(6, 6, 16, 8), "columns"),
     ):
         assert reason in (winograd.why_not(X86_64_V4, other) or "")
+
+
+@pytest.mark.parametrize("apart", [1, 2, 5, 12])
+@pytest.mark.parametrize("micros", [micros for micros, _ in FAMILIES], ids=lambda micros: micros[0].name)
+def test_what_lies_on_the_stack(micros: Micros, apart: int) -> None:
+    """About as much as is allowed, however many patches are interleaved; tiles and the pages of a matrix are filled up."""
+    for channels in (64, 512, 1024):
+        spec = spec_of(60, 60, channels, 512, apart=apart)
+        if winograd.why_not(X86_64_V4, spec) is None:
+            made = winograd.plan(X86_64_V4, spec, micros)
+            assert made.span % apart == 0 and winograd.POINTS * (made.matrix + made.out + made.grouped) < 5 << 18
+        assert winograd.why_not(X86_64_V4, spec) is None or channels * apart > 4096
 
 
 @pytest.mark.parametrize(("target", "feature"), [(X86_64_V4, "avx512_bf16"), (NEOVERSE_N1, "bf16")])
