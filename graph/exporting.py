@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
 from .aten import COMPLEX, COMPOSITES, TABLE, composite, quantized, recurrent
+from .decompose import by_node
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
@@ -102,7 +103,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     """The program with in-place operations, and everything else without a row, decomposed into functional core ATen.
 
     An operation that has a row, or checks its result, is kept whole; views are decomposed all the same, or functionalization could not
-    see the aliasing. Decomposing traces the model a second time, so a program that needs none of it is returned as it is.
+    see the aliasing. A program that needs none of it is returned as it is. Where it cannot be done node by node, torch traces the whole
+    again, which takes longer than the first time.
     """
     if all(_stays(node) for node in program.graph.nodes):
         return program
@@ -116,10 +118,11 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     try:
         # torch asks things of sizes for its own sake, such as whether a result that is a view is like its base: no assumptions.
         with quiet(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-            result: ExportedProgram = program.run_decompositions(table)
+            found = by_node(program, table, _stays)
+            # Without dropout: torch would copy there, and writes behind it would not reach what is before it.
+            return found or (by_node(program, {}, lambda node: True) or program).run_decompositions(table)
     except Exception as error:
         raise translated(error) from error
-    return result
 
 
 def _stays(node: torch.fx.Node) -> bool:

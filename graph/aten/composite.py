@@ -16,7 +16,7 @@ from .. import build as b
 from ..dims import Dim
 from ..ir import Value
 from .call import Call, Row, opmath
-from .normalization import affine, normalized
+from .normalization import affine, by_running_statistics, normalized
 from .pointwise import binary
 from .shape import concat, convert, stretch
 from .windows import convolution as batched_convolution
@@ -41,6 +41,11 @@ def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequenc
     return b.reshape(batched_convolution(c, batch, w, bias, stride, padding, dilation, groups), c.shape)
 
 
+def batch_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, train: bool, momentum: float,
+               eps: float, _: bool) -> Value:
+    return by_running_statistics(x, weight, bias, mean, var, eps)
+
+
 def difference(c: Call, x: Value, times: int, axis: int, before: Value | None, after: Value | None) -> Value:
     if c.dtype.kind == "bool":
         raise Unsupported("the difference of bools")
@@ -57,12 +62,17 @@ def _evaluates(node: Node) -> bool:
     return not node.args[2]
 
 
+def _has_statistics(node: Node) -> bool:
+    return isinstance(node.args[3], Node) and isinstance(node.args[4], Node) and not node.args[5]
+
+
 # What else must hold of a node for its row to do.
-CONDITIONS: dict[Any, Callable[[Node], bool]] = {aten.dropout.default: _evaluates}
+CONDITIONS: dict[Any, Callable[[Node], bool]] = {aten.dropout.default: _evaluates, aten.batch_norm.default: _has_statistics}
 
 ROWS: dict[Any, Row] = {
     aten.layer_norm.default: layer_norm,
     aten.dropout.default: dropout,
+    aten.batch_norm.default: batch_norm,
     aten.conv1d.default: convolution,
     aten.conv2d.default: convolution,
     aten.conv3d.default: convolution,

@@ -59,8 +59,12 @@ def group_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, n: D
 
 def batch_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, momentum: float,
                eps: float) -> tuple[Value | None, ...]:
-    """Inference with running statistics: x * alpha + beta, both per channel, as eager computes it."""
     c.need_only(0)
+    return by_running_statistics(x, weight, bias, mean, var, eps), None, None
+
+
+def by_running_statistics(x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, eps: float) -> Value:
+    """Batch normalization in inference: x * alpha + beta, both per channel, as eager computes it."""
     work = opmath(x.dtype)
     alpha = b.rsqrt(b.add(b.cast(var, work), float(eps)))
     alpha = alpha if weight is None else b.mul(alpha, b.cast(weight, work))
@@ -68,7 +72,7 @@ def batch_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, mean
     beta = beta if bias is None else b.add(beta, b.cast(bias, work))
     shape = (x.shape[1], *(1 for _ in x.shape[2:]))
     out = b.add(b.mul(b.cast(x, work), b.reshape(alpha, shape)), b.reshape(beta, shape))
-    return b.cast(out, x.dtype), None, None
+    return b.cast(out, x.dtype)
 
 
 def batch_norm_of_itself(c: Call, x: Value, weight: Value | None, bias: Value | None, train: bool, momentum: float,

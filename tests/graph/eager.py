@@ -63,6 +63,13 @@ def rounded_fractions(call: Recorded) -> float:
     return float((image.dim() - 2) * torch.finfo(image.dtype).eps * image.abs().max())
 
 
+def cubic_weights(call: Recorded) -> float:
+    """The weights of bicubic points are polynomials whose terms reach 6 and cancel: six roundings, in each of two computations that
+    associate otherwise. A point has two such weights for each neighbour, and the weights of the others add up to less than 2."""
+    image, mode = call.args[0], call.args[2]
+    return float(6 * 6 * torch.finfo(image.dtype).eps * image.abs().max()) if mode == 2 and image.numel() else 0.0
+
+
 def own_error(call: Recorded) -> float:
     """How far eager itself is from the results in f64, eight times: two computations of a whole layer in f32 have errors of one size."""
     wide = tuple(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call.args)

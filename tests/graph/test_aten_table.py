@@ -26,7 +26,7 @@ from sashiko.graph.aten.pointwise import ROWS as POINTWISE
 from sashiko.graph.capture import Captured, from_fx
 from sashiko.graph.verify import verify
 from tests.graph.calls import BAGS, FOLDED, FUSED, PUTS, RECURRENCES, SAMPLED
-from tests.graph.eager import Recorded, copied, order_of_sums, own_error, reference, rounded_fractions
+from tests.graph.eager import Recorded, copied, cubic_weights, order_of_sums, own_error, reference, rounded_fractions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the database exercises deprecated functions too
 
@@ -104,6 +104,7 @@ def compared(call: Recorded) -> Captured:
             bound = tolerance(want.dtype)
             near = bound + order_of_sums(call)
             near += rounded_fractions(call) if "upsample" in str(call.target) else 0.0
+            near += cubic_weights(call) if call.target is aten.grid_sampler_2d.default else 0.0
             near += own_error(call) if call.target in {op for op, _ in FUSED} else 0.0
             torch.testing.assert_close(got, want, equal_nan=True, rtol=bound, atol=near, msg=lambda m: f"{call.target}: {m}")
     return captured

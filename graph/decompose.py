@@ -1,0 +1,200 @@
+"""Operations of an exported program taken apart one at a time.
+
+torch's own `run_decompositions` traces the whole program again, twice. Most programs hold a few operations that need it, each of which
+can be traced by itself; and most writes are activations that overwrite a result which nothing else sees, so that their functional form
+does. The rest is left to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import getitem
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+aten = torch.ops.aten
+
+# Composites whose result is a tensor of its own. Of others without a word about it in their schema, type_as for one, it may be an argument.
+_NEW: frozenset[Any] = frozenset({
+    aten.batch_norm.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.layer_norm.default, aten.linear.default,
+    aten.matmul.default,
+})
+_RENAMED: Mapping[Any, Any] = {aten.item.default: aten._local_scalar_dense.default}
+_VIEWS: frozenset[Any] = frozenset({aten._unsafe_view.default})  # although its schema does not say so
+
+
+class _Whole(Exception):
+    """The program has to be traced as a whole; the text says why."""
+
+
+def by_node(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]], stays: Callable[[Node], bool]) -> ExportedProgram | None:
+    """The program with the nodes that do not stay decomposed by `table`, functional, and without dropout that drops nothing; None where
+    that cannot be seen node by node."""
+    nodes = list(program.graph.nodes)
+    mode = next((val.fake_mode for n in nodes for val in pytree.tree_leaves(n.meta.get("val")) if isinstance(val, FakeTensor)), None)
+    if mode is None:
+        return None
+    walk = _Walk(dict(table), mode)
+    try:
+        for node in nodes:
+            walk.visit(node, stays(node))
+    except _Whole:
+        return None
+    return _like(program, walk.graph)
+
+
+@dataclass
+class _Walk:
+    """The new graph so far. env: what the nodes of the old one became, nodes or structures of nodes. memory: for each new node those that
+    may have memory in common with it, and itself."""
+
+    table: dict[Any, Callable[..., Any]]
+    mode: FakeTensorMode
+    graph: Graph = field(default_factory=Graph)
+    env: dict[Node, Any] = field(default_factory=dict)
+    memory: dict[Node, set[Node]] = field(default_factory=dict)
+
+    def visit(self, node: Node, stays: bool) -> None:
+        if node.target in _RENAMED:
+            self.env[node] = self.called(node, _RENAMED[node.target], *self.arguments(node, self.env))
+        elif node.target is aten.dropout.default and not node.args[2]:  # the very tensor: what writes to one writes to the other
+            self.env[node] = self.arguments(node, self.env)[0][0]
+        elif stays or node.op != "call_function":
+            self.env[node] = self.copied(node, self.env)
+        elif not isinstance(node.target, OpOverload):
+            raise _Whole("an operation of operations")
+        elif free_unbacked_symbols(node.meta.get("val")):
+            raise _Whole(f"the result of {node.target} has sizes that depend on data")
+        elif node.target._schema.is_mutable:
+            self.env[node] = self.overwritten(node, node.target, self.env)
+        else:
+            self.env[node] = self.inlined(node, node.target, *self.arguments(node, self.env))
+
+    @staticmethod
+    def arguments(node: Node, env: Mapping[Node, Any]) -> tuple[Any, Any]:
+        args, kwargs = pytree.tree_map_only(Node, env.__getitem__, (node.args, node.kwargs))
+        return args, kwargs
+
+    def called(self, node: Node, op: Any, args: Any, kwargs: Any) -> Node:
+        """A call of another operation in the place of a node."""
+        made = self.graph.call_function(op, args, kwargs)
+        made.meta = dict(node.meta)
+        self.memory[made] = {made}
+        return made
+
+    def copied(self, node: Node, env: Mapping[Node, Any]) -> Any:
+        args, kwargs = self.arguments(node, env)
+        if node.target is getitem and isinstance(args[0], (tuple, list)):
+            return args[0][args[1]]
+        made = self.graph.create_node(node.op, node.target, args, kwargs, node.name, node.type)
+        if node.op == "placeholder":
+            made.name = node.name  # the signature has names that no graph gives, such as "input"
+        made.meta = dict(node.meta)
+        read = () if _alone(node) else made.all_input_nodes
+        common = {made}.union(*(self.memory[n] for n in read if not isinstance(n.meta.get("val"), torch.SymInt)))
+        self.memory |= dict.fromkeys(common, common)
+        return made
+
+    def overwritten(self, node: Node, op: OpOverload, env: dict[Node, Any]) -> Node:
+        """A call that writes to its first argument, as the one that does not. All that stood for the argument now stands for the result."""
+        args, kwargs = self.arguments(node, env)
+        form, written = _without_writes(op), args[0]
+        if form is None or not isinstance(written, Node):
+            raise _Whole(f"{op} has no functional form")
+        memory = self.memory[written]
+        if any(n.op != "call_function" for n in memory):
+            raise _Whole(f"{op} writes to an argument or a parameter")
+        for old, new in env.items():
+            if new is not written and not memory.isdisjoint(pytree.tree_leaves(new)) and any(user > node for user in old.users):
+                raise _Whole(f"what {op} writes to is read under another name")
+        expected, found = node.meta["val"], self.result(form, args, kwargs)
+        if found.shape != expected.shape or found.dtype != expected.dtype:
+            raise _Whole(f"{form} has another type than {op}")
+        made = self.called(node, form, args, kwargs)
+        env.update({old: made for old, new in env.items() if new is written})
+        return made
+
+    def result(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(Node, lambda n: n.meta["val"], (args, kwargs))
+        with torch.no_grad(), self.mode, enable_python_dispatcher():
+            return op(*args, **kwargs)
+
+    def inlined(self, node: Node, op: OpOverload, args: Any, kwargs: Any) -> Any:
+        """What a call consists of: a node, or several."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        nodes = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Node)}
+
+        def call(*values: Any) -> Any:
+            given = dict(zip(nodes, values, strict=True))
+            args, kwargs = pytree.tree_unflatten([given.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
+            return op(*args, **kwargs)
+
+        with torch.no_grad(), self.mode, enable_python_dispatcher():
+            traced = make_fx(call, decomposition_table=self.table)(*(leaf.meta["val"] for leaf in nodes.values())).graph
+        traced.eliminate_dead_code()
+        env: dict[Node, Any] = dict(zip(traced.find_nodes(op="placeholder"), nodes.values(), strict=True))
+        for inner in traced.nodes:
+            inner.meta = {**node.meta, "val": inner.meta.get("val")}
+            if inner.op == "output":
+                return self.arguments(inner, env)[0][0]
+            if inner.op == "get_attr":
+                raise _Whole(f"{op} has a constant of its own")
+            if isinstance(inner.target, OpOverload) and inner.target._schema.is_mutable:
+                if not self.memory[env[inner.args[0]]].isdisjoint(nodes.values()):
+                    raise _Whole(f"{op} writes to an argument")
+                env[inner] = self.overwritten(inner, inner.target, env)
+            elif inner.op == "call_function":
+                env[inner] = self.copied(inner, env)
+        return None
+
+
+def _without_writes(op: OpOverload) -> OpOverload | None:
+    """The operation that gives what one writes to its first argument, and to no other."""
+    arguments = op._schema.arguments
+    if [n for n, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write] != [0]:
+        return None
+    packet = getattr(getattr(torch.ops, op.namespace), op._schema.name.split("::")[1].removesuffix("_"), None)
+    form = getattr(packet, op._overloadname, None)
+    return form if form is not op and form is not None and [a.name for a in form._schema.arguments] == [a.name for a in arguments] else None
+
+
+def _alone(node: Node) -> bool:
+    """Whether the memory of a node's result is its own, as far as its operation goes."""
+    if node.op != "call_function":
+        return False
+    if node.target is getitem:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        return _alone(source) and sum(user.target is getitem and user.args[1] == node.args[1] for user in source.users) == 1
+    op = node.target
+    if not isinstance(op, OpOverload) or op in _VIEWS or any(r.alias_info for r in op._schema.returns):
+        return False
+    return op in _NEW or not op._can_decompose()
+
+
+def _like(program: ExportedProgram, graph: Graph) -> ExportedProgram:
+    """The program with another graph."""
+    signature = program.graph_signature
+    results = graph.output_node().args[0]
+    assert isinstance(results, (tuple, list))
+    outputs = [
+        replace(spec, arg=TensorArgument(name=result.name)) if isinstance(result, Node) and isinstance(spec.arg, TensorArgument) else spec
+        for spec, result in zip(signature.output_specs, results, strict=True)
+    ]
+    assert all(spec.kind in (OutputKind.USER_OUTPUT, OutputKind.TOKEN) or spec.arg == old.arg
+               for spec, old in zip(outputs, signature.output_specs, strict=True))
+    return ExportedProgram(
+        program.graph_module, graph, replace(signature, output_specs=outputs), program.state_dict, program.range_constraints,
+        program.module_call_graph, program.example_inputs, program.constants, verifiers=program.verifiers,
+    )
