@@ -22,7 +22,8 @@ from .program import Call, Program
 from .record import Placement, QuantSite
 from .rescale import Rescaling, rescalable
 from .scheme import ActivationScheme, SmoothQuant
-from .weights import dequantized, quantize_weight
+from .weights import dequantized, weight_scales
+from .weights import rounded as in_integers
 
 _ROWS = 2048
 _GAIN = 1.1
@@ -107,9 +108,10 @@ def _factors(seen: RowSample, products: Sequence[_Product], options: SmoothQuant
     # Factors and ranges that have seen the data they are judged on would look better than they are.
     half = max(len(seen.rows) // 2, 1)
     seen_rows, fresh = seen.rows[:half], seen.rows[half:] if len(seen.rows) > 1 else seen.rows
-    best, least = None, _error(seen_rows, fresh, products, torch.ones_like(seen.peak)) / _GAIN
+    exact = [fresh @ p.weight.t() for p in products]
+    best, least = None, _error(seen_rows, fresh, products, exact, torch.ones_like(seen.peak)) / _GAIN
     for alpha in options.alphas:
-        error = _error(seen_rows, fresh, products, _powers(seen_rows.abs().amax(0), of_weights, alpha))
+        error = _error(seen_rows, fresh, products, exact, _powers(seen_rows.abs().amax(0), of_weights, alpha))
         if error < least:
             best, least = alpha, error
     return None if best is None else _powers(seen.peak, of_weights, best)
@@ -125,17 +127,21 @@ def _powers(of_inputs: torch.Tensor, of_weights: torch.Tensor, alpha: float) -> 
     return torch.exp2(torch.where(live, logarithm - mean, 0.0).round().clamp(-_MOST, _MOST)).to(torch.float32)
 
 
-def _error(seen: torch.Tensor, x: torch.Tensor, products: Sequence[_Product], factors: torch.Tensor) -> float:
-    """The squared error of the quantized products of rows x [R, K], each relative to the product; static ranges are those of `seen`."""
+def _error(
+    seen: torch.Tensor, x: torch.Tensor, products: Sequence[_Product], exact: Sequence[torch.Tensor], factors: torch.Tensor
+) -> float:
+    """The squared error of the quantized products of rows x [R, K], each relative to the exact one [R, N]; static ranges are those of
+    `seen`."""
     total = 0.0
-    for product in products:
+    rounded = {scheme: _rounded(seen / factors, x / factors, scheme) for scheme in {p.site.scheme.activation for p in products}}
+    for product, want in zip(products, exact, strict=True):
         scheme = product.site.scheme
         assert scheme.weight is not None
         # Clipping and compensation come later and are slow; they move all candidates alike.
-        weight = quantize_weight(product.weight * factors, replace(scheme.weight, clip="none", compensate=False))
-        exact = x @ product.weight.t()
-        found = _rounded(seen / factors, x / factors, scheme.activation) @ dequantized(weight.values, weight.scales).t()
-        total += float((found - exact).square().sum() / exact.square().sum().clamp_min(1e-30))
+        weight, plain = product.weight * factors, replace(scheme.weight, clip="none", compensate=False)
+        scales = weight_scales(weight, plain)
+        found = rounded[scheme.activation] @ dequantized(in_integers(weight, scales, plain), scales).t()
+        total += float((found - want).square().sum() / want.square().sum().clamp_min(1e-30))
     return total
 
 

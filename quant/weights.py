@@ -59,9 +59,8 @@ def spread(scales: torch.Tensor, k: int) -> torch.Tensor:
 
 def sqnr(real: torch.Tensor, approximate: torch.Tensor) -> float:
     """Signal-to-noise ratio in decibels; infinite without noise."""
-    noise = (real.double() - approximate.double()).square().sum().item()
-    signal = real.double().square().sum().item()
-    return math.inf if noise == 0 else 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    noise, signal = (torch.linalg.vector_norm(x, dtype=torch.float64).item() for x in (real - approximate, real))
+    return math.inf if noise == 0 else 20 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
 def _grouped(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:

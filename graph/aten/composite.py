@@ -1,6 +1,6 @@
 """Composite operations as torch.export gives them: what their decomposition would compute, without the time of tracing the model again.
 
-`graph/exporting.py` decomposes a program only when it holds anything that has no row here or in the other tables.
+`graph/exporting.py` decomposes what has no row here or in the other tables.
 """
 
 from __future__ import annotations
