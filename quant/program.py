@@ -170,8 +170,8 @@ def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
     shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     for tensor in call.tensors():
         # Sizes 0 and 1 are special to torch's symbolic shapes: they cannot be free.
-        free = {axis: Dim.AUTO if size > 1 and axis in axes else None for axis, size in enumerate(tensor.shape)}
-        if any(free.values()):
+        free = {axis: Dim.AUTO if size > 1 and axis in axes else Dim.STATIC for axis, size in enumerate(tensor.shape)}
+        if Dim.AUTO in free.values():
             shapes[tensor] = free
     kwargs = dict(call.kwargs)
     dynamic_shapes = shapes.dynamic_shapes(model, call.args, kwargs) if axes else None
