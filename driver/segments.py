@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..cpu_codegen.streams import streaming
+from ..cpu_codegen.streams import holds_up, streaming
 from ..graph import attrs as A
 from ..graph.dims import Dim, bounds, product
 from ..graph.ir import Value
@@ -284,7 +284,8 @@ class SegmentBuilder:
         operands = tuple(self._operand(v) for v in item.operands)
         writes = tuple(n for n, v in enumerate(item.operands) if v in item.writes)
         note = self._note(item.writes[-1], item.fused, code.symbol)
-        reuses = in_place(item.kernel.body) if all(v.op != "put" for v in item.writes) else ()
+        apart = any(v.op == "put" for v in item.writes) or holds_up(self.kernels.target, item.kernel)
+        reuses = () if apart else in_place(item.kernel.body)
         beyond = max(_beyond(item, value, self.kernels.target) for value in item.writes)
         return [Step(code, operands, writes, note.label, reuses=reuses, large=None if large == code else large, large_from=beyond)]
 

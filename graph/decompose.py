@@ -106,7 +106,7 @@ class _Walk:
         self.memory |= dict.fromkeys(common, common)
         return made
 
-    def overwritten(self, node: Node, op: OpOverload, env: dict[Node, Any]) -> Node:
+    def overwritten(self, node: Node, op: OpOverload, env: dict[Node, Any]) -> Any:
         """A call that writes to its first argument, as the one that does not. All that stood for the argument now stands for the result."""
         args, kwargs = self.arguments(node, env)
         form, written = _without_writes(op), args[0]
@@ -121,7 +121,7 @@ class _Walk:
         expected, found = node.meta["val"], self.result(form, args, kwargs)
         if found.shape != expected.shape or found.dtype != expected.dtype:
             raise _Whole(f"{form} has another type than {op}")
-        made = self.called(node, form, args, kwargs)
+        made = self.inlined(node, form, args, kwargs) if form in self.table else self.called(node, form, args, kwargs)
         env.update({old: made for old, new in env.items() if new is written})
         return made
 
@@ -138,7 +138,7 @@ class _Walk:
         def call(*values: Any) -> Any:
             given = dict(zip(nodes, values, strict=True))
             args, kwargs = pytree.tree_unflatten([given.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
-            return op(*args, **kwargs)
+            return self.table.get(op, op)(*args, **kwargs)  # a composite takes itself apart before anything looks into the table
 
         with torch.no_grad(), self.mode, enable_python_dispatcher():
             traced = make_fx(call, decomposition_table=self.table)(*(leaf.meta["val"] for leaf in nodes.values())).graph
@@ -148,12 +148,12 @@ class _Walk:
             inner.meta = {**node.meta, "val": inner.meta.get("val")}
             if inner.op == "output":
                 return self.arguments(inner, env)[0][0]
-            if inner.op == "get_attr":
-                raise _Whole(f"{op} has a constant of its own")
             if isinstance(inner.target, OpOverload) and inner.target._schema.is_mutable:
                 if not self.memory[env[inner.args[0]]].isdisjoint(nodes.values()):
                     raise _Whole(f"{op} writes to an argument")
                 env[inner] = self.overwritten(inner, inner.target, env)
+            elif inner.op == "get_attr" or (inner.op == "call_function" and not inner.users):
+                raise _Whole(f"{op} has a constant of its own, or checks something")
             elif inner.op == "call_function":
                 env[inner] = self.copied(inner, env)
         return None

@@ -112,17 +112,21 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     for op in TABLE:
         if op in table and not any(argument.alias_info is not None for argument in op._schema.arguments):
             table.pop(op)
-    for op in [op for op in table if op._schema.name in _CHECKED | _WHOLE]:
+    for op in [op for op in table if _kept(op)]:
         table.pop(op)
     table.update(recurrent.decompositions(table))
     try:
         # torch asks things of sizes for its own sake, such as whether a result that is a view is like its base: no assumptions.
         with quiet(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-            found = by_node(program, table, _stays)
+            found = by_node(program, table, lambda node: _stays(node) or _kept(node.target))
             # Without dropout: torch would copy there, and writes behind it would not reach what is before it.
             return found or (by_node(program, {}, lambda node: True) or program).run_decompositions(table)
     except Exception as error:
         raise translated(error) from error
+
+
+def _kept(op: object) -> bool:
+    return isinstance(op, torch._ops.OpOverload) and op._schema.name in _CHECKED | _WHOLE
 
 
 def _stays(node: torch.fx.Node) -> bool:

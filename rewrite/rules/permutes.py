@@ -5,6 +5,7 @@
     reduce (permute x) = permute (reduce x)               likewise pad, slice, expand, and concat of operands permuted alike
     reshape (permute x) = permute (reshape x)             where what it merges or splits lies together in x, as in a group norm
     permute p (permute q x) = permute (q o p) x
+    linear(permute x, w) = permute (sum over k of x_k w_k)   where w mixes a few features that lie apart in x, as in talking heads
 
 So the channels-last images of two convolutions meet through everything between them. Sums may be taken in another order; the rest is
 exact. It is one walk, operands first, and no set of rules: a permutation would need a sweep of the graph for every operation it passes.
@@ -20,10 +21,12 @@ from ...graph import build as b
 from ...graph.dims import product, reshape_groups
 from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import OPS, make
+from ...graph.types import f32, f64
 from ..query import is_weight
 
 Order = tuple[int, ...]
 _FEW = 64  # neighbours whose sums are no rows worth a loop
+_MIXED = 8  # features that are mixed element by element: 16 take as long so as a product and the permutations that it asks for
 
 
 def sink_permutes(graph: Graph) -> Graph:
@@ -149,6 +152,24 @@ def _concat(value: Value, order: Order) -> Value | None:
     return b.permute(_like(value, *(v.inputs[0] for v in value.inputs), attrs=A.AxisAttrs(order[value.attrs.axis])), order)
 
 
+def _linear(value: Value, order: Order) -> Value | None:
+    source, w = value.inputs[0].inputs[0], value.inputs[1]
+    axis = order[-1]
+    between, within = source.shape[:axis], source.shape[axis + 1 :]
+    n, k = w.shape
+    side_by_side = product(within)
+    few = isinstance(n, int) and isinstance(k, int) and n <= _MIXED and k <= _MIXED and source.shape[axis] == k
+    if not few or not is_weight(w) or (isinstance(side_by_side, int) and side_by_side < 2 * _MIXED):
+        return None
+    wide = f64 if value.dtype == f64 else f32
+    parts = b.reshape(b.cast(source, wide), (*between, 1, k, *within))
+    total = b.reduce(b.mul(parts, b.reshape(b.cast(w, wide), (n, k, *(1 for _ in within)))), "sum", axis + 1)
+    for bias in value.inputs[2:]:
+        total = b.add(total, b.reshape(b.cast(bias, wide), (n, *(1 for _ in within))))
+    return b.permute(b.cast(total, value.dtype), order)
+
+
 _ROWS: dict[str, Callable[[Value, Order], Value | None]] = {
     "permute": _permute, "reshape": _reshape, "reduce": _reduce, "pad": _pad, "slice": _slice, "expand": _expand, "concat": _concat,
+    "linear": _linear,
 }

@@ -7,9 +7,10 @@ import torch
 
 from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.loops import emit_loop_kernel
-from sashiko.cpu_codegen.streams import streaming
+from sashiko.cpu_codegen.streams import holds_up, streaming
 from sashiko.graph.dims import Dim, mod, symbol
 from sashiko.graph.types import FROM_TORCH, DType, bf16, boolean, f32, i8, i64
+from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_V3, X86_64_V4
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same, softmax
 from tests.emulation import Runner, runners
@@ -64,6 +65,13 @@ def test_stores_around_the_caches(runner: Runner, known: bool) -> None:
         goes = runner.target.has("avx2") and known and cols % runner.target.lanes(32) == 0
         assert ("!nontemporal" in module.text()) == ("sfence" in module.text()) == goes
     assert streaming(runner.target, kernel, set()) == kernel
+
+
+def test_short_rows_with_masked_ends_are_not_stored_over_what_they_read() -> None:
+    for cols, expected in ((4, True), (16, False), (17, True), (64, False), (200, True), (1000, False)):
+        assert holds_up(X86_64_V4, softmax(3, cols, True)) == expected
+        assert not holds_up(X86_64_V3, softmax(3, cols, True)) and not holds_up(NEOVERSE_N1, softmax(3, cols, True))
+    assert not holds_up(X86_64_V4, softmax(3, 4, False))
 
 
 @pytest.mark.parametrize("dtype", [i8, bf16])

@@ -73,7 +73,9 @@ def check(function: Callable[..., Any], *args: Tensor, dynamic_shapes: Any = Non
     lambda w, x: x * x.sum().item(),
     lambda w, x: torch.empty_like(x).copy_(x),
     lambda w, x: (torch.unbind(F.pad(x, (1, 1)))[0], x.new_zeros(3)),
-], ids=range(11))
+    lambda w, x: torch.linalg.inv(F.pad(x, (0, -2)) + 4 * torch.eye(4)),
+    lambda w, x: F.hardtanh(x + 1, inplace=True),
+], ids=range(13))
 def test_node_by_node(function: Callable[..., Any]) -> None:
     assert check(function, torch.randn(3, 4, 6))
 
@@ -161,6 +163,12 @@ def test_what_is_written_under_two_names_is_left_to_torch() -> None:
 def test_free_sizes(function: Callable[..., Any]) -> None:
     shapes = ((({0: Dim("batch", max=64)}),),)
     assert check(function, torch.randn(3, 4, 6), dynamic_shapes=shapes, other=(torch.randn(7, 4, 6),))
+
+
+def test_what_checks_its_result_is_kept_whole() -> None:
+    """Its parts are a computation and a check, which is an operation without a result."""
+    program, apart = taken_apart(lambda w, x: torch.linalg.inv(F.pad(x, (0, 1))), torch.randn(4, 3))
+    assert apart and aten.linalg_inv.default in {node.target for node in program.graph.nodes}
 
 
 def random_program(seed: int) -> Callable[..., Any]:

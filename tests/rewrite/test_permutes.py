@@ -12,7 +12,7 @@ import sashiko
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.types import QParams, f32, i8, u8
+from sashiko.graph.types import DType, QParams, bf16, f32, f64, i8, u8
 from sashiko.graph.verify import verify
 from sashiko.rewrite.query import is_weight
 from sashiko.rewrite.rules.permutes import sink_permutes
@@ -86,6 +86,30 @@ def test_group_norms_are_reduced_side_by_side(channels: int, groups: int, kind: 
     torch.testing.assert_close(run(result, data), run(graph, data), rtol=1e-5, atol=1e-4)
     assert permuted(result) in ([], ["reduce"], ["reshape"])
     assert sum(v.op == "reduce" for v in result.order) == (2 if groups == 3 else 1)
+
+
+@pytest.mark.parametrize("dtype", [f32, f64, bf16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("features", "within", "mixed"), [((4, 3), 20, True), ((8, 8), 20, True), ((9, 2), 20, False), ((4, 3), 3, False)])
+def test_few_features_are_mixed_where_they_lie(features: tuple[int, int], within: int, mixed: bool, bias: bool, dtype: DType) -> None:
+    """As heads of an attention are: [2, K, 5, within] stays as it is. Many are a product, and so are few of few places."""
+    k, n = features
+    x = b.input_(0, dtype, (2, k, 5, within))
+    weight, addend = torch.randn(n, k, dtype=dtype.torch), torch.randn(n, dtype=dtype.torch)
+    parts = (b.constant(weight, "w", True), *((b.constant(addend, "b", True),) if bias else ()))
+    graph = Graph((x,), (b.permute(b.linear(b.permute(x, LAST), *parts), FIRST),))
+    result = sink_permutes(graph)
+    verify(result)
+    assert (permuted(result) == []) == mixed == all(v.op != "linear" for v in result.order)
+    data = [torch.randn(2, k, 5, within, dtype=dtype.torch)]
+    bound = 8 * torch.finfo(dtype.torch).eps
+    torch.testing.assert_close(run(result, data), run(graph, data), rtol=bound, atol=4 * bound)
+
+
+def test_neighbours_are_no_mixture() -> None:
+    """What a linear sums lies side by side already."""
+    graph = Graph((X,), (b.linear(b.permute(X, (1, 2, 0, 3)), b.constant(torch.randn(2, 3))),))
+    assert sink_permutes(graph).outputs == graph.outputs
 
 
 def test_what_does_not_lie_together_is_reshaped_after_the_permutation() -> None:
