@@ -23,12 +23,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from ..diagnostics.dump import say
+
 aten = torch.ops.aten
 
 # Composites whose result is a tensor of its own. Of others without a word about it in their schema, type_as for one, it may be an argument.
 _NEW: frozenset[Any] = frozenset({
     aten.batch_norm.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.layer_norm.default, aten.linear.default,
-    aten.matmul.default,
+    aten.log_softmax.int, aten.matmul.default, aten.scaled_dot_product_attention.default, aten.softmax.int,
 })
 _RENAMED: Mapping[Any, Any] = {aten.item.default: aten._local_scalar_dense.default}
 _VIEWS: frozenset[Any] = frozenset({aten._unsafe_view.default})  # although its schema does not say so
@@ -49,9 +51,10 @@ def by_node(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]], s
     try:
         for node in nodes:
             walk.visit(node, stays(node))
-    except _Whole:
+        return _like(program, walk.graph)
+    except Exception as error:  # also what a decomposition raises: the walk over the whole program decides whether that matters
+        say(2, f"decomposed as a whole: {error}")
         return None
-    return _like(program, walk.graph)
 
 
 @dataclass
@@ -138,7 +141,8 @@ class _Walk:
         def call(*values: Any) -> Any:
             given = dict(zip(nodes, values, strict=True))
             args, kwargs = pytree.tree_unflatten([given.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
-            return self.table.get(op, op)(*args, **kwargs)  # a composite takes itself apart before anything looks into the table
+            result = self.table[op](*args, **kwargs) if op in self.table else NotImplemented
+            return op(*args, **kwargs) if result is NotImplemented else result  # a composite would not look into the table
 
         with torch.no_grad(), self.mode, enable_python_dispatcher():
             traced = make_fx(call, decomposition_table=self.table)(*(leaf.meta["val"] for leaf in nodes.values())).graph
