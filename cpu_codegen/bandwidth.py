@@ -40,7 +40,7 @@ def sizes(target: Target) -> tuple[tuple[str, int], ...]:
 
 def measure(target: Target, levels: tuple[tuple[str, int], ...], effort: Effort = USUAL) -> tuple[Bandwidth, ...]:
     """Measures on this machine, whose vectors and cache lines `target` describes."""
-    library = loaded(emit(target))
+    library = loaded(emit(target), target)
     block = UNROLL * target.vector_bits // 8
     return tuple(_level(library, name, size // (2 * block) * (2 * block), effort) for name, size in levels)
 

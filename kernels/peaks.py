@@ -128,7 +128,7 @@ def _measured(target: Target, micro: MicroKernel, effort: Effort) -> float:
     rhs = _random(_OPERANDS[micro.rhs], micro.nr * micro.step_k * steps * micro.rhs.bytes)
     out = aligned(4 * micro.mr * micro.nr)
     work = 2 * micro.mr * micro.nr * micro.step_k * steps
-    run = Bound(loaded(emit(micro, steps)), "product", (lhs.ctypes.data, rhs.ctypes.data, out.ctypes.data))
+    run = Bound(loaded(emit(micro, steps), target), "product", (lhs.ctypes.data, rhs.ctypes.data, out.ctypes.data))
     return best_rate(run, work, effort) / 1e9
 
 

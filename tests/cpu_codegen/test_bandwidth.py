@@ -17,7 +17,7 @@ SHORT = Effort(1e-4, 1)
 
 def test_copy_and_write_reach_every_byte_and_no_other(target: Target) -> None:
     size = bandwidth.UNROLL * target.vector_bits // 8 * 3
-    library = loaded(bandwidth.emit(target))
+    library = loaded(bandwidth.emit(target), target)
     source, to = aligned(size), aligned(size + 64)
     source[:] = np.arange(size) % 251
     to[:] = 255
@@ -35,7 +35,7 @@ def test_read_loads_every_byte_once_in_each_pass(target: Target) -> None:
     numbers[:] = 0
     last = numbers[-lanes:]  # the last vector of each block goes to the last sum, which is stored last
     last[:] = 7
-    Bound(loaded(bandwidth.emit(target)), "read", (source.ctypes.data, to.ctypes.data, size))(3)
+    Bound(loaded(bandwidth.emit(target), target), "read", (source.ctypes.data, to.ctypes.data, size))(3)
     assert (to.view(np.int32) == 21).all()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sashiko.cpu_codegen import jit
+from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.rate import Bound, Effort, aligned, loaded
 from sashiko.graph.types import bf16, f32, i8
 from sashiko.kernels import peaks
@@ -55,8 +56,21 @@ def test_each_pass_adds_the_whole_product(target: Target) -> None:
     lhs, rhs, out = aligned(1 << 16), aligned(1 << 16), aligned(4 * micro.mr * micro.nr)
     lhs.view(np.float32)[:] = 2
     rhs.view(np.float32)[:] = 0.5
-    Bound(loaded(peaks.emit(micro, steps)), "product", (lhs.ctypes.data, rhs.ctypes.data, out.ctypes.data))(5)
+    Bound(loaded(peaks.emit(micro, steps), target), "product", (lhs.ctypes.data, rhs.ctypes.data, out.ctypes.data))(5)
     assert (out.view(np.float32) == 5 * steps * micro.step_k).all()
+
+
+def test_a_loop_has_the_instructions_of_its_target_alone(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
+    found: list[Target] = []
+
+    def seen(module: Module, machine: Target) -> jit.Library:
+        found.append(machine)
+        return loaded(module, target)
+
+    monkeypatch.setattr(peaks, "loaded", seen)
+    poorer = dataclasses.replace(target, name="poorer")
+    peaks.measure_kind(poorer, "fp32", SHORT)
+    assert found and all(machine is poorer for machine in found)
 
 
 @pytest.mark.parametrize("kind", peaks.KINDS)
