@@ -17,7 +17,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.export.graph_signature import TensorArgument
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -196,8 +196,6 @@ def _like(program: ExportedProgram, graph: Graph) -> ExportedProgram:
         replace(spec, arg=TensorArgument(name=result.name)) if isinstance(result, Node) and isinstance(spec.arg, TensorArgument) else spec
         for spec, result in zip(signature.output_specs, results, strict=True)
     ]
-    assert all(spec.kind in (OutputKind.USER_OUTPUT, OutputKind.TOKEN) or spec.arg == old.arg
-               for spec, old in zip(outputs, signature.output_specs, strict=True))
     return ExportedProgram(
         program.graph_module, graph, replace(signature, output_specs=outputs), program.state_dict, program.range_constraints,
         program.module_call_graph, program.example_inputs, program.constants, verifiers=program.verifiers,

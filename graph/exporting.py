@@ -102,9 +102,9 @@ def has_one_mode(model: torch.nn.Module) -> bool:
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The program with in-place operations, and everything else without a row, decomposed into functional core ATen.
 
-    An operation that has a row, or checks its result, is kept whole; views are decomposed all the same, or functionalization could not
-    see the aliasing. A program that needs none of it is returned as it is. Where it cannot be done node by node, torch traces the whole
-    again, which takes longer than the first time.
+    An operation that has a row, or checks its result, is kept whole. A program that needs none of it is returned as it is. Where it cannot
+    be done node by node, torch traces the whole again, which takes longer than the first time; views are decomposed there all the same,
+    or its functionalization could not see the aliasing.
     """
     if all(_stays(node) for node in program.graph.nodes):
         return program
@@ -126,6 +126,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
 
 def _kept(op: object) -> bool:
+    """Whether an operation without a row is not to be taken apart, either."""
     return isinstance(op, torch._ops.OpOverload) and op._schema.name in _CHECKED | _WHOLE
 
 

@@ -26,7 +26,7 @@ from ..query import is_weight
 
 Order = tuple[int, ...]
 _FEW = 64  # neighbours whose sums are no rows worth a loop
-_MIXED = 8  # features that are mixed element by element: 16 take as long so as a product and the permutations that it asks for
+_MIXED = 8  # features, at most, that are mixed element by element: what reads each element so often is better off as a product
 
 
 def sink_permutes(graph: Graph) -> Graph:
