@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ..graph import attrs as A
 from ..graph import build as b
+from ..graph.aten.quantized import rounded_rows
 from ..graph.ir import Graph, Value
-from ..graph.types import f32
+from ..graph.types import bf16, f32
 from ..stitch.partition import Native, partition
 from ..stitch.program import RecurrenceItem
 from ..stitch.stitcher import stitch
@@ -41,7 +42,8 @@ def step_graph(value: Value, constants: Set[Value]) -> Graph:
 
     with b.at(value.origin):
         x, state, *weights = [operand(number) for number in range(len(value.inputs))]
-        product = b.linear(b.reshape(b.slice_(state, 0, 0, 1), state.shape[1:]), *weights)
+        rounded = _ROUNDINGS[value.attrs.rounding](b.reshape(b.slice_(state, 0, 0, 1), state.shape[1:]))
+        product = b.linear(rounded, b.cast(weights[0], rounded.dtype), *weights[1:])
         states = _CELLS[value.attrs.cell](x, product, state)
         after = b.concat([b.unsqueeze(s, 0) for s in states], 0) if len(states) > 1 else states[0]  # of one state, the axis says nothing
         return Graph(tuple(inputs), (after,), "step")
@@ -71,4 +73,10 @@ _CELLS: dict[str, Callable[[Value, Value, Value], list[Value]]] = {
     "gru": _gru,
     "rnn_tanh": lambda x, product, state: [b.tanh(b.add(x, product))],
     "rnn_relu": lambda x, product, state: [b.relu(b.add(x, product))],
+}
+_ROUNDINGS: dict[str, Callable[[Value], Value]] = {
+    "none": lambda x: x,
+    "rows": lambda x: rounded_rows(x, affine=False),
+    "affine_rows": lambda x: rounded_rows(x, affine=True),
+    "bf16": lambda x: b.cast(x, bf16),
 }

@@ -210,10 +210,12 @@ class AttentionAttrs(NumberAttrs):
 
 @dataclass(frozen=True)
 class RecurrenceAttrs(Attrs):
-    """A row of `recurrence.CELLS`, and whether time runs backwards."""
+    """A row of `recurrence.CELLS`, whether time runs backwards, and how the hidden state is rounded before its product: a row of
+    `rows.ROUNDINGS`."""
 
     cell: str
     reverse: bool
+    rounding: str = "none"
 
 
 @dataclass(frozen=True)

@@ -239,9 +239,11 @@ def attention(q: Value, k: Value, v: Value, mask: Value | None = None, *, scale:
     return _make("attention", q, k, v, *(() if mask is None else (mask,)), attrs=A.AttentionAttrs(scale, causal))
 
 
-def recurrence(cell: str, x: Value, state: Value, w: Value, b: Value | None = None, *, reverse: bool = False) -> Value:
+def recurrence(
+    cell: str, x: Value, state: Value, w: Value, b: Value | None = None, *, reverse: bool = False, rounding: str = "none"
+) -> Value:
     """The states of a recurrent layer; `graph/recurrence.py` has the layout."""
-    return _make("recurrence", x, state, w, *(() if b is None else (b,)), attrs=A.RecurrenceAttrs(cell, reverse))
+    return _make("recurrence", x, state, w, *(() if b is None else (b,)), attrs=A.RecurrenceAttrs(cell, reverse, rounding))
 
 
 def iota(length: Dim, dtype: DType, start: Dim | float = 0, step: Dim | float = 1) -> Value:

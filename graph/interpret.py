@@ -314,7 +314,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "linear": _linear, "qlinear": _qlinear, "int_linear": _int_linear,
     "dequantize_groups": _dequantize_groups, "group_linear": _group_linear, "matmul": _matmul, "int_matmul": _int_matmul,
     "attention": _attention,
-    "recurrence": lambda v, env, x, state, w, b=None: reference(v.attrs.cell, x, state, w, b, v.attrs.reverse),
+    "recurrence": lambda v, env, x, state, w, b=None: reference(v.attrs.cell, x, state, w, b, v.attrs.reverse, v.attrs.rounding),
     "constant": lambda v, env: v.attrs.tensor.detach(), "full": _full, "iota": _iota, "aten": _aten, "get": _get,
 }
 

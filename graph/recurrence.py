@@ -4,7 +4,7 @@
 
 `x`: what a step adds to the product of the hidden state with `w`, the product of the layer's own input in general. `state`: before the
 first step. The result holds the state after every step, the hidden state first; backwards in time with `reverse`, in the order of `x`.
-Gates lie in PyTorch's order.
+Gates lie in PyTorch's order. `rounding` says what is left of the hidden state where it is multiplied; all else reads it as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..diagnostics.errors import InvalidGraph
 from .attrs import Attrs, RecurrenceAttrs
+from .rows import ROUNDINGS
 from .types import TensorType, f32
 
 _Step = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -59,6 +60,8 @@ def states_type(types: tuple[TensorType, ...], attrs: Attrs) -> TensorType:
     """The type of the states. Raises InvalidGraph when the operands do not fit."""
     assert isinstance(attrs, RecurrenceAttrs)
     (x, state, w), told = (t.shape for t in types[:3]), ", ".join(map(str, types))
+    if attrs.rounding not in ROUNDINGS:
+        raise InvalidGraph(f"recurrence: rounding {attrs.rounding!r}; there are {', '.join(ROUNDINGS)}")
     if attrs.cell not in CELLS or any(t.dtype != f32 for t in types):
         raise InvalidGraph(f"recurrence: {attrs.cell} of {told}; there are {', '.join(CELLS)}, of f32")
     cell = CELLS[attrs.cell]
@@ -68,11 +71,11 @@ def states_type(types: tuple[TensorType, ...], attrs: Attrs) -> TensorType:
     return TensorType(f32, (x[0], *state))
 
 
-def reference(cell: str, x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, reverse: bool) -> Tensor:
+def reference(cell: str, x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, reverse: bool, rounding: str = "none") -> Tensor:
     """The states, one step after the other."""
     states: list[Tensor] = []
     for now in x.flip(0) if reverse else x:
-        state = CELLS[cell].step(now, torch.nn.functional.linear(state[0], w, b), state)
+        state = CELLS[cell].step(now, torch.nn.functional.linear(ROUNDINGS[rounding](state[0]), w, b), state)
         states.append(state)
     if not states:
         return x.new_empty((0, *state.shape))

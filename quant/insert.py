@@ -79,9 +79,7 @@ class Inserter:
             else:
                 activations, ranges = self._activations_of(site, found, node)
                 weight, noise = self._weight(found, site, node) if found.weight is not None else (None, None)
-                result = self._linear(node, found, activations[0], weight) if found.operation == "linear" else node
-                if result is node:
-                    self._substitute(node, found, activations, weight)
+                result = self._quantized(node, found, site.scheme.activation, activations, weight)
         if result is not node:
             node.replace_all_uses_with(result)
             self.graph.erase_node(node)
@@ -151,6 +149,18 @@ class Inserter:
         """A name under which a quantizer's buffers fit."""
         return edit.free_name(self.attributes, base, "_scale")
 
+    def _quantized(
+        self, node: Node, found: Operands, chosen: ActivationScheme | None, activations: list[Node], weight: Node | None
+    ) -> Node:
+        """The operation on its quantized operands; the node itself where these could be put in place."""
+        if found.operation == "linear":
+            return self._linear(node, found, activations[0], weight)
+        if found.operation == "recurrence":
+            assert weight is not None
+            return self._recurrence(node, weight, "none" if chosen is None else "rows" if chosen.signed else "affine_rows")
+        self._substitute(node, found, activations, weight)
+        return node
+
     def _linear(self, node: Node, found: Operands, x: Node, w: Node | None) -> Node:
         """float32 linear; a bias that is not [N] is added after it, and narrower types are cast to and from float32."""
         bias = found.bias
@@ -163,6 +173,10 @@ class Inserter:
             result = self._call(aten.add.Tensor, (result, bias), node)
         return self._call(aten.to.dtype, (result, node.meta["val"].dtype), node) if narrow else result
 
+    def _recurrence(self, node: Node, weight: Node, rounding: str) -> Node:
+        """The same layer with another weight, its hidden state rounded before the product: a row of `graph/rows.py`."""
+        return self._call(node.target, (*node.args[:3], weight, *node.args[4:6], rounding), node)
+
     def _substitute(self, node: Node, found: Operands, activations: list[Node], weight: Node | None) -> None:
         """The same operation on the quantized operands, in its own type."""
         before = [*found.activations, *([found.weight] if found.weight is not None else [])]
@@ -172,6 +186,10 @@ class Inserter:
 
     def _narrow(self, node: Node, found: Operands) -> Node:
         """The same operation with its tensors in bf16, and its result in the type it had."""
+        if found.operation == "recurrence":
+            assert found.weight is not None
+            weight = self._call(aten.to.dtype, (found.weight, torch.bfloat16), node)
+            return self._recurrence(node, self._float(weight, node), "bf16")
         floats = [n for n in node.all_input_nodes if n.meta["val"].dtype == torch.float32]
         pairs = {n: self._call(aten.to.dtype, (n, torch.bfloat16), node) for n in floats}
         args = tuple(pairs.get(a, a) if isinstance(a, Node) else a for a in node.args)

@@ -29,7 +29,6 @@ NEVER = {
     "bilinear": "bilinear multiplies activations with activations",
     "baddbmm": "a product with a batch of matrices stays in floating point",
     "_grouped_mm": _GROUPS,
-    "recurrence": "the product with the hidden state stays in floating point: what is rounded would be fed back",
     "lstm": _WHOLE,
     "gru": _WHOLE,
     "rnn_tanh": _WHOLE,
@@ -44,7 +43,8 @@ NEVER = {
 class Operands:
     """linear: activation[..., K] @ weight + bias, the weight [N, K] as in linear, or [K, N] (`transposed`). convolution: weight [N, ...].
 
-    matmul and attention: their activations alone. embedding: the table alone.
+    recurrence: the weight [N, K] alone, since the hidden state is inside. matmul and attention: their activations alone. embedding: the
+    table alone.
     """
 
     operation: Operation
@@ -127,6 +127,14 @@ def _convolution(node: Node, constants: Constants) -> Operands | str:
     return why or Operands("convolution", (x,), weight, bias=bias if isinstance(bias, Node) else None)
 
 
+def _recurrence(node: Node, constants: Constants) -> Operands | str:
+    weight = node.args[3]
+    assert isinstance(weight, Node)
+    if not constants.is_constant(weight):
+        return "the weight is an activation"
+    return Operands("recurrence", (), weight) if constants.value(weight).numel() else "the weight is empty"
+
+
 def _attention(node: Node, constants: Constants) -> Operands | str:
     factors = node.args[:3]
     nodes = [f for f in factors if isinstance(f, Node)]
@@ -145,6 +153,7 @@ def _embedding(node: Node, constants: Constants) -> Operands | str:
 _READERS: dict[str, Callable[[Node, Constants], Operands | str]] = {
     **dict.fromkeys(FACTORS, _product),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _convolution),
+    "recurrence": _recurrence,
     "scaled_dot_product_attention": _attention,
     "embedding": _embedding,
 }

@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 import torch
 
+from ..graph.rows import choose_affine_rows, choose_rows, dequantize_rows, quantize_rows
+
 _SCHEMAS = (
     "quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> Tensor",
     "dequantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype, *, "
@@ -77,35 +79,6 @@ def dequantize_groups_reference(
     return (grouped * scales.reshape(-1, 1)).reshape(q.shape).to(out_dtype)
 
 
-def choose_rows_reference(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales max|x| / 127 and zero points 0 for each row of the last axis, [..., 1]. A row below 1e-5 throughout counts as that."""
-    scales = x.abs().amax(-1, keepdim=True).clamp(min=1e-5).div(127)
-    return scales, torch.zeros_like(scales)
-
-
-def choose_affine_rows_reference(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero points with which each row fills [-128, 127]; both [..., 1], float64 and int64."""
-    low, high = x.amin(-1, keepdim=True).clamp(max=0.0), x.amax(-1, keepdim=True).clamp(min=0.0)
-    scales = ((high - low) / 255.0).clamp(min=torch.finfo(torch.float32).eps)
-    below, above = low / scales, high / scales
-    zeros = torch.where(below + above - 1.0 > 0, -128 - below, 127 - above).clamp(-128, 127).round()
-    return scales.to(torch.float64), zeros.to(torch.int64)
-
-
-def quantize_rows_reference(
-    x: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, qmin: int, qmax: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """As `quantize_reference`, with a scale and zero point [..., 1] for each row."""
-    return (x * (1.0 / scales) + zero_points).round().clamp(qmin, qmax).to(dtype)
-
-
-def dequantize_rows_reference(
-    q: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, qmin: int, qmax: int, dtype: torch.dtype, out_dtype: torch.dtype
-) -> torch.Tensor:
-    """The reals that the integers of each row stand for."""
-    return ((q - zero_points) * scales).to(out_dtype)
-
-
 def _ensure_registered(namespace: str) -> None:
     """Registers the operators in `namespace` unless torch has them.
 
@@ -121,8 +94,8 @@ def _ensure_registered(namespace: str) -> None:
 def define(namespace: str) -> None:
     """Defines the operators in `namespace`. Raises RuntimeError when it has operators of these names already."""
     bodies: tuple[Callable[..., object], ...] = (
-        quantize_reference, dequantize_reference, dequantize_channels_reference, dequantize_groups_reference, choose_rows_reference,
-        choose_affine_rows_reference, quantize_rows_reference, dequantize_rows_reference,
+        quantize_reference, dequantize_reference, dequantize_channels_reference, dequantize_groups_reference, choose_rows,
+        choose_affine_rows, quantize_rows, dequantize_rows,
     )
     for schema, body in zip(_SCHEMAS, bodies, strict=True):
         name = f"{namespace}::{schema.split('(')[0]}"

@@ -19,6 +19,7 @@ from .scheme import FP32, ActivationScheme, OpScheme, Override, Scheme, Where
 
 _UNNAMED = {
     "convolution": "the scheme leaves convolutions in floating point",
+    "recurrence": "the scheme leaves products with a hidden state in floating point",
     "matmul": "both factors are activations, which the scheme leaves in floating point",
     "attention": "attention multiplies activations with activations, which the scheme leaves in floating point",
 }
@@ -61,12 +62,13 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, exclude: Iterable[
 
 
 def fitting(chosen: OpScheme, operation: str) -> OpScheme:
-    """What a scheme means for a kind of operation: rows and weights alone are for linears; a table's activations are its indices."""
+    """What a scheme means for a kind of operation: rows and weights alone are for linears; a table's activations are its indices. A hidden
+    state has a scale for each row always: what one range for all times leaves of it would be fed back."""
     if chosen.activation is None or chosen.weight is None or operation == "linear":
         return chosen
     if operation == "embedding":
         return replace(chosen, activation=None)
-    return replace(chosen, activation=replace(chosen.activation, granularity="tensor"))
+    return replace(chosen, activation=replace(chosen.activation, granularity="row" if operation == "recurrence" else "tensor"))
 
 
 def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: Constants) -> QuantSite:
@@ -91,10 +93,10 @@ def _refusal(site: QuantSite, scheme: Scheme, by_caller: bool) -> str:
         return _UNNAMED.get(site.operation, "the scheme leaves it in floating point")
     if site.scheme == FP32:
         return "the scheme keeps it in fp32"
-    if site.scheme.activation is None and site.scheme.quantized and site.operation not in ("linear", "embedding"):
-        return f"weights alone are quantized in linears and tables, not in a {site.operation}"
-    weight = site.scheme.weight
-    if weight is not None and weight.granularity == "group" and (site.operation != "linear" or site.features[0] % weight.group):
+    if site.scheme.activation is None and site.scheme.quantized and site.operation not in ("linear", "recurrence", "embedding"):
+        return f"weights alone are quantized in linears, recurrent layers and tables, not in a {site.operation}"
+    weight, grouped = site.scheme.weight, site.operation in ("linear", "recurrence")
+    if weight is not None and weight.granularity == "group" and (not grouped or site.features[0] % weight.group):
         return f"groups of {weight.group} do not divide its {site.features[0]} inputs"
     return ""
 

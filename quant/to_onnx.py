@@ -129,7 +129,32 @@ _STEPS = {
 }
 
 
-def _step(cell: str) -> Any:
+# What is left of the rows of the hidden state h where it is multiplied: the functions of `graph/rows.py` in the text form of ONNX.
+_ROUNDINGS = {
+    "none": "rounded = Identity(h)",
+    "rows": "size = Abs(h) most = ReduceMax<keepdims=1>(size, last) end = Max(most, least) scale = Div(end, top) "
+            "inverse = Reciprocal(scale) real = Mul(h, inverse) whole = Round(real) held = Clip(whole, bottom, top) "
+            "rounded = Mul(held, scale)",
+    "affine_rows": "lowest = ReduceMin<keepdims=1>(h, last) highest = ReduceMax<keepdims=1>(h, last) low = Min(lowest, nought) "
+                   "high = Max(highest, nought) range = Sub(high, low) step = Div(range, steps) scale = Max(step, least) "
+                   "below = Div(low, scale) above = Div(high, scale) both = Add(below, above) from_low = Greater(both, one) "
+                   "by_low = Sub(bottom, below) by_high = Sub(top, above) point = Where(from_low, by_low, by_high) "
+                   "near = Clip(point, bottom, top) origin = Round(near) inverse = Reciprocal(scale) real = Mul(h, inverse) "
+                   "moved = Add(real, origin) whole = Round(moved) held = Clip(whole, bottom, top) back = Sub(held, origin) "
+                   "rounded = Mul(back, scale)",
+}
+_LEAST = {"none": 0.0, "rows": 1e-5, "affine_rows": torch.finfo(torch.float32).eps}
+
+
+def _rounding(name: str) -> str:
+    """With the numbers that it names."""
+    bottom = -128.0 if name == "affine_rows" else -127.0
+    numbers = {"bottom": bottom, "top": 127.0, "steps": 255.0, "nought": 0.0, "one": 1.0, "least": _LEAST[name]}
+    made = " ".join(f"{key} = Constant<value_float={value}>()" for key, value in numbers.items())
+    return f"last = Constant<value_ints=[-1]>() {made} {_ROUNDINGS[name]}"
+
+
+def _step(cell: str, rounding: str) -> Any:
     """The body of a Scan whose state holds what does not change, too: it names nothing outside."""
     from onnx import parser
     from onnx_ir import serde
@@ -137,8 +162,8 @@ def _step(cell: str) -> Any:
     parts = "hidden, memory = Split<axis=0, num_outputs=2>(state)" if cell == "lstm" else "hidden = Identity(state)"
     text = f"""step (float[S, B, H] state, float[H, G] w, float[K] b, float[B, G] x)
         => (float[S, B, H] next, float[H, G] w_next, float[K] b_next, float[S, B, H] states) {{
-        zero = Constant<value_ints=[0]>() {parts} h = Squeeze(hidden, zero) hw = MatMul(h, w) p = Add(hw, b) {_STEPS[cell]}
-        w_next = Identity(w) b_next = Identity(b) states = Identity(next) }}"""
+        zero = Constant<value_ints=[0]>() {parts} h = Squeeze(hidden, zero) {_rounding(rounding)} hw = MatMul(rounded, w) p = Add(hw, b)
+        {_STEPS[cell]} w_next = Identity(w) b_next = Identity(b) states = Identity(next) }}"""
     return serde.deserialize_graph(parser.parse_graph(text))
 
 
@@ -187,10 +212,10 @@ def _table() -> dict[Callable[..., Any], Callable[..., Any]]:
         grouped = op.DequantizeLinear(rows, op.Reshape(scales, flat), zeros, axis=0)
         return op.Cast(op.Reshape(grouped, op.Shape(q)), to=out_dtype)
 
-    def recurrence(cell: str, x: Any, state: Any, w: Any, b: Any, reverse: bool) -> Any:
+    def recurrence(cell: str, x: Any, state: Any, w: Any, b: Any, reverse: bool, rounding: str = "none") -> Any:
         fixed = op.Transpose(w, perm=[1, 0]), op.Constant(value_floats=[0.0]) if b is None else b
         ways = {"scan_input_directions": [int(reverse)], "scan_output_directions": [int(reverse)]}
-        node = op.Scan(state, *fixed, x, body=_step(cell), num_scan_inputs=1, **ways).producer()
+        node = op.Scan(state, *fixed, x, body=_step(cell, rounding), num_scan_inputs=1, **ways).producer()
         node.resize_outputs(4)  # the exporter does not know how many a Scan has
         return node.outputs[3]
 

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from accuracy.jobs import Call, Job, Metrics
-from accuracy.models import LanguageModel, deterministic, set_rate
+from accuracy.models import LanguageModel, RecurrentLanguageModel, deterministic, set_rate
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache"
 TRAINING = (
@@ -28,7 +29,7 @@ HELD_OUT = ("bz2", "cgitb", "fnmatch", "hmac", "netrc", "selectors", "shutil", "
 
 @dataclass(frozen=True)
 class Settings:
-    """How a language model is trained. steps: of `batch` windows of `context` bytes."""
+    """How a language model is trained. steps: of `batch` windows of `context` bytes. cell: of a recurrent network; none: a transformer."""
 
     width: int = 128
     layers: int = 2
@@ -37,6 +38,15 @@ class Settings:
     batch: int = 12
     peak: float = 3e-3
     seed: int = 0
+    cell: str = ""
+
+    def untrained(self) -> nn.Module:
+        if self.cell:
+            return RecurrentLanguageModel(self.cell, self.width)
+        return LanguageModel(self.width, self.layers, self.width // 32, self.context)
+
+
+RECURRENT = tuple(Settings(256, 1, steps=600, batch=16, peak=5e-3, cell=cell) for cell in ("LSTM", "GRU"))
 
 
 def source_bytes(names: tuple[str, ...], limit: int | None = None) -> torch.Tensor:
@@ -46,11 +56,11 @@ def source_bytes(names: tuple[str, ...], limit: int | None = None) -> torch.Tens
     return torch.frombuffer(bytearray(text[:limit]), dtype=torch.uint8).long()
 
 
-def train_language_model(settings: Settings = Settings(), text: torch.Tensor | None = None) -> LanguageModel:
+def train_language_model(settings: Settings = Settings(), text: torch.Tensor | None = None) -> nn.Module:
     """A trained model in evaluation mode, on `text` or on the sources of `TRAINING`."""
     text = source_bytes(TRAINING) if text is None else text
     with deterministic(settings.seed):
-        model = LanguageModel(settings.width, settings.layers, settings.width // 32, settings.context)
+        model = settings.untrained()
         optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05, betas=(0.9, 0.99))
         reach = torch.arange(settings.context + 1)
         for step in range(settings.steps):
@@ -64,7 +74,7 @@ def train_language_model(settings: Settings = Settings(), text: torch.Tensor | N
     return model.eval()
 
 
-def language_model(settings: Settings = Settings()) -> LanguageModel:
+def language_model(settings: Settings = Settings()) -> nn.Module:
     """As `train_language_model` on the standard library, from the cache when it was trained on these very bytes before."""
     from safetensors.torch import load_file, save_file
 
@@ -72,7 +82,7 @@ def language_model(settings: Settings = Settings()) -> LanguageModel:
     key = hashlib.sha256(text.to(torch.uint8).numpy().tobytes() + repr(sorted(asdict(settings).items())).encode()).hexdigest()[:16]
     path = CACHE / f"language-{key}.safetensors"
     if path.exists():
-        model = LanguageModel(settings.width, settings.layers, settings.width // 32, settings.context)
+        model = settings.untrained()
         model.load_state_dict(load_file(path))
         return model.eval()
     model = train_language_model(settings, text)
@@ -108,7 +118,12 @@ def perplexity(model: Callable[[torch.Tensor], torch.Tensor], held_out: torch.Te
 
 
 def jobs(settings: Settings = Settings(), batch: int = 16) -> Iterator[Job]:
-    """Trains on the first run, which takes a minute or two."""
+    """Trains on the first run, which takes a minute or two for the transformer, and one for each recurrent network."""
+    for each in (settings, *RECURRENT):
+        yield _job(each, batch)
+
+
+def _job(settings: Settings, batch: int) -> Job:
     model = language_model(settings)
     held_out = windows(source_bytes(HELD_OUT, 200_000), settings.context)
 
@@ -117,6 +132,5 @@ def jobs(settings: Settings = Settings(), batch: int = 16) -> Iterator[Job]:
 
     example = (held_out[:batch, :-1].contiguous(),)
     # The search bounds the relative increase.
-    yield Job(
-        "language model", model, calibration(settings.context, batch=batch), example, judge, score=lambda m: -math.log(m["perplexity"])
-    )
+    name = f"language model, {settings.cell or 'transformer'}"
+    return Job(name, model, calibration(settings.context, batch=batch), example, judge, score=lambda m: -math.log(m["perplexity"]))

@@ -111,6 +111,19 @@ class LanguageModel(nn.Module):
         return result
 
 
+class RecurrentLanguageModel(nn.Module):
+    """One layer of cells over bytes; int64 [B, S] -> logits [B, S, 256]. cell: LSTM, GRU or RNN."""
+
+    def __init__(self, cell: str, width: int = 256) -> None:
+        super().__init__()
+        self.token, self.head = nn.Embedding(256, width // 2), nn.Linear(width, 256)
+        self.cells = getattr(nn, cell)(width // 2, width, batch_first=True)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.cells(self.token(ids))[0])
+        return result
+
+
 def train_digits_cnn(seed: int = 0, epochs: int = 8, data: Digits | None = None, width: int = 16) -> DigitsCnn:
     """A trained `DigitsCnn` in evaluation mode; some seconds."""
     with deterministic(seed):

@@ -21,6 +21,7 @@ from ..ir import Graph, Value
 from ..types import FROM_TORCH, QParams, TensorType, f32, f64
 from .call import Call, Row
 from .choose_qparams import ROWS as CHOOSE_ROWS
+from .choose_qparams import per_token, per_token_asymmetric
 from .weight_only import ROWS as GROUP_ROWS
 
 
@@ -145,6 +146,14 @@ def dequantize_channel(c: Call, x: Value, scales: Any, zeros: Any, axis: int, qm
 
 def dequantize_token(c: Call, x: Value, scales: Any, zeros: Any, qmin: Any, qmax: Any, dtype: torch.dtype, *_: Any) -> Value:
     return b.cast(_spelled(x, _narrow(scales), _zero(zeros)), c.dtype)
+
+
+def rounded_rows(x: Value, affine: bool) -> Value:
+    """What integers leave of each row, with a scale from the row itself, and with `affine` a zero point."""
+    c = Call(x.tensor, frozenset((0, 1)))
+    choose, low = (per_token_asymmetric, -128) if affine else (per_token, -127)
+    parameters = *choose(c, x, torch.int8), low, 127, torch.int8
+    return dequantize_token(c, quantize_token(c, x, *parameters), *parameters)
 
 
 _OVERLOADS = ("default", "tensor", "tensor2")

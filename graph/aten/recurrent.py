@@ -19,21 +19,39 @@ from ..ir import Value
 from ..recurrence import CELLS, reference
 from .call import Call, Row
 
-_SCHEMA = "(str cell, Tensor x, Tensor state, Tensor w, Tensor? b, bool reverse) -> Tensor"
+_SCHEMA = '(str cell, Tensor x, Tensor state, Tensor w, Tensor? b, bool reverse, str rounding="none") -> Tensor'
 _NAME = "sashiko::recurrence"
 
 
-def _recurrence(cell: str, x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, reverse: bool) -> Tensor:
-    return reference(cell, x, state, w, b, reverse)
+def _recurrence(cell: str, x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, reverse: bool, rounding: str = "none") -> Tensor:
+    return reference(cell, x, state, w, b, reverse, rounding)
 
 
-def _shape(cell: str, x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, reverse: bool) -> Tensor:
+def _shape(cell: str, x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, reverse: bool, rounding: str = "none") -> Tensor:
     return x.new_empty((x.shape[0], *state.shape))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    cell, *tensors, reverse, rounding = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.options = cell, reverse, rounding
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    """Walks through time once more: what a step leaves for its gradients is not kept between the calls."""
+    cell, reverse, rounding = ctx.options
+    with torch.enable_grad():
+        tensors: list[Tensor] = [t.detach().requires_grad_() for t in ctx.saved_tensors if t is not None]
+        x, state, w, *b = tensors
+        states = reference(cell, x, state, w, b[0] if b else None, reverse, rounding)
+    found = torch.autograd.grad(states, tensors, gradient)
+    return None, *found, *(() if b else (None,)), None, None
 
 
 torch.library.define(_NAME, _SCHEMA)
 torch.library.impl(_NAME, "CPU", _recurrence)
 torch.library.register_fake(_NAME, _shape)
+torch.library.register_autograd(_NAME, _gradients, setup_context=_keep)
 RECURRENCE: torch._ops.OpOverload = torch.ops.sashiko.recurrence.default
 
 
@@ -98,8 +116,10 @@ def decompositions(others: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callab
     return {op: decomposition(cell, others[op]) for op, cell in operations.items() if op in others}
 
 
-def recurrence(c: Call, cell: str, x: Value, state: Value, w: Value, bias: Value | None, reverse: bool) -> Value:
-    return b.recurrence(cell, x, state, w, bias, reverse=reverse)
+def recurrence(
+    c: Call, cell: str, x: Value, state: Value, w: Value, bias: Value | None, reverse: bool, rounding: str = "none"
+) -> Value:
+    return b.recurrence(cell, x, state, w, bias, reverse=reverse, rounding=rounding)
 
 
 ROWS: dict[Any, Row] = {RECURRENCE: recurrence}

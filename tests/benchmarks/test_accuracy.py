@@ -19,6 +19,8 @@ from accuracy.jobs import FP32, Job, Peer, Row, own_rows, peer_rows
 from accuracy.models import Digits, DigitsCnn, DigitsTransformer, digits_data, top1, train_digits_cnn, train_digits_transformer
 from accuracy.outliers import with_outliers
 
+import sashiko
+
 SMALL = language.Settings(width=32, layers=1, context=32, steps=30, batch=8)
 
 
@@ -100,6 +102,20 @@ def test_language_model_learns_and_perplexity_is_exact() -> None:
     assert language.perplexity(trained, held_out) < 10
     uniform = language.perplexity(lambda ids: torch.zeros(*ids.shape, 256), held_out)
     assert math.isclose(uniform, 256, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+def test_recurrent_language_models_learn_and_quantize(cell: str) -> None:
+    """The rounding that is fed back at every byte costs a trained model hardly anything."""
+    text = language.source_bytes(language.TRAINING, 200_000)
+    held_out = language.windows(language.source_bytes(language.HELD_OUT, 20_000), 64)
+    model = language.train_language_model(language.Settings(64, 1, 64, steps=120, batch=16, peak=1e-2, cell=cell), text)
+    exact = language.perplexity(model, held_out)
+    assert exact < 20
+    for preset in ("int8", "int8-static", "int8-dynamic"):
+        small = sashiko.quantize(model, [held_out[:8, :-1]], preset=preset)
+        assert "recurrence" in [item.site.operation for item in small.record.sites]
+        assert language.perplexity(small, held_out) < 1.002 * exact
 
 
 def test_language_model_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from sashiko.diagnostics.errors import InvalidGraph
 from sashiko.graph import build as b
 from sashiko.graph.aten.recurrent import RECURRENCE, Layers
 from sashiko.graph.exporting import export
-from sashiko.graph.recurrence import CELLS
+from sashiko.graph.recurrence import CELLS, reference
 from sashiko.graph.types import bf16, f32
 from tests.graph.cells import LAYERS, layer, leaves
 
@@ -62,6 +63,31 @@ def test_gradients_and_packed_sequences_are_left_to_pytorch() -> None:
     assert torch.equal(found, model(packed)[0].data)
 
 
+@pytest.mark.parametrize("cell", LAYERS)
+@pytest.mark.parametrize("rounding", ["none", "rows"])
+def test_gradients_pass(cell: str, rounding: str) -> None:
+    """As through the steps written out, where a rounding is a constant added to what is rounded."""
+    model, x = layer(cell), torch.randn(4, 3, 20 if cell == "lstm" else 15 if cell == "gru" else 5, requires_grad=True)
+    state = torch.randn(CELLS[cell].states, 3, 5, requires_grad=True)
+    given = (cell, x, state, model.weight_hh_l0, model.bias_hh_l0, True, rounding)
+    weight = torch.randn(4, *state.shape)
+    tensors = [t for t in given if isinstance(t, torch.Tensor)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = torch.autograd.grad(RECURRENCE(*given), tensors, weight)
+    expected = torch.autograd.grad(reference(*given), tensors, weight)
+    assert all(torch.equal(a, b) and bool(a.any()) for a, b in zip(found, expected, strict=True))
+
+
+def test_gradients_are_those_of_pytorch() -> None:
+    model, x = layer("lstm", bias=False), torch.randn(4, 3, 6)
+    model(x)[0].square().sum().backward()
+    given = (model.weight_ih_l0 @ x.transpose(1, 2)).transpose(1, 2)
+    w = model.weight_hh_l0.detach().clone().requires_grad_()
+    RECURRENCE("lstm", given, torch.zeros(2, 3, 5), w, None, False)[:, 0].square().sum().backward()
+    torch.testing.assert_close(w.grad, model.weight_hh_l0.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_operands_that_do_not_fit() -> None:
     x, state, w = (b.input_(n, f32, shape) for n, shape in enumerate(((7, 2, 20), (2, 2, 5), (20, 5))))
     assert b.recurrence("lstm", x, state, w).shape == (7, 2, 2, 5)
@@ -69,6 +95,8 @@ def test_operands_that_do_not_fit() -> None:
         b.recurrence("indrnn", x, state, w)
     with pytest.raises(InvalidGraph, match="G = 3, S = 1 of gru"):
         b.recurrence("gru", x, state, w)
+    with pytest.raises(InvalidGraph, match="'columns'; there are none, rows"):
+        b.recurrence("lstm", x, state, w, rounding="columns")
     with pytest.raises(InvalidGraph, match="of f32"):
         b.recurrence("lstm", x, state, b.cast(w, bf16))
     with pytest.raises(InvalidGraph, match="do not fit"):

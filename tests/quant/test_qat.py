@@ -45,6 +45,39 @@ def test_fake_quantizers_compute_what_the_converted_model_computes(name: str) ->
     torch.testing.assert_close(small(data[0]), after, rtol=0, atol=step_of(after))
 
 
+class Tagger(nn.Module):
+    def __init__(self, cell: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.cells, self.head = cell(8, 16, batch_first=True, bidirectional=True), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.cells(x)[0])
+        return result
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_train(cell: type[nn.RNNBase], name: str) -> None:
+    """Through the rounding of what is fed back, too; a number that is rounded the other way is fed back."""
+    torch.manual_seed(0)
+    model, data = Tagger(cell).eval(), [torch.randn(4, 7, 8) for _ in range(3)]
+    trained = prepare_qat(model, data, preset=SCHEMES[name])
+    before = trained(data[0]).detach()
+    torch.testing.assert_close(before, quantize(model, data, preset=SCHEMES[name])(data[0]), rtol=0, atol=2 * step_of(before))
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.05)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = (trained(data[1]) - data[1][..., :4]).square().mean()
+        loss.backward()
+        assert all(p.grad is not None and bool(p.grad.isfinite().all()) and bool(p.grad.any()) for p in trained.parameters())
+        losses.append(loss.item())
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    after = trained(data[0]).detach()
+    torch.testing.assert_close(trained.convert()(data[0]), after, rtol=0, atol=2 * step_of(after))
+
+
 def test_every_parameter_and_scale_gets_a_gradient() -> None:
     model = Attention().eval()
     trained = prepare_qat(model, [torch.randn(2, 5, 16)], preset="int8-minmax")

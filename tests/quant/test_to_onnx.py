@@ -92,11 +92,13 @@ def test_bert(preset: Any, tmp_path: Path) -> None:
     assert max(steps(small, tmp_path / "b.onnx", b) for b in (tokens(3, 9), tokens(2, 6))) < 1
 
 
+@pytest.mark.parametrize("signed", [None, False, True], ids=["head alone", "affine", "signed"])
 @pytest.mark.parametrize(("cell", "options"), [
     (nn.LSTM, {"bidirectional": True}), (nn.GRU, {}), (nn.RNN, {"bias": False}), (nn.RNN, {"nonlinearity": "relu", "bidirectional": True}),
 ])
-def test_recurrent_layers(cell: type[nn.RNNBase], options: dict[str, Any], tmp_path: Path) -> None:
-    """Walks through time with the length of the call. Only the head is quantized."""
+def test_recurrent_layers(cell: type[nn.RNNBase], options: dict[str, Any], signed: bool | None, tmp_path: Path) -> None:
+    """Walks through time with the length of the call. What is fed back is rounded as in the module, unless the head alone is quantized.
+    Both are not, since ONNX Runtime rounds what goes into products with integer weights once more."""
 
     class Tagger(nn.Module):
         def __init__(self) -> None:
@@ -108,14 +110,17 @@ def test_recurrent_layers(cell: type[nn.RNNBase], options: dict[str, Any], tmp_p
             out, last = self.cells(x)
             return out, last, self.head(out)
 
-    small = quantize(Tagger().eval(), [torch.randn(3, 7, 8)], preset="int8-weight", exclude=[cell])
+    exact, ways = signed is None, 1 + options.get("bidirectional", False)
+    hidden = Scheme(OpScheme(ActivationScheme(signed=bool(signed))), operations=("recurrence",))
+    small = quantize(Tagger().eval(), [torch.randn(3, 7, 8)], preset="int8-weight" if exact else hidden, exclude=[cell] if exact else ())
+    assert [item.site.operation for item in small.record.sites] == (["linear"] if exact else ["recurrence"] * ways)
     export_onnx(small, tmp_path / "r.onnx")
-    assert kinds(tmp_path / "r.onnx")["Scan"] == 1 + options.get("bidirectional", False)
+    assert kinds(tmp_path / "r.onnx")["Scan"] == ways
     for batch, length in ((3, 7), (2, 12)):
         given = {"x": torch.randn(batch, length, 8)}
         assert steps(small, tmp_path / "r.onnx", given) < 1
-        exact = [*zip(run(tmp_path / "r.onnx", given), torch.utils._pytree.tree_leaves(small(**given)), strict=True)]
-        assert all(torch.allclose(a, b, rtol=0, atol=1e-6) for a, b in exact[:-1])
+        pairs = [*zip(run(tmp_path / "r.onnx", given), torch.utils._pytree.tree_leaves(small(**given)), strict=True)]
+        assert not exact or all(torch.allclose(a, b, rtol=0, atol=1e-6) for a, b in pairs[:-1])
 
 
 def test_examples_may_be_given(tmp_path: Path) -> None:
