@@ -83,7 +83,9 @@ def test_an_instruction_of_another_processor_is_found(runner: Runner) -> None:
 
     text = """define void @mm(ptr %s, i64 %b, i64 %e) {
       %p = load ptr, ptr %s
-      %v = load <16 x i8>, ptr %p, align 4
+      %w = load i32, ptr %p
+      %l = insertelement <4 x i32> zeroinitializer, i32 %w, i32 0
+      %v = bitcast <4 x i32> %l to <16 x i8>
       %a = call <4 x i32> @llvm.aarch64.neon.smmla.v4i32.v16i8(<4 x i32> zeroinitializer, <16 x i8> %v, <16 x i8> %v)
       %x = extractelement <4 x i32> %a, i32 0
       store i32 %x, ptr %p
