@@ -23,6 +23,9 @@ WEIGHT_TYPES: tuple[tuple[DType, DType], ...] = ((f32, i8), (bf16, i8))  # for c
 def has_kernel(value: Value) -> bool:
     """Whether the kernel table takes a contraction of these types; others are spelled out in loops."""
     types = tuple(v.dtype for v in value.inputs)
+    if value.op == "routed_linear":
+        known = is_weight(value.inputs[1]) and all(isinstance(d, int) for d in (*value.inputs[1].shape, *value.inputs[2].shape))
+        return known and types[:2] in (*GEMM_TYPES, *WEIGHT_TYPES)
     if value.op == "attention":
         depth, width = value.inputs[0].shape[-1], value.inputs[2].shape[-1]
         return types[0] in (f32, bf16) and types[0] == types[1] == types[2] and isinstance(depth, int) and isinstance(width, int)
@@ -30,8 +33,17 @@ def has_kernel(value: Value) -> bool:
 
 
 def gemm_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
-    """The product behind a linear, int_linear, matmul or int_matmul item."""
+    """The product behind an item whose anchor is no attention."""
+    if item.anchor.op == "routed_linear":
+        return _routed_spec(item)
     return _matmul_spec(item) if item.anchor.op in ("matmul", "int_matmul") else _linear_spec(item, constants)
+
+
+def _routed_spec(item: ContractionItem) -> GemmSpec:
+    x, w, ends = item.anchor.inputs
+    (rows, n), (row, column) = item.anchor.shape, item.pointers[0].strides
+    count, lhs = evaluate(ends.shape[0], {}), Strides(0, row, column)
+    return GemmSpec(x.dtype, w.dtype, rows, n, w.shape[1], lhs, item.epilogue, params=item.params, weights=count, routed=True)
 
 
 def _matmul_spec(item: ContractionItem) -> GemmSpec:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..graph.dims import Dim, divides, evaluate, floordiv, mod, substitute, symbol
-from ..graph.ops import column_groups
+from ..graph.products import column_groups
 from ..stitch.loops import Body
 from ..stitch.program import ContractionItem
 from ..stitch.roots import PIECEWISE
@@ -34,6 +34,7 @@ class Blocks:
 
     def of(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The matrices, [N / count, joined * K]."""
+        weight = weight.flatten(0, -2)
         parts = weight.detach().reshape(self.count, self.joined, -1, weight.shape[1] // self.run, self.run)
         whole = parts.new_zeros(self.count, self.joined, *parts.shape[2:4], self.joined, self.run)
         for block in range(self.joined):
@@ -44,6 +45,8 @@ class Blocks:
 def blocks_of(item: ContractionItem, constant: bool) -> Blocks | None:
     """How the weight of a product is cut; None where its columns are in one group. constant: it is known before any call."""
     x, w = item.anchor.inputs[:2]
+    if item.anchor.op == "routed_linear":
+        return Blocks(evaluate(item.anchor.inputs[2].shape[0], {}), 1, evaluate(w.shape[1], {}))
     groups = column_groups(x.shape, w.shape) if item.anchor.op in PIECEWISE else 1
     if groups == 1:
         return None

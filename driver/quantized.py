@@ -29,7 +29,7 @@ from .signature import signature_of
 
 _SAMPLE_SHARE = 0.02
 """Of the budget, for one run of the model over the sample; the simulation of a mix takes some times as long."""
-_PRODUCTS: tuple[Operation, ...] = ("linear", "convolution", "recurrence", "matmul", "attention")
+_PRODUCTS: tuple[Operation, ...] = ("linear", "convolution", "recurrence", "experts", "matmul", "attention")
 
 
 def quantize_and_compile(

@@ -216,7 +216,7 @@ class SegmentBuilder:
         made = self._steps(item, spec)
         self.steps += made
         self.products += [None if isinstance(item, LoopItem) else product_of(self.notes[-1])] * len(made)
-        self.measurable += [unchosen(spec) if isinstance(spec, GemmSpec) else None] * len(made)
+        self.measurable += [unchosen(spec) if isinstance(spec, GemmSpec) and not spec.routed else None] * len(made)
 
     def _recurrence(self, item: RecurrenceItem, specs: StepSpecs) -> None:
         """The steps of one step in time, with operands that move through `x` and the states."""
@@ -296,7 +296,8 @@ class SegmentBuilder:
         steps: list[Step] = []
         left = self._operand(lhs.value, lhs.offset * lhs.value.dtype.bytes)
         if spec.constant_rhs:
-            constant = self.constants.packed((rhs.value, *item.anchor.inputs[2:]), selection.kernel, blocks_of(item, True))
+            weight = item.anchor.inputs[1:2] if spec.routed else (rhs.value, *item.anchor.inputs[2:])
+            constant = self.constants.packed(weight, selection.kernel, blocks_of(item, True))
             if constant not in self._packed:
                 self._packed[constant] = self._buffer("constant", constant, code.packed_bytes, rhs.value)
             right = Operand(self._packed[constant])
@@ -307,6 +308,8 @@ class SegmentBuilder:
                 steps.append(Step(code.pack, (right, packed), (1,), f"{note.label} (pack)"))
                 right = packed
         operands = [left, right, *(self._operand(v) for v in item.operands)]
+        if spec.routed:
+            operands.append(self._operand(item.anchor.inputs[2]))
         reuses = tuple((2 + written, 2 + read) for written, read in in_place(item.epilogue))
         writes = [2 + n for n, v in enumerate(item.operands) if v in item.writes]
         if code.workspace_bytes != 0:

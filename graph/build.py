@@ -16,10 +16,10 @@ import torch
 
 from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
-from .dims import Dim, Poly, Shape
+from .dims import Dim, Poly, Shape, broadcast
 from .ir import Value
-from .ops import broadcast, make
-from .types import FROM_TORCH, DType, QParams, TensorType, Type, boolean, f32
+from .ops import make
+from .types import FROM_TORCH, DType, QParams, TensorType, Type, boolean, f32, i64
 
 Number = Union[int, float, bool]
 Operand = Union[Value, Number]
@@ -217,6 +217,22 @@ def dequantize_groups(w: Value, scales: Value) -> Value:
 def group_linear(x: Value, w: Value, scales: Value) -> Value:
     """`linear` with the weight dequantize_groups(w, scales)."""
     return _make("group_linear", x, w, scales)
+
+
+def routed_linear(x: Value, w: Value, ends: Value) -> Value:
+    """x[S, K] by one of E matrices for each row, w[E * N, K]: `linear` of rows [ends[e - 1], ends[e]) with matrix e, [S, N].
+
+    ends: i64 [E], never falling; the last matrix takes all rows that are left. f32 for floats narrower than that, which take integers for
+    w, as numbers; exact in i32 for 8-bit integers.
+    """
+    return _make("routed_linear", x, w, ends)
+
+
+def route(ends: Value, rows: Dim) -> Value:
+    """i64 [rows]: which matrix of `routed_linear` a row takes."""
+    count = ends.shape[0]
+    passed = ge(unsqueeze(iota(rows, i64), 1), unsqueeze(ends, 0))
+    return minimum(reduce(cast(passed, i64), "sum", 1), scalar(count - 1, i64))
 
 
 def int_linear(x: Value, w: Value) -> Value:

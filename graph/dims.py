@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from math import gcd
 
+from ..diagnostics.errors import InvalidGraph
 from .poly import Atom, Dim, Func, Monomial, Poly, Shape, Symbol, from_terms, product, symbol, symbols, terms_of
 
 __all__ = [
-    "Atom", "Dim", "Func", "Poly", "Shape", "Symbol", "bounds", "ceildiv",
+    "Atom", "Dim", "Func", "Poly", "Shape", "Symbol", "bounds", "broadcast", "ceildiv",
     "coefficient", "divides", "evaluate", "floordiv", "less", "maximum",
     "minimum", "mod", "non_negative", "product", "rejoin", "reshape_groups",
     "substitute", "symbol", "symbols",
@@ -232,6 +233,18 @@ def reshape_groups(shape: Shape, source: Shape) -> list[tuple[range, range]]:
                 break
         groups.append((range(start_i, i), range(start_j, j)))
     return groups
+
+
+def broadcast(shapes: tuple[Shape, ...]) -> Shape:
+    """The common shape of right-aligned operands. Raises InvalidGraph when two sizes differ and neither is 1."""
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = [1] * rank
+    for shape in shapes:
+        for axis, dim in enumerate(shape, rank - len(shape)):
+            if dim != 1 and result[axis] not in (1, dim):
+                raise InvalidGraph(f"shapes {shapes} do not broadcast: {result[axis]} against {dim} on axis {axis}")
+            result[axis] = dim if result[axis] == 1 else result[axis]
+    return tuple(result)
 
 
 def _smaller(a: Dim, b: Dim) -> bool:

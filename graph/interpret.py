@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from ..diagnostics.errors import InputError, InvalidGraph
 from . import attrs as A
+from . import products
 from .dims import Dim, Poly, evaluate
 from .ir import Graph, Value
 from .polynomials import piecewise
@@ -131,73 +132,6 @@ def _put(v: Value, env: Env, x: Tensor, part: Tensor, *positions: Tensor) -> Ten
     return x.reshape(_shape(v, env)).index_put(tuple(at), part)
 
 
-def _accumulator(x: Tensor) -> Tensor:
-    """Operands as the accumulator sees them: narrow floats in f32, integers exactly in i64."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x if x.is_floating_point() else x.long()
-
-
-def _matmul(v: Value, env: Env, x: Tensor, y: Tensor) -> Tensor:
-    return torch.matmul(_accumulator(x), _accumulator(y)).to(v.dtype.torch)
-
-
-def _dequantize_groups(v: Value, env: Env, w: Tensor, scales: Tensor) -> Tensor:
-    return (w.float().reshape(*scales.shape, -1) * scales.unsqueeze(2)).flatten(1)
-
-
-def _group_linear(v: Value, env: Env, x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
-    return _linear(v, env, x, _dequantize_groups(v, env, w, scales))
-
-
-def _product(x: Tensor, w: Tensor) -> Tensor:
-    """x[..., G * K] times w[N, K], group by group of the columns."""
-    if (groups := x.shape[-1] // max(1, w.shape[1])) < 2:
-        return torch.matmul(x, w.t())
-    parts = x.reshape(*x.shape[:-1], groups, 1, w.shape[1])
-    return torch.matmul(parts, w.reshape(groups, -1, w.shape[1]).transpose(1, 2)).flatten(-3)
-
-
-def _linear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    if x.is_floating_point() and x.dtype != w.dtype:  # integer weights, or bf16 and f32
-        x, w = (t if t.dtype == torch.float64 else t.float() for t in (x, w))
-    if x.is_floating_point() and x.shape[-1] == w.shape[1]:
-        return F.linear(_accumulator(x), _accumulator(w), None if b is None else _accumulator(b)).to(v.dtype.torch)
-    out = _product(_accumulator(x), _accumulator(w)).to(v.dtype.torch)
-    return out if b is None else out + b.to(out.dtype)
-
-
-def _qlinear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    xq, wq = v.inputs[0].tensor.qparams, v.inputs[1].tensor.qparams
-    if xq is None or wq is None or wq.axis not in (None, 0) or xq.axis is not None:
-        raise InvalidGraph("qlinear needs x quantized per tensor and w per tensor or per output channel")
-    total = _product(x.long() - xq.zero_point, w.long() - wq.zero_point)
-    out = total.float() * (torch.tensor(xq.scale, dtype=torch.float32) * torch.tensor(wq.scale, dtype=torch.float32))
-    return out if b is None else out + b.float()
-
-
-def _int_linear(v: Value, env: Env, x: Tensor, w: Tensor) -> Tensor:
-    return _product(x.long(), w.long()).to(torch.int32)
-
-
-def _int_matmul(v: Value, env: Env, x: Tensor, y: Tensor) -> Tensor:
-    return torch.matmul(x.long(), y.long()).to(torch.int32)
-
-
-def _attention(v: Value, env: Env, q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    a = v.attrs
-    assert isinstance(a, A.AttentionAttrs)
-    groups = q.shape[1] // k.shape[1]
-    if groups != 1:
-        k, value = k.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if a.causal:
-        keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
-        added = mask is not None and mask.dtype != torch.bool
-        causal = torch.zeros(keep.shape, dtype=torch.float32).masked_fill(~keep, -math.inf) if added else keep
-        mask = causal if mask is None else mask & keep if mask.dtype == torch.bool else mask.float() + causal
-    if mask is not None and mask.dtype not in (torch.bool, q.dtype):
-        q, k, value, mask = q.float(), k.float(), value.float(), mask.float()
-    return F.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=a.scale).to(v.dtype.torch)
-
-
 def _channelwise(numbers: tuple[float, ...], axis: int | None, rank: int) -> Tensor:
     """Per-channel numbers as a tensor that broadcasts along `axis`."""
     shape = [1] * rank
@@ -311,9 +245,10 @@ ROWS: dict[str, Callable[..., Any]] = {
     "permute": lambda v, env, x: x.permute(v.attrs.order),
     "slice": _slice, "window": _window, "pad": _pad, "put": _put, "copy": lambda v, env, x: x.clone(),
     "concat": lambda v, env, *xs: torch.cat(xs, v.attrs.axis), "take": _take, "gather": _gather,
-    "linear": _linear, "qlinear": _qlinear, "int_linear": _int_linear,
-    "dequantize_groups": _dequantize_groups, "group_linear": _group_linear, "matmul": _matmul, "int_matmul": _int_matmul,
-    "attention": _attention,
+    "linear": products.linear, "qlinear": products.qlinear, "int_linear": products.int_linear, "routed_linear": products.routed_linear,
+    "dequantize_groups": products.dequantize_groups, "group_linear": products.group_linear,
+    "matmul": products.matmul, "int_matmul": products.int_matmul,
+    "attention": products.attention,
     "recurrence": lambda v, env, x, state, w, b=None: reference(v.attrs.cell, x, state, w, b, v.attrs.reverse, v.attrs.rounding),
     "constant": lambda v, env: v.attrs.tensor.detach(), "full": _full, "iota": _iota, "aten": _aten, "get": _get,
 }

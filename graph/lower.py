@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from ..diagnostics.errors import InvalidGraph, Unsupported
 from . import attrs as A
 from . import build as b
-from .aten import COMPLEX, COMPOSITES, TABLE, Call, Pair, SymScalar, quantized
+from .aten import COMPLEX, COMPOSITES, NAMED, TABLE, Call, Pair, SymScalar, quantized
 from .aten.complex_numbers import PARTS
 from .captured import Leftover
 from .dims import Poly
@@ -174,7 +174,7 @@ class Lowering:
         """The table row's result, checked against the type that torch says it has. Raises Unsupported with the reason."""
         if node.target is aten.as_strided.default and _as_it_is(node):
             return self.resolve(node.args[0])
-        row = TABLE.get(node.target) or COMPOSITES.get(node.target) or quantized.ROWS.get(name_of(node))
+        row = TABLE.get(node.target) or COMPOSITES.get(node.target) or NAMED.get(name_of(node))
         arguments = [self.resolve(a) for a in schema_arguments(node)] if row is not None or node.target in COMPLEX else []
         used = frozenset(int(u.args[1]) for u in node.users if u.target is operator.getitem and u.users)  # type: ignore[arg-type]
         if any(t.dtype.kind == "complex" for t in (*tensors_of(kind), *operand_types(arguments))):

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
-from .dims import Dim, Shape, floordiv, mod, product
+from . import products
+from .dims import Dim, broadcast, floordiv, product
 from .ir import Value
 from .recurrence import states_type
-from .types import DType, TensorType, TupleType, Type, boolean, f32, i8, i32, i64
+from .types import DType, TensorType, TupleType, Type, boolean, f32, i64
 
 Infer = Callable[[tuple[TensorType, ...], A.Attrs], Type]
 _NONE = A.NoAttrs()
@@ -49,18 +50,6 @@ class OpSpec:
     attrs: type[A.Attrs]
     infer: Infer
     group: str  # elementwise, reduce, view, index, update, contraction, recurrence, quant, check, leaf, extern
-
-
-def broadcast(shapes: tuple[Shape, ...]) -> Shape:
-    """The common shape of right-aligned operands. Raises InvalidGraph when two sizes differ and neither is 1."""
-    rank = max((len(s) for s in shapes), default=0)
-    result: list[Dim] = [1] * rank
-    for shape in shapes:
-        for axis, dim in enumerate(shape, rank - len(shape)):
-            if dim != 1 and result[axis] not in (1, dim):
-                raise InvalidGraph(f"shapes {shapes} do not broadcast: {result[axis]} against {dim} on axis {axis}")
-            result[axis] = dim if result[axis] == 1 else result[axis]
-    return tuple(result)
 
 
 def _same_dtype(types: tuple[TensorType, ...]) -> DType:
@@ -186,66 +175,6 @@ def _put(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     return result
 
 
-def column_groups(x: Shape, w: Shape) -> int:
-    """How many groups of neighbouring columns linear(x[..., G * K], w[N, K]) has, each of which multiplies a part of x of its own."""
-    k, n = w[1], w[0]
-    parts = x[-1] // k if isinstance(x[-1], int) and isinstance(k, int) and k and x[-1] % k == 0 else 1
-    return parts if parts and isinstance(n, int) and n % parts == 0 else 1
-
-
-def _linear(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
-    x, w = types[0], types[1]
-    fits = w.rank == 2 and x.rank > 0 and x.shape[-1] == column_groups(x.shape, w.shape) * w.shape[1]
-    if not fits or (len(types) == 3 and types[2].shape != (w.shape[0],)):
-        raise InvalidGraph(f"linear: {', '.join(map(str, types))} do not fit x[..., G * K], w[N, K], b[N], N a multiple of G")
-    wide = x.dtype.bits < 32
-    return TensorType(f32 if wide else x.dtype, x.shape[:-1] + (w.shape[0],))
-
-
-def _dequantize_groups(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
-    w, scales = types
-    if w.dtype != i8 or scales.dtype != f32 or w.rank != 2 or scales.rank != 2 or mod(w.shape[1], scales.shape[1]) != 0:
-        raise InvalidGraph(f"dequantize_groups: {w} and {scales} do not fit w[N, K], scales[N, G] with K a multiple of G")
-    return TensorType(f32, w.shape)
-
-
-def _group_linear(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
-    weight = _dequantize_groups(types[1:], attrs)
-    assert isinstance(weight, TensorType)
-    if types[0].rank and types[0].shape[-1] != weight.shape[1]:
-        raise InvalidGraph(f"group_linear: {types[0]} does not fit {weight}")
-    return _linear((types[0], weight), attrs)
-
-
-def _int_linear(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
-    result = _linear(types, attrs)
-    if types[0].dtype.bits != 8 or types[1].dtype.bits != 8 or not isinstance(result, TensorType):
-        raise InvalidGraph(f"int_linear: {types[0]} and {types[1]} are not 8-bit integers")
-    return TensorType(i32, result.shape)
-
-
-def _matmul(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
-    a, b = types
-    if a.rank < 2 or b.rank < 2 or a.shape[-1] != b.shape[-2]:
-        raise InvalidGraph(f"matmul: {a} and {b} do not fit [..., M, K], [..., K, N]")
-    batch = broadcast((a.shape[:-2], b.shape[:-2]))
-    return TensorType(f32 if a.dtype.bits < 32 else a.dtype, batch + (a.shape[-2], b.shape[-1]))
-
-
-def _int_matmul(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
-    result = _matmul(types, attrs)
-    if types[0].dtype.bits != 8 or types[1].dtype.bits != 8 or not isinstance(result, TensorType):
-        raise InvalidGraph(f"int_matmul: {types[0]} and {types[1]} are not 8-bit integers")
-    return TensorType(i32, result.shape)
-
-
-def _attention(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
-    q, k, v = types[:3]
-    if not (q.rank == k.rank == v.rank == 4) or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
-        raise InvalidGraph(f"attention: {q}, {k}, {v} do not fit q[B,H,M,D], k[B,G,S,D], v[B,G,S,E]")
-    return TensorType(q.dtype, q.shape[:3] + (v.shape[-1],))
-
-
 def _quantize(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     assert isinstance(attrs, A.QuantizeAttrs)
     return TensorType(attrs.dtype, types[0].shape, attrs.qparams)
@@ -299,14 +228,16 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("gather", (2, 2), A.AxisAttrs, _gather, "index"),  # torch.gather; indices must be in [0, size)
     OpSpec("copy", (1, 1), A.NoAttrs, lambda types, attrs: types[0], "update"),  # the same numbers in memory that nothing else reads
     OpSpec("put", (2, 1 << 30), A.PutAttrs, _put, "update"),  # x, part, positions: x with part there; `graph/updates.py`
-    OpSpec("linear", (2, 3), A.NoAttrs, _linear, "contraction"),  # x[..., G K], w[N, K], b[N]: `build.linear`; w: like x, or i8
-    OpSpec("qlinear", (2, 3), A.NoAttrs, _linear, "contraction"),  # the same on quantized x, w: real-valued result, f32 bias
-    OpSpec("dequantize_groups", (2, 2), A.NoAttrs, _dequantize_groups, "quant"),  # integers in [-8, 7] w[N, K] times scales[N, G]
-    OpSpec("group_linear", (3, 3), A.NoAttrs, _group_linear, "contraction"),  # linear(x, dequantize_groups(w, scales)), f32
-    OpSpec("int_linear", (2, 2), A.NoAttrs, _int_linear, "contraction"),  # x[..., K] @ w[N, K]^T of 8-bit integers, exact in i32
-    OpSpec("matmul", (2, 2), A.NoAttrs, _matmul, "contraction"),
-    OpSpec("int_matmul", (2, 2), A.NoAttrs, _int_matmul, "contraction"),  # the same of 8-bit integers, exact in i32
-    OpSpec("attention", (3, 4), A.AttentionAttrs, _attention, "contraction"),  # q, k, v, mask (bool: keep; float: added)
+    # What follows is in `graph/products.py`, and the operands are those of `graph/build.py`.
+    OpSpec("linear", (2, 3), A.NoAttrs, products.linear_type, "contraction"),  # w: like x, or i8
+    OpSpec("qlinear", (2, 3), A.NoAttrs, products.linear_type, "contraction"),  # of quantized x, w: real-valued result, f32 bias
+    OpSpec("dequantize_groups", (2, 2), A.NoAttrs, products.dequantize_groups_type, "quant"),  # w[N, K] in [-8, 7] times scales[N, G]
+    OpSpec("group_linear", (3, 3), A.NoAttrs, products.group_linear_type, "contraction"),  # linear(x, dequantize_groups(w, scales))
+    OpSpec("int_linear", (2, 2), A.NoAttrs, products.int_linear_type, "contraction"),  # of 8-bit integers, exact in i32
+    OpSpec("routed_linear", (3, 3), A.NoAttrs, products.routed_linear_type, "contraction"),  # x[S, K], w[E N, K], ends[E]
+    OpSpec("matmul", (2, 2), A.NoAttrs, products.matmul_type, "contraction"),
+    OpSpec("int_matmul", (2, 2), A.NoAttrs, products.int_matmul_type, "contraction"),  # the same of 8-bit integers, exact in i32
+    OpSpec("attention", (3, 4), A.AttentionAttrs, products.attention_type, "contraction"),  # q, k, v, mask (bool: keep; float: added)
     OpSpec("recurrence", (3, 4), A.RecurrenceAttrs, states_type, "recurrence"),  # x, state, w, b: `graph/recurrence.py`
     OpSpec("input", (0, 0), A.InputAttrs, _given, "leaf"),
     OpSpec("constant", (0, 0), A.ConstantAttrs, _given, "leaf"),

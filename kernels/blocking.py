@@ -127,7 +127,7 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
 def tailored(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
     """The tiles for a product, most rows first: where the number of rows is known and tiles can have any, these are as few and as
     full as possible, and as wide as a result of one or three panels; else the family as it is."""
-    first, m = _as_wide(spec, micros[0]), spec.m
+    first, m = _as_wide(spec, micros[0]), spec.rows
     if not isinstance(m, int) or m < 1 or first.resized(first.mr, first.panels) is None:
         return micros
     widths = [first.panels] if first != micros[0] else sorted({micro.panels for micro in micros}, reverse=True)
@@ -181,7 +181,7 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
 
 def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
     """The tiles that so few rows may need, the last one at least, up to the one that leaves none over."""
-    most, left = bounds(spec.m)[1], spec.m
+    most, left = bounds(spec.rows)[1], spec.rows
     first = next((n for n in range(len(micros)) if most is None or _least(micros[n:]) <= most), len(micros) - 1)
     for last in range(first, len(micros)):
         left = mod(left, micros[last].mr)
@@ -210,7 +210,7 @@ def _group_columns(target: Target, spec: GemmSpec, micro: MicroKernel) -> int:
     if not micro.overlaps or _stays(target, spec, micro) or not isinstance(spec.k, int):
         return _GROUP_COLUMNS
     tiles = min(_MOST_TILES, target.l2 // 2 // (micro.mr * spec.k * spec.lhs.bytes))
-    most = bounds(spec.m)[1]
+    most = bounds(spec.rows)[1]
     tiles = tiles if most is None else min(tiles, -(-most // micro.mr))
     return min(_GROUP_COLUMNS, _SCRATCH_TILES_BYTES // (4 * micro.mr * max(1, tiles)))
 
@@ -219,7 +219,7 @@ def _sharing_tiles(spec: GemmSpec, micro: MicroKernel) -> int:
     """How many tiles of rows use a panel that is in L2, or comes there from farther away the first time in a call: they wait for it
     together. Tile registers are loaded again in each step, so that tall products are faster with the rows of one tile in L1.
     """
-    panels, most = micro.packing.panels(spec.n), bounds(spec.m)[1]
+    panels, most = micro.packing.panels(spec.n), bounds(spec.rows)[1]
     if isinstance(panels, int) and panels <= micro.panels:
         return 1  # all columns are one tile's, which nothing is read for again
     return _SHARING if not micro.overlaps or (most is not None and most <= _SHARING * micro.mr) else 1

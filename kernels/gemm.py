@@ -104,7 +104,24 @@ def _emit_entry(
         run(b, fn.smax(fn.sub(begin, base), i64(0)), fn.smin(fn.sub(end, base), slots.dim(cut.extent)))
         return []
 
-    if spec.batch == 1:
+    def group(e: Val, before: list[Val]) -> list[Val]:
+        (start,) = before
+        given = fn.load(I64, fn.gep(slots.buffer(spec.ends), e, I64))
+        stop = fn.smax(fn.smin(fn.select(fn.icmp("eq", e, i64(spec.weights - 1)), m, given), m), start)
+        first, last = (fn.smax(start, begin), fn.smin(stop, end)) if by_rows else (start, stop)
+        weight = fn.gep(rhs, fn.mul(e, slots.dim(packed)))
+        ranges = (first, last, *whole) if by_rows else (first, last, begin, fn.smin(end, slots.dim(cut.extent)))
+
+        def some() -> list[Val]:
+            fn.call(f"{name}.body", VOID, [fn.args[0], lhs, weight, i64(0), *ranges])
+            return []
+
+        fn.branch(fn.icmp("slt", first, last), some)
+        return [stop]
+
+    if spec.routed:
+        fn.loop(i64(0), i64(spec.weights), 1, [i64(0)], group)
+    elif spec.batch == 1:
         run(i64(0), begin, fn.smin(end, slots.dim(cut.extent)))
     else:
         size = slots.dim(cut.padded(spec.batch))
@@ -118,10 +135,10 @@ def _emit_entry(
 class _Gemm:
     def __init__(self, module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> None:
         self.module, self.target, self.spec, self.name = module, target, spec, name
-        self.micros = micros = tailored(spec, micros)
-        self.packing = micros[0].packing
+        self.blocking: Blocking = choose(target, spec, tailored(spec, micros))
+        self.micros = [variant.micro for variant in self.blocking.variants]
+        self.packing = self.micros[0].packing
         self.panels = self.packing.panels(spec.n)
-        self.blocking: Blocking = choose(target, spec, micros)
         self.fetched = accesses(target, spec)
         self.order: tuple[Slot, ...] = ()
 
@@ -132,7 +149,8 @@ class _Gemm:
         self.order = emit_epilogue(self.module, self.target, spec, self.micros[0].acc_ty, self.blocking.out_pitch, self.name)
         pieces = () if spec.lhs_pieces is None else (spec.lhs_pieces.row, spec.lhs_pieces.piece)
         wanted = wanted_slots(self._dims(), spec.lhs_strides.batch, *pieces)
-        self.order = tuple(dict.fromkeys((*self.order, BufferSlot(LHS), BufferSlot(RHS), *wanted)))
+        ends = (BufferSlot(spec.ends),) if spec.routed else ()
+        self.order = tuple(dict.fromkeys((*self.order, BufferSlot(LHS), BufferSlot(RHS), *ends, *wanted)))
         self._emit_fetch()
         self._emit_body()
         work = spec.batch * spec.m * spec.n * spec.k

@@ -41,7 +41,7 @@ def when(target: Target, spec: GemmSpec) -> str | None:
         return f"computes f32 x f32, not {spec.lhs} x {spec.rhs}"
     if not target.has("avx2"):
         return f"{target.name} has no MKL"
-    if not spec.constant_rhs or spec.batch != 1 or spec.lhs_strides.col != 1 or spec.lhs_pieces is not None:
+    if not spec.constant_rhs or spec.batch != 1 or spec.routed or spec.lhs_strides.col != 1 or spec.lhs_pieces is not None:
         return "takes one constant weight and contiguous rows"
     if (bounds(spec.m)[0] or 0) < _LEAST_ROWS or (bounds(spec.k)[1] or 0) < _LEAST_K:
         return f"is faster than generated code only from {_LEAST_ROWS} rows and k = {_LEAST_K} on, here m = {spec.m}, k = {spec.k}"

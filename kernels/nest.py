@@ -75,7 +75,7 @@ class Body:
     def emit(self) -> None:
         fn = self.fn
         begin = self.r0
-        for variant, partial_tiles in zip(self.blocking.variants, self.blocking.partial_tiles(self.spec.m), strict=True):
+        for variant, partial_tiles in zip(self.blocking.variants, self.blocking.partial_tiles(self.spec.rows), strict=True):
             left = fn.sub(self.r1, begin)
             full = fn.mul(fn.div(left, i64(variant.micro.mr)), i64(variant.micro.mr))
             taken = fn.select(fn.icmp("sge", fn.sub(left, full), i64(variant.least)), left, full)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..cpu_codegen.contract import KernelCode
 from ..diagnostics.errors import InvalidGraph, Unsupported
-from ..graph.dims import Dim, ceildiv, symbol
+from ..graph.dims import Dim, bounds, ceildiv, symbol
 from ..graph.types import DType, bf16, f16, f32, i4, i8, i32, u8
 from ..stitch.loops import Body
 
@@ -73,7 +73,9 @@ class GemmSpec:
     that divides k: rhs[b, j, t] = integer[j, t] * scale[j, t / group]. The accumulator is i32 for integers, exact for k < 65536, and f32
     for floats. constant_rhs: one [n, k] weight for every b, packed once by the kernel's `pack`; n and k are ints then. Otherwise
     `rhs_strides` says where it lies, and a native kernel packs it in each call. weights: so many constant ones in turn, b % weights for b.
-    lhs_pieces: where a matrix of the lhs lies instead; its place is still that of `lhs_strides.batch`. choice: what measuring decided.
+    routed: they take turns along the rows of the one lhs instead, as `graph.build.routed_linear` says; i64 ends[weights] is the buffer
+    behind those of the epilogue. lhs_pieces: where a matrix of the lhs lies instead; its place is still that of `lhs_strides.batch`.
+    choice: what measuring decided.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 
@@ -92,6 +94,7 @@ class GemmSpec:
     lhs_pieces: Pieces | None = None
     choice: Choice = Choice()
     weights: int = 1
+    routed: bool = False
 
     def __post_init__(self) -> None:
         if self.dtypes not in _OPERANDS:
@@ -102,10 +105,22 @@ class GemmSpec:
             raise InvalidGraph("a dynamic rhs needs strides", "contraction")
         if self.lhs.is_float and not self.rhs.is_float and not self.constant_rhs:
             raise InvalidGraph("integers times floats must be a constant weight", "contraction")
+        if self.routed and (not self.constant_rhs or self.batch != 1):
+            raise InvalidGraph(f"a routed product of {self.batch} matrices with weights that are no constants", "contraction")
         if self.lhs_pieces is not None and (not isinstance(self.k, int) or self.k % self.lhs_pieces.run):
             raise InvalidGraph(f"rows of {self.k} k in pieces of {self.lhs_pieces.run}", "contraction")
         if (self.rhs == i4) != bool(self.group) or (self.group and (self.group % 8 or not isinstance(self.k, int) or self.k % self.group)):
             raise InvalidGraph(f"{self.rhs} weights of {self.k} k in groups of {self.group}", "contraction")
+
+    @property
+    def rows(self) -> Dim:
+        """How many rows meet one weight: any number of them in a routed product."""
+        return symbol("rows", 0, bounds(self.m)[1]) if self.routed else self.m
+
+    @property
+    def ends(self) -> int:
+        """The number of the buffer that says where the weights of a routed product take turns."""
+        return FIRST_EPILOGUE_BUFFER + len(self.epilogue.buffers)
 
     @property
     def acc(self) -> DType:

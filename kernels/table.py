@@ -71,7 +71,7 @@ def operands(lhs: DType, rhs: DType, spec: GemmSpec) -> str | None:
 
 def many_rows(spec: GemmSpec, few: int = FEW_ROWS) -> str | None:
     """Why a row of small tiles, which are for `few` rows, does not apply to `spec`; None: the result never has more."""
-    most = bounds(spec.m)[1]
+    most = bounds(spec.rows)[1]
     return None if most is not None and most <= few else f"is for at most {few} rows, here there may be more"
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..diagnostics.errors import CalibrationError
+from ..graph.aten.experts import EXPERTS
 from . import edit, ops
 from .constants import Constants
 from .observers import Range, affine
@@ -39,6 +40,14 @@ def _finite(weight: torch.Tensor, site: QuantSite) -> torch.Tensor:
         what = f"the weight of {site.name}, {site.weight}, holds NaN or infinity"
         raise CalibrationError(what, site.source or "the model", "repair the weight, or exclude the operation")
     return weight
+
+
+def matrix_of(weight: torch.Tensor, found: Operands) -> torch.Tensor:
+    """A weight [N, K], its output channels as rows; of experts those of all matrices, [E N, K]."""
+    if found.operation == "experts":
+        return (weight.transpose(1, 2) if found.transposed else weight).flatten(0, 1)
+    matrix = weight.reshape(weight.shape[-2:]) if found.operation == "linear" else weight.flatten(1)
+    return matrix.t() if found.transposed else matrix
 
 
 class Inserter:
@@ -127,12 +136,15 @@ class Inserter:
         key = str(weight.target) if weight.op == "get_attr" else weight, found.transposed, scheme
         if key not in self._weights:
             value = _finite(self.constants.value(weight), site)
-            matrix = value.reshape(value.shape[-2:]) if found.operation == "linear" else value.flatten(1)
-            quantized = self.weigh(site, matrix.t() if found.transposed else matrix, scheme)
+            matrix = matrix_of(value, found)
+            quantized = self.weigh(site, matrix, scheme)
             if found.operation == "convolution":
                 quantized = replace(quantized, values=quantized.values.reshape(value.shape))
             base = weight.target if weight.op == "get_attr" else f"{site.name.split('#')[0]}.{weight.name}"
-            self._weights[key] = self._read_weight(self._free_name(str(base)), quantized, scheme, like), quantized.sqnr
+            read = self._read_weight(self._free_name(str(base)), quantized, scheme, like)
+            if found.operation == "experts":
+                read = self._call(aten.view.default, (read, [len(value), -1, matrix.shape[1]]), like)
+            self._weights[key] = read, quantized.sqnr
         return self._weights[key]
 
     def _read_weight(self, name: str, quantized: QuantizedWeight, scheme: WeightScheme, like: Node) -> Node:
@@ -158,6 +170,8 @@ class Inserter:
         if found.operation == "recurrence":
             assert weight is not None
             return self._recurrence(node, weight, "none" if chosen is None else "rows" if chosen.signed else "affine_rows")
+        if found.operation == "experts":
+            return self._as(self._call(EXPERTS, (self._float(activations[0], node), weight, node.args[2]), node), node, node)
         self._substitute(node, found, activations, weight)
         return node
 

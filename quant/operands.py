@@ -9,6 +9,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from ..graph.aten import NAMED
+from ..graph.lower import name_of
 from .constants import Constants
 from .scheme import Operation
 
@@ -18,7 +20,6 @@ FACTORS = {"linear": (0, 1), "addmm": (1, 2), "mm": (0, 1), "matmul": (0, 1), "b
 """Positions of the left and the right factor."""
 _WHOLE = "recurrent layers hold their products inside"
 _FUSED = "torch's fused layer holds its products inside"
-_GROUPS = "a product of groups of rows, each with a matrix of its own, stays in floating point"
 _OPEN = ("aten", "prims", "quantized_decomposed")
 """Namespaces of operators whose meaning is known."""
 NEVER = {
@@ -28,7 +29,6 @@ NEVER = {
     "einsum": "einsum is not taken apart; write it as matmul or linear",
     "bilinear": "bilinear multiplies activations with activations",
     "baddbmm": "a product with a batch of matrices stays in floating point",
-    "_grouped_mm": _GROUPS,
     "lstm": _WHOLE,
     "gru": _WHOLE,
     "rnn_tanh": _WHOLE,
@@ -43,6 +43,7 @@ NEVER = {
 class Operands:
     """linear: activation[..., K] @ weight + bias, the weight [N, K] as in linear, or [K, N] (`transposed`). convolution: weight [N, ...].
 
+    experts: activation[S, K], along whose rows the matrices of the weight [E, N, K] take turns, or [E, K, N] (`transposed`).
     recurrence: the weight [N, K] alone, since the hidden state is inside. matmul and attention: their activations alone. embedding: the
     table alone.
     """
@@ -55,8 +56,10 @@ class Operands:
 
 
 def packet(node: Node) -> str:
-    """`linear` of aten.linear.default; empty for what is no operator of ATen or ours."""
-    if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace not in ("aten", "sashiko"):
+    """`linear` of aten.linear.default; empty for what is no operator of ATen or ours, and has no native form."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return ""
+    if node.target.namespace not in ("aten", "sashiko") and name_of(node) not in NAMED:
         return ""
     return node.target._schema.name.split("::")[1]
 
@@ -127,6 +130,18 @@ def _convolution(node: Node, constants: Constants) -> Operands | str:
     return why or Operands("convolution", (x,), weight, bias=bias if isinstance(bias, Node) else None)
 
 
+def _experts(node: Node, constants: Constants) -> Operands | str:
+    x, weight, ends = (*node.args, None)[:3]
+    assert isinstance(x, Node) and isinstance(weight, Node)
+    if not isinstance(ends, Node) or len(node.args) > 3 or x.meta["val"].dim() != 2 or weight.meta["val"].dim() != 3:
+        return "its matrices take turns along something else than the rows"
+    if not constants.is_constant(weight):
+        return "the weight is an activation"
+    if not constants.value(weight).numel():
+        return "the weight is empty"
+    return _not_float(x, weight) or Operands("experts", (x,), weight, packet(node) != "experts")
+
+
 def _recurrence(node: Node, constants: Constants) -> Operands | str:
     weight = node.args[3]
     assert isinstance(weight, Node)
@@ -153,6 +168,7 @@ def _embedding(node: Node, constants: Constants) -> Operands | str:
 _READERS: dict[str, Callable[[Node, Constants], Operands | str]] = {
     **dict.fromkeys(FACTORS, _product),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _convolution),
+    **dict.fromkeys(("_grouped_mm", "grouped_mm_fallback", "experts"), _experts),
     "recurrence": _recurrence,
     "scaled_dot_product_attention": _attention,
     "embedding": _embedding,

@@ -20,9 +20,11 @@ from .scheme import FP32, ActivationScheme, OpScheme, Override, Scheme, Where
 _UNNAMED = {
     "convolution": "the scheme leaves convolutions in floating point",
     "recurrence": "the scheme leaves products with a hidden state in floating point",
+    "experts": "the scheme leaves experts in floating point",
     "matmul": "both factors are activations, which the scheme leaves in floating point",
     "attention": "attention multiplies activations with activations, which the scheme leaves in floating point",
 }
+_WEIGHTS_ALONE = ("linear", "recurrence", "experts", "embedding")
 _ROUTER = "it chooses what later products take, and a rounding could choose something else; an override quantizes it"
 _LEAST_GROUP = 8
 
@@ -62,9 +64,9 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, exclude: Iterable[
 
 
 def fitting(chosen: OpScheme, operation: str) -> OpScheme:
-    """What a scheme means for a kind of operation: rows and weights alone are for linears; a table's activations are its indices. A hidden
-    state has a scale for each row always: what one range for all times leaves of it would be fed back."""
-    if chosen.activation is None or chosen.weight is None or operation == "linear":
+    """What a scheme means for a kind of operation: a scale for each row is for linears and experts; a table's activations are its
+    indices. A hidden state has a scale for each row always: what one range for all times leaves of it would be fed back."""
+    if chosen.activation is None or chosen.weight is None or operation in ("linear", "experts"):
         return chosen
     if operation == "embedding":
         return replace(chosen, activation=None)
@@ -75,7 +77,8 @@ def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: C
     weight, features = "", (0, 0)
     if found.weight is not None:
         shape = constants.value(found.weight).shape
-        rows, columns = (shape[-2], shape[-1]) if found.operation == "linear" else (shape[0], math.prod(shape[1:]))
+        matrix = found.operation in ("linear", "experts")
+        rows, columns = (shape[-2], shape[-1]) if matrix else (shape[0], math.prod(shape[1:]))
         features = (rows, columns) if found.transposed or found.operation == "embedding" else (columns, rows)
         sources = constants.sources(found.weight)
         weight = sources[0] if len(sources) == 1 else f"expression of {', '.join(sources)}"
@@ -93,11 +96,14 @@ def _refusal(site: QuantSite, scheme: Scheme, by_caller: bool) -> str:
         return _UNNAMED.get(site.operation, "the scheme leaves it in floating point")
     if site.scheme == FP32:
         return "the scheme keeps it in fp32"
-    if site.scheme.activation is None and site.scheme.quantized and site.operation not in ("linear", "recurrence", "embedding"):
-        return f"weights alone are quantized in linears, recurrent layers and tables, not in a {site.operation}"
-    weight, grouped = site.scheme.weight, site.operation in ("linear", "recurrence")
-    if weight is not None and weight.granularity == "group" and (not grouped or site.features[0] % weight.group):
-        return f"groups of {weight.group} do not divide its {site.features[0]} inputs"
+    if site.scheme.activation is None and site.scheme.quantized and site.operation not in _WEIGHTS_ALONE:
+        return f"weights alone are quantized in linears, recurrent layers, experts and tables, not in a {site.operation}"
+    weight = site.scheme.weight
+    if weight is not None and weight.granularity == "group":
+        if site.operation not in ("linear", "recurrence"):
+            return f"weights in groups are for linears and recurrent layers, not for {site.operation}"
+        if site.features[0] % weight.group:
+            return f"groups of {weight.group} do not divide its {site.features[0]} inputs"
     return ""
 
 

@@ -13,7 +13,7 @@ AUTO = "auto"
 
 # A convolution is a product like a linear, and most of what a network of them does. One scale for each position of an image would be one
 # for each pixel, and windows hold several: all of an image has the scale that calibration found, in the presets by row too.
-_PRODUCTS: tuple[Operation, ...] = ("linear", "convolution", "recurrence")
+_PRODUCTS: tuple[Operation, ...] = ("linear", "convolution", "recurrence", "experts")
 
 
 def _static(activation: ActivationScheme) -> Scheme:

@@ -18,7 +18,7 @@ from torch.fx import Node
 from ..diagnostics.errors import InputError
 from .calibration import Calibration, ObserverKey
 from .constants import Constants
-from .insert import Inserter
+from .insert import Inserter, matrix_of
 from .module import QuantizedModule
 from .observers import Range, affine
 from .operands import Operands
@@ -197,8 +197,8 @@ class _FakeInserter(Inserter):
         key = str(weight.target) if weight.op == "get_attr" else weight, found.transposed, scheme
         if key not in self._weights:
             value = self.constants.value(weight)
-            matrix = value.reshape(value.shape[-2:]) if found.operation == "linear" else value.flatten(1)
-            quantized = quantize_weight(matrix.t() if found.transposed else matrix, scheme)
+            matrix = matrix_of(value, found)
+            quantized = quantize_weight(matrix, scheme)
             name = self._free_name(f"{site.name.split('#')[0]}.{weight.name}")
             node = self._fake_weight(weight, found, quantized, scheme, f"{name}_scale", like)
             self._names[node] = f"{name}_scale"
@@ -207,6 +207,7 @@ class _FakeInserter(Inserter):
         return self._weights[key]
 
     def _fake_weight(self, weight: Node, found: Operands, quantized: QuantizedWeight, scheme: WeightScheme, name: str, like: Node) -> Node:
+        weight = self._call(aten.transpose.int, (weight, 1, 2), like) if found.operation == "experts" and found.transposed else weight
         shape = list(weight.meta["val"].shape)
         if found.operation == "linear":
             weight = self._call(aten.reshape.default, (weight, shape[-2:]), like) if len(shape) > 2 else weight

@@ -13,11 +13,11 @@ from ..diagnostics.errors import InputError
 
 ObserverName = Literal["minmax", "average", "percentile", "mse", "entropy"]
 Floating = Literal["fp32", "bf16"]
-Operation = Literal["linear", "convolution", "recurrence", "matmul", "attention", "embedding"]
+Operation = Literal["linear", "convolution", "recurrence", "experts", "matmul", "attention", "embedding"]
 Where = str | re.Pattern[str] | type[nn.Module]
 
 OBSERVERS: tuple[ObserverName, ...] = ("minmax", "average", "percentile", "mse", "entropy")
-OPERATIONS: tuple[Operation, ...] = ("linear", "convolution", "recurrence", "matmul", "attention", "embedding")
+OPERATIONS: tuple[Operation, ...] = ("linear", "convolution", "recurrence", "experts", "matmul", "attention", "embedding")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class ActivationScheme:
     """Activations in 8 bits.
 
     granularity: `tensor`: one scale, fixed by calibration (static). `row`: one scale for each row of the last axis (a token), computed
-        from the row in each call (dynamic). Linears take either, a recurrent layer's hidden state is `row` always, all else `tensor`.
+        from the row in each call (dynamic). Linears and experts take either; a recurrent layer's hidden state is `row` always, and all
+        else `tensor`.
     observer: how a static range is chosen from the data: `minmax` all of it, `average` the mean over the batches of their extremes (a
         moving average), `percentile` that share of it, `mse` the range with the least squared error of rounding and saturation
         together, `entropy` the range whose quantized histogram is nearest to the full one (Kullback-Leibler).
@@ -179,7 +180,7 @@ class Scheme:
 
     default: OpScheme = field(default_factory=OpScheme)
     overrides: tuple[Override, ...] = ()
-    operations: tuple[Operation, ...] = ("linear", "recurrence")
+    operations: tuple[Operation, ...] = ("linear", "recurrence", "experts")
     smooth: SmoothQuant | None = None
     correct_bias: bool = False
     outliers: float | None = None

@@ -6,9 +6,9 @@ from dataclasses import fields
 
 from ..diagnostics.errors import InvalidGraph
 from ..graph import attrs as A
-from ..graph.dims import Dim
+from ..graph.dims import Dim, broadcast
 from ..graph.ir import Value
-from ..graph.ops import OPS, broadcast, make
+from ..graph.ops import OPS, make
 from ..graph.types import BY_NAME, DType, TensorType
 from .match import Bindings
 from .pattern import GROUPS, Argument, Number, NumberLiteral, NumberVariable, Operation, Optional, Pattern, Rest, Variable

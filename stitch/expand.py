@@ -12,7 +12,8 @@ from ..graph import build as g
 from ..graph.attrs import AttentionAttrs
 from ..graph.dims import floordiv
 from ..graph.ir import Graph, Value, rebuild, with_inputs
-from ..graph.ops import OPS, column_groups
+from ..graph.ops import OPS
+from ..graph.products import column_groups
 from ..graph.types import boolean, f32, f64, i32, i64
 
 
@@ -59,10 +60,14 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
             return visit_product(value)
 
     def visit_product(value: Value) -> Value:
-        if value.op not in ("linear", "matmul") or native(value):
+        if value.op not in ("linear", "routed_linear", "matmul") or native(value):
             return value
         exact = f32 if value.dtype.is_float and value.dtype.bits < 32 else value.dtype  # short floats are summed in f32
         x, y = (g.cast(v, exact) for v in value.inputs[:2])
+        if value.op == "routed_linear":  # [S, 1, K] * [S, N, K], summed over K
+            ends = value.inputs[2]
+            matrices = g.reshape(y, (ends.shape[0], value.shape[1], y.shape[1]))
+            return g.cast(g.reduce(g.mul(g.unsqueeze(x, 1), g.take(matrices, g.route(ends, value.shape[0]), 0)), "sum", -1), value.dtype)
         if value.op == "linear":  # [..., G, 1, K] * [G, N / G, K], summed over K
             groups = column_groups(x.shape, y.shape)
             parts = g.reshape(x, (*x.shape[:-1], groups, 1, y.shape[1]))

@@ -19,7 +19,8 @@ class Work:
     """What a call of a model does. operations: multiplications and additions of matrix products, convolutions, attention and recurrent
     layers.
 
-    weights: how many numbers their weights are (tables of embeddings are not read as a whole). moved: bytes of inputs and results.
+    weights: how many numbers their weights are (tables of embeddings are not read as a whole, and of experts those that are chosen).
+    moved: bytes of inputs and results.
     """
 
     operations: int
@@ -58,6 +59,7 @@ def limit(work: Work, precision: str, threads: int, peaks: Peaks) -> Limit:
 def work_of(example: Example) -> Work:
     """Runs the example once under torch's counter of operations."""
     import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
     def attention(q: Any, k: Any, v: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
@@ -66,12 +68,28 @@ def work_of(example: Example) -> Work:
     def recurrent(x: Any, w: Any, w_state: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
         return int(2 * math.prod(x[:2]) * (math.prod(w) + math.prod(w_state)))
 
-    # torch's table knows the attention of GPUs only, and no layer of oneDNN's.
+    def grouped(x: Any, w: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+        return int(2 * math.prod(x) * w[-1])
+
+    unread = 0
+
+    class Experts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal unread
+            if func.overloadpacket is aten._grouped_mm:
+                w, ends = args[1], args[2]
+                unread += w.numel() // len(w) * int((ends.diff(prepend=ends.new_zeros(1)) == 0).sum())
+            return func(*args, **(kwargs or {}))
+
+    # torch's table knows the attention of GPUs only, no products of groups, and no layer of oneDNN's.
     aten: Any = torch.ops.aten
-    layers: dict[Any, Callable[..., int]] = {aten._scaled_dot_product_flash_attention_for_cpu: attention, aten.mkldnn_rnn_layer: recurrent}
-    with FlopCounterMode(display=False, custom_mapping=layers) as counter, torch.no_grad():
+    layers: dict[Any, Callable[..., int]] = {
+        aten._scaled_dot_product_flash_attention_for_cpu: attention, aten.mkldnn_rnn_layer: recurrent, aten._grouped_mm: grouped,
+    }
+    experts = Experts()  # type: ignore[no-untyped-call]
+    with experts, FlopCounterMode(display=False, custom_mapping=layers) as counter, torch.no_grad():
         results = torch.utils._pytree.tree_leaves(example.model(*example.args))
     modules = (module for module in example.model.modules() if not isinstance(module, torch.nn.Embedding))
     weights = {id(p): p.numel() for module in modules for p in module.parameters(recurse=False)}
     tensors = [t for t in (*example.args, *results) if isinstance(t, torch.Tensor)]
-    return Work(counter.get_total_flops(), sum(weights.values()), sum(t.numel() * t.element_size() for t in tensors))
+    return Work(counter.get_total_flops(), sum(weights.values()) - unread, sum(t.numel() * t.element_size() for t in tensors))

@@ -8,6 +8,7 @@ from . import (
     complex_numbers,
     composite,
     creation,
+    experts,
     fold,
     indexing,
     linear_algebra,
@@ -29,12 +30,15 @@ from .complex_numbers import Pair
 
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
-    **windows.ROWS, **transposed.ROWS, **resize.ROWS, **sample.ROWS, **fold.ROWS, **transformer.ROWS, **recurrent.ROWS, **updates.ROWS,
+    **windows.ROWS, **transposed.ROWS, **resize.ROWS, **sample.ROWS, **fold.ROWS, **transformer.ROWS, **recurrent.ROWS, **experts.ROWS,
+    **updates.ROWS,
 }
+# Of operators that exist only once a library that defines them has been imported.
+NAMED: dict[str, Row] = {**quantized.ROWS, **experts.NAMED}
 # Of operations that are decomposed with the rest where a program is.
 COMPOSITES: dict[Any, Row] = composite.ROWS
 
 # Of operations on complex tensors.
 COMPLEX: dict[Any, complex_numbers.ComplexRow] = complex_numbers.ROWS
 
-__all__ = ["COMPLEX", "COMPOSITES", "TABLE", "Call", "Pair", "Row", "SymScalar", "composite", "quantized", "recurrent"]
+__all__ = ["COMPLEX", "COMPOSITES", "NAMED", "TABLE", "Call", "Pair", "Row", "SymScalar", "composite", "quantized", "recurrent"]

@@ -10,9 +10,8 @@ import torch
 from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..attrs import IotaAttrs
-from ..dims import Dim, bounds, product
+from ..dims import Dim, bounds, broadcast, product
 from ..ir import Value
-from ..ops import broadcast
 from ..types import boolean, i64, u8
 from .call import Call, Row, as_value, opmath
 

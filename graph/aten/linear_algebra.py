@@ -10,9 +10,8 @@ import torch
 from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..attrs import PermuteAttrs
-from ..dims import product
+from ..dims import broadcast, product
 from ..ir import Value
-from ..ops import broadcast
 from ..types import boolean, f32
 from .call import Call, Row, opmath
 

@@ -9,9 +9,8 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import Dim, product
+from ..dims import Dim, broadcast, product
 from ..ir import Value
-from ..ops import broadcast
 from ..types import boolean, i64, u8
 from .call import Call, Operand, Row, as_value
 from .indexing import wrapped

@@ -37,7 +37,7 @@ def _weight(rng: random.Random, n: int, k: int) -> Value:
     return b.dequantize(b.quantize(random_weight(rng, n, k), i8, QParams(scales, axis=0) if rng.random() < 0.5 else QParams((0.05,))))
 
 
-def _refused(m: Match, x: Value, w: Value) -> Mismatch | None:
+def refused(m: Match, x: Value, w: Value) -> Mismatch | None:
     """Why no integer kernel multiplies the quantized `x` by the transposed quantized `w`."""
     if not per_tensor(x.tensor.qparams) or x.dtype not in (i8, u8):
         return m.fail(f"x is {x.tensor}, not 8-bit integers quantized per tensor", x)
@@ -58,10 +58,10 @@ def _linear_example(rng: random.Random) -> Value:
 @rule("linear(dequantize(x), dequantize(w), b?) -> qlinear(x, w, b?)", ulp=32, example=_linear_example)
 def quantized_linear(m: Match) -> Value | Mismatch:
     """sum s_x (x - z) s_w w = s_x s_w (sum x w - z sum w): integers inside, one scale for each output channel outside."""
-    return _refused(m, m["x"], m["w"]) or m.right()
+    return refused(m, m["x"], m["w"]) or m.right()
 
 
-def _by_row(x: Value, number: Value) -> bool:
+def by_row(x: Value, number: Value) -> bool:
     """Whether `number` is the same for all elements of a row of `x`, along its last axis."""
     return x.tensor.rank > 0 and (number.tensor.rank == 0 or number.shape[-1] == 1)
 
@@ -100,11 +100,11 @@ def _row_scale_example(rng: random.Random) -> Value:
       example=_row_scale_example)
 def row_scale_after_linear(m: Match) -> Value | Mismatch:
     """The scale of a row is a factor of every sum over it; the bias is added behind it."""
-    if not _by_row(m["y"], m["s"]):
+    if not by_row(m["y"], m["s"]):
         return m.fail(f"the scale {m['s'].type} changes within a row", m["s"])
-    refused = _refused(m, m["x"], m["w"])
-    if refused is not None:
-        return refused
+    why = refused(m, m["x"], m["w"])
+    if why is not None:
+        return why
     product = m.make("mul", m.make("linear", m["y"], m["v"]), m["s"])
     bias = m.get("b")
     return m.fitted(product if bias is None else m.make("add", product, bias))
@@ -125,12 +125,12 @@ def row_zero_after_linear(m: Match) -> Value | Mismatch:
     It is taken off before the scales, by one fused multiply-subtract of whole numbers: exact below 2^24 where the scale of `x` is one, as
     it is where a row has its own.
     """
-    if not _by_row(m["y"], m["z"]):
+    if not by_row(m["y"], m["z"]):
         return m.fail(f"the zero point {m['z'].type} changes within a row", m["z"])
     x, w = m["x"], m["w"]
-    refused = _refused(m, x, w)
-    if refused is not None:
-        return refused
+    why = refused(m, x, w)
+    if why is not None:
+        return why
     p, q = x.tensor.qparams, w.tensor.qparams
     assert p is not None and q is not None
     with b.at(m.root.origin):

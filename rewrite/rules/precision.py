@@ -1,7 +1,7 @@
 """Contractions in a narrower type, everything else in f32.
 
     linear(x, w, b)      = linear(cast x, cast w, b)               the sum stays in f32, and so does the result
-    x @ y                = cast x @ cast y                         likewise
+    x @ y                = cast x @ cast y                         likewise; so is routed_linear
     attention(q, k, v)   = cast f32 (attention(cast q, cast k, cast v))
 
 Each product has a relative error of up to three times the narrow type's rounding unit (both operands and, for attention, the result);
@@ -20,7 +20,7 @@ from ...graph.types import DType, bf16, f32
 
 _VIEWS = ("reshape", "permute", "expand", "window", "pad")
 # How many operands, counted from the first, are multiplied.
-_FACTORS = {"linear": 2, "group_linear": 1, "matmul": 2, "attention": 3}
+_FACTORS = {"linear": 2, "group_linear": 1, "routed_linear": 2, "matmul": 2, "attention": 3}
 
 
 def lower_precision(graph: Graph, dtype: DType = bf16, select: Callable[[Value], bool] | None = None) -> Graph:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sashiko.graph.aten.experts import EXPERTS
 from sashiko.graph.aten.recurrent import RECURRENCE
 
 aten = torch.ops.aten
@@ -36,6 +37,13 @@ RECURRENCES: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (RECURRENCE, ("gru", GATES[:, :, :9].clone(), STATES[:1], RECURRENT[:9], None, False)),
     (RECURRENCE, ("rnn_tanh", GATES[:, :, :3].clone(), STATES[:1], RECURRENT[:3], None, False)),
     (RECURRENCE, ("rnn_relu", GATES[:, :, :3].clone(), STATES[:1], RECURRENT[:3], torch.randn(3), True)),
+)
+ENDS = torch.tensor([2, 2, 5])
+NARROW = torch.randn(16, 16).bfloat16()
+EXPERT_CALLS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (EXPERTS, (torch.randn(7, 12), torch.randn(3, 4, 12), ENDS)),
+    (EXPERTS, (torch.randn(7, 12), torch.randn(3, 4, 12), torch.tensor([0, 7, 7], dtype=torch.int32))),
+    (aten._grouped_mm.default, (NARROW, torch.randn(2, 16, 24).bfloat16(), torch.tensor([5, 16], dtype=torch.int32))),
 )
 HEADS, ROWS = torch.randn(2, 4, 5, 8), torch.randn(2, 3, 4)
 PUTS: tuple[tuple[Any, tuple[Any, ...]], ...] = (

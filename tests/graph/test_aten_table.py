@@ -25,7 +25,7 @@ from sashiko.graph.aten import TABLE
 from sashiko.graph.aten.pointwise import ROWS as POINTWISE
 from sashiko.graph.capture import Captured, from_fx
 from sashiko.graph.verify import verify
-from tests.graph.calls import BAGS, FOLDED, FUSED, PUTS, RECURRENCES, SAMPLED
+from tests.graph.calls import BAGS, EXPERT_CALLS, FOLDED, FUSED, PUTS, RECURRENCES, SAMPLED
 from tests.graph.eager import Recorded, copied, cubic_weights, order_of_sums, own_error, reference, rounded_fractions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the database exercises deprecated functions too
@@ -222,7 +222,7 @@ OWN: tuple[Recorded, ...] = (
     *(Recorded(op, args, {}) for op, args in BAGS),
     *(Recorded(op, args, {}) for op, args in FUSED),
     *(Recorded(op, args, {}) for op, args in POSITIONAL),
-    *(Recorded(op, args, {}) for op, args in (*PUTS, *RECURRENCES, *SAMPLED, *FOLDED)),
+    *(Recorded(op, args, {}) for op, args in (*PUTS, *RECURRENCES, *EXPERT_CALLS, *SAMPLED, *FOLDED)),
     Recorded(aten.true_divide.Tensor, (X, Y), {}),
     Recorded(aten.div.Scalar_mode, (X, 0.3), {"rounding_mode": "floor"}),
     Recorded(aten.div.Tensor_mode, (X, Y), {"rounding_mode": "trunc"}),

@@ -106,13 +106,14 @@ class Together:
         return len(self._arrays) - 1
 
     def add(
-        self, kernels: Sequence[KernelCode], lhs: int, rhs: int, out: Array, sizes: Mapping[str, int], check: Callable[[Array], None]
+        self, kernels: Sequence[KernelCode], lhs: int, rhs: int, out: Array, sizes: Mapping[str, int], check: Callable[[Array], None],
+        *others: int,
     ) -> None:
         """Kernels of one product on the arrays `lhs` and `rhs`, each in two calls as two threads would, each to an `out` of its own, which
-        `check` looks at afterwards."""
+        `check` looks at afterwards. others: arrays behind `out`."""
         for kernel in kernels:
             at = self.place(out)
-            self.calls += halves(kernel, (lhs, rhs, at), sizes)
+            self.calls += halves(kernel, (lhs, rhs, at, *others), sizes)
             self._checks.append((at, check))
 
     def run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from _pytest.mark.structures import ParameterSet
 
 from sashiko.cpu_codegen.builder import Module
-from sashiko.graph.dims import evaluate, floordiv, mod, symbol
+from sashiko.graph.dims import Dim, evaluate, floordiv, mod, symbol
 from sashiko.graph.types import DType, bf16, f16, f32, i8, u8
 from sashiko.kernels import amx, gemm, neon, reference, x86_vector
 from sashiko.kernels.blocking import choose, tailored
@@ -179,6 +180,46 @@ def test_batches_with_a_dynamic_rhs(micros: Micros, runner: Runner, transposed: 
 
     out = np.zeros((2 * heads, 17, 21), np.float32 if spec.lhs.is_float else np.int32)
     product.add((code.rows, code.columns), product.place(array(x)), packed, out, sizes, check)
+    product.run()
+
+
+@pytest.mark.parametrize(("micros", "runner"), FEW)
+@pytest.mark.parametrize("most", [2, 5, 9])
+def test_columns_are_cut_where_tiles_for_few_rows_end(micros: Micros, runner: Runner, most: int) -> None:
+    """The tallest tiles of a family, which may be narrower, are none of a product that never has as many rows."""
+    case, product = Case(most, 70, 37, 3), Together(runner)
+    x, w = random((case.m, case.k + case.pitch), micros[0].lhs, 1), random((case.n, case.k), micros[0].rhs, 2)
+    spec = spec_of(case, micros[0].lhs, micros[0].rhs, m=symbol("M", 1, most))
+    code = gemm.emit(product.module, runner.target, spec, micros, "few")
+    out = np.full((case.m, case.n), 77, np.float32 if spec.lhs.is_float else np.int32)
+    packed = product.place(pack_rhs(w, micros[0].packing).numpy())
+    assert code.columns is not None
+    check = partial(compare, x=x[:, : case.k], w=w, case=case)
+    product.add((code.rows, code.columns), product.place(array(x)), packed, out, {"M": most}, check)
+    product.run()
+
+
+@pytest.mark.parametrize(("micros", "runner"), FEW)
+@pytest.mark.parametrize("m", [M, 5], ids=["any", "five"])
+def test_rows_that_choose_a_weight(micros: Micros, runner: Runner, m: Dim) -> None:
+    """Weights take turns along the rows: any number of rows each, none among them, and what is left for the last one."""
+    case, count = Case(5 if m == 5 else 40, 49, 37, 3), 4
+    spec = replace(spec_of(case, micros[0].lhs, micros[0].rhs, m=m), weights=count, routed=True)
+    product = Together(runner)
+    code = gemm.emit(product.module, runner.target, spec, micros, product.name())
+    assert code.columns is not None
+    x, w = random((case.m, case.k + case.pitch), spec.lhs, 1), random((count, case.n, case.k), spec.rhs, 2)
+    lhs = product.place(array(x))
+    rhs = product.place(np.concatenate([pack_rhs(each, micros[0].packing).numpy() for each in w]))
+    out = np.full((case.m, case.n), 77, np.float32 if spec.lhs.is_float else np.int32)
+    for ends in ((1, 3, 4, case.m), (0, case.m, case.m, case.m), (0, 0, 2, 2), (case.m + 9, 1, -3, 2**40)):
+        stops = np.maximum.accumulate(np.clip([*ends[:-1], case.m], 0, case.m))
+
+        def check(result: Array, stops: Array = stops) -> None:
+            for start, stop, matrix in ((a, b, c) for a, b, c in zip((0, *stops[:-1]), stops, w, strict=True) if a < b):
+                compare(result[start:stop], x[start:stop, : case.k], matrix, Case(int(stop - start), case.n, case.k))
+
+        product.add((code.rows, code.columns), lhs, rhs, out, {"M": case.m}, check, product.place(np.array(ends, np.int64)))
     product.run()
 
 

@@ -62,5 +62,18 @@ def test_recurrent_layers_count_all_steps(cells: nn.Module, gates: int) -> None:
     assert work.operations == 2 * 2 * (5 * 3) * gates * 16 * ((8 + 16) + (32 + 16))
 
 
+def test_of_experts_those_that_are_chosen_are_read() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 16, 32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch._grouped_mm(x, self.w, offs=torch.tensor([3, 3, 8, 8], dtype=torch.int32))
+
+    work = work_of(example(Experts(), torch.randn(8, 16)))
+    assert (work.operations, work.weights) == (2 * 8 * 16 * 32, 2 * 16 * 32)
+
+
 def test_kinds() -> None:
     assert [kind(p) for p in ("fp32", "bf16", "int8", "int8-minmax")] == ["fp32", "bf16", "int8", "int8"]

@@ -1,0 +1,167 @@
+"""Products: their types, and what they compute, in PyTorch.
+
+Functions named `..._type` say what type a product of some operands has, and raise InvalidGraph where they do not fit. The others are
+what the interpreter computes; they get the value, the sizes of the call and the operands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..diagnostics.errors import InvalidGraph
+from . import attrs as A
+from .dims import Shape, broadcast, floordiv, mod
+from .ir import Value
+from .types import TensorType, Type, f32, i8, i32, i64
+
+Env = Mapping[str, int]
+
+
+def column_groups(x: Shape, w: Shape) -> int:
+    """How many groups of neighbouring columns linear(x[..., G * K], w[N, K]) has, each of which multiplies a part of x of its own."""
+    k, n = w[1], w[0]
+    parts = x[-1] // k if isinstance(x[-1], int) and isinstance(k, int) and k and x[-1] % k == 0 else 1
+    return parts if parts and isinstance(n, int) and n % parts == 0 else 1
+
+
+def linear_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    x, w = types[0], types[1]
+    fits = w.rank == 2 and x.rank > 0 and x.shape[-1] == column_groups(x.shape, w.shape) * w.shape[1]
+    if not fits or (len(types) == 3 and types[2].shape != (w.shape[0],)):
+        raise InvalidGraph(f"linear: {', '.join(map(str, types))} do not fit x[..., G * K], w[N, K], b[N], N a multiple of G")
+    wide = x.dtype.bits < 32
+    return TensorType(f32 if wide else x.dtype, x.shape[:-1] + (w.shape[0],))
+
+
+def dequantize_groups_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    w, scales = types
+    if w.dtype != i8 or scales.dtype != f32 or w.rank != 2 or scales.rank != 2 or mod(w.shape[1], scales.shape[1]) != 0:
+        raise InvalidGraph(f"dequantize_groups: {w} and {scales} do not fit w[N, K], scales[N, G] with K a multiple of G")
+    return TensorType(f32, w.shape)
+
+
+def group_linear_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    weight = dequantize_groups_type(types[1:], attrs)
+    assert isinstance(weight, TensorType)
+    if types[0].rank and types[0].shape[-1] != weight.shape[1]:
+        raise InvalidGraph(f"group_linear: {types[0]} does not fit {weight}")
+    return linear_type((types[0], weight), attrs)
+
+
+def routed_linear_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    x, w, ends = types
+    fits = x.rank == w.rank == 2 and ends.rank == 1 and x.shape[1] == w.shape[1] and ends.dtype == i64
+    if not fits or ends.shape == (0,) or mod(w.shape[0], ends.shape[0]) != 0:
+        raise InvalidGraph(f"routed_linear: {x}, {w} and {ends} do not fit x[S, K], w[E * N, K], ends[E] of i64")
+    wide = f32 if x.dtype.is_float and x.dtype.bits < 32 else x.dtype if x.dtype.is_float else i32
+    if not x.dtype.is_float and (x.dtype.bits != 8 or w.dtype.bits != 8):
+        raise InvalidGraph(f"routed_linear: {x} and {w} are neither floats nor 8-bit integers")
+    return TensorType(wide, (x.shape[0], floordiv(w.shape[0], ends.shape[0])))
+
+
+def int_linear_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    result = linear_type(types, attrs)
+    if types[0].dtype.bits != 8 or types[1].dtype.bits != 8 or not isinstance(result, TensorType):
+        raise InvalidGraph(f"int_linear: {types[0]} and {types[1]} are not 8-bit integers")
+    return TensorType(i32, result.shape)
+
+
+def matmul_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    a, b = types
+    if a.rank < 2 or b.rank < 2 or a.shape[-1] != b.shape[-2]:
+        raise InvalidGraph(f"matmul: {a} and {b} do not fit [..., M, K], [..., K, N]")
+    batch = broadcast((a.shape[:-2], b.shape[:-2]))
+    return TensorType(f32 if a.dtype.bits < 32 else a.dtype, batch + (a.shape[-2], b.shape[-1]))
+
+
+def int_matmul_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    result = matmul_type(types, attrs)
+    if types[0].dtype.bits != 8 or types[1].dtype.bits != 8 or not isinstance(result, TensorType):
+        raise InvalidGraph(f"int_matmul: {types[0]} and {types[1]} are not 8-bit integers")
+    return TensorType(i32, result.shape)
+
+
+def attention_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    q, k, v = types[:3]
+    if not (q.rank == k.rank == v.rank == 4) or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
+        raise InvalidGraph(f"attention: {q}, {k}, {v} do not fit q[B,H,M,D], k[B,G,S,D], v[B,G,S,E]")
+    return TensorType(q.dtype, q.shape[:3] + (v.shape[-1],))
+
+
+def accumulator(x: Tensor) -> Tensor:
+    """Operands as the accumulator sees them: narrow floats in f32, integers exactly in i64."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x if x.is_floating_point() else x.long()
+
+
+def matmul(v: Value, env: Env, x: Tensor, y: Tensor) -> Tensor:
+    return torch.matmul(accumulator(x), accumulator(y)).to(v.dtype.torch)
+
+
+def dequantize_groups(v: Value, env: Env, w: Tensor, scales: Tensor) -> Tensor:
+    return (w.float().reshape(*scales.shape, -1) * scales.unsqueeze(2)).flatten(1)
+
+
+def group_linear(v: Value, env: Env, x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    return linear(v, env, x, dequantize_groups(v, env, w, scales))
+
+
+def _grouped(x: Tensor, w: Tensor) -> Tensor:
+    """x[..., G * K] times w[N, K], group by group of the columns."""
+    if (groups := x.shape[-1] // max(1, w.shape[1])) < 2:
+        return torch.matmul(x, w.t())
+    parts = x.reshape(*x.shape[:-1], groups, 1, w.shape[1])
+    return torch.matmul(parts, w.reshape(groups, -1, w.shape[1]).transpose(1, 2)).flatten(-3)
+
+
+def linear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    if x.is_floating_point() and x.dtype != w.dtype:  # integer weights, or bf16 and f32
+        x, w = (t if t.dtype == torch.float64 else t.float() for t in (x, w))
+    if x.is_floating_point() and x.shape[-1] == w.shape[1]:
+        return F.linear(accumulator(x), accumulator(w), None if b is None else accumulator(b)).to(v.dtype.torch)
+    out = _grouped(accumulator(x), accumulator(w)).to(v.dtype.torch)
+    return out if b is None else out + b.to(out.dtype)
+
+
+def qlinear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    xq, wq = v.inputs[0].tensor.qparams, v.inputs[1].tensor.qparams
+    if xq is None or wq is None or wq.axis not in (None, 0) or xq.axis is not None:
+        raise InvalidGraph("qlinear needs x quantized per tensor and w per tensor or per output channel")
+    total = _grouped(x.long() - xq.zero_point, w.long() - wq.zero_point)
+    out = total.float() * (torch.tensor(xq.scale, dtype=torch.float32) * torch.tensor(wq.scale, dtype=torch.float32))
+    return out if b is None else out + b.float()
+
+
+def routed_linear(v: Value, env: Env, x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
+    stops = [*ends.clamp(0, len(x)).cummax(0).values.tolist()[:-1], len(x)]
+    matrices = w.reshape(len(ends), -1, w.shape[1])
+    one = linear if x.is_floating_point() else int_linear
+    return torch.cat([one(v, env, x[a:z], m) for a, z, m in zip([0, *stops], stops, matrices)])
+
+
+def int_linear(v: Value, env: Env, x: Tensor, w: Tensor) -> Tensor:
+    return _grouped(x.long(), w.long()).to(torch.int32)
+
+
+def int_matmul(v: Value, env: Env, x: Tensor, y: Tensor) -> Tensor:
+    return torch.matmul(x.long(), y.long()).to(torch.int32)
+
+
+def attention(v: Value, env: Env, q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    a = v.attrs
+    assert isinstance(a, A.AttentionAttrs)
+    groups = q.shape[1] // k.shape[1]
+    if groups != 1:
+        k, value = k.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if a.causal:
+        keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        added = mask is not None and mask.dtype != torch.bool
+        causal = torch.zeros(keep.shape, dtype=torch.float32).masked_fill(~keep, -math.inf) if added else keep
+        mask = causal if mask is None else mask & keep if mask.dtype == torch.bool else mask.float() + causal
+    if mask is not None and mask.dtype not in (torch.bool, q.dtype):
+        q, k, value, mask = q.float(), k.float(), value.float(), mask.float()
+    return F.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=a.scale).to(v.dtype.torch)

@@ -1,0 +1,105 @@
+"""Products of rows that choose a matrix each (`graph.build.routed_linear`), of quantized operands. With dq(x) = s (x - z), and e the matrix
+of a row:
+
+    routed_linear(x * s, dq w, e) = routed_linear(x, dq w, e) * s                          s one number for each row, computed in each call
+    routed_linear(dq x - z, dq w, e) = s_x s_w[e] (x @ w[e] - (z_x + z / s_x) sum(w[e]))   z likewise; w symmetric s8
+    routed_linear(x, dq w, e) = s_w[e] routed_linear(x, w, e)                              the integers are multiplied as they are
+
+The first two apply to dequantized integers only, as the rules of `integer.py` do; the third one to what they leave.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from ...graph import build as b
+from ...graph.ir import Value
+from ...graph.types import QParams, f32, i8, i32, i64
+from ..match import Mismatch
+from ..query import is_weight
+from ..rule import Match, RuleSet, rule
+from .contraction import random_weight
+from .integer import by_row, refused
+
+_UNIT = QParams((1.0,), 0, None, -128, 127)
+
+
+def _weight(rng: random.Random, count: int, n: int, k: int) -> Value:
+    scales = tuple(rng.uniform(0.01, 0.05) for _ in range(count * n))
+    q = QParams(scales, axis=0) if rng.random() < 0.7 else QParams((0.05,))
+    return b.dequantize(b.quantize(random_weight(rng, count * n, k), i8, q))
+
+
+def _ends(rng: random.Random, count: int, rows: int) -> Value:
+    return b.constant(torch.tensor(sorted(rng.randint(0, rows) for _ in range(count)), dtype=i64.torch))
+
+
+def _example(rng: random.Random, form: str) -> Value:
+    count, rows, n, k = rng.randint(1, 3), rng.randint(1, 5), rng.randint(1, 5), rng.randint(1, 9)
+    x, (scale, zero) = b.input_(0, f32, (rows, k)), (b.input_(i, f32, rng.choice(((rows, 1), (1,), ()))) for i in (1, 2))
+    if form != "float":
+        x = b.dequantize(b.quantize(x, i8, rng.choice((_UNIT, QParams((0.04,), 3, None, -128, 127)))))
+        x = b.sub(x, b.round_(zero)) if rng.random() < 0.7 else x
+    x = b.mul(x, scale) if form == "scaled" else x
+    return b.routed_linear(x, _weight(rng, count, n, k), _ends(rng, count, rows))
+
+
+def _each(m: Match, numbers: Value) -> Value:
+    """[S, N]: of one number for each row of the weight those of the matrix that a row of the product takes."""
+    ends, (rows, n) = m["e"], m.root.shape
+    return b.take(b.reshape(numbers, (ends.shape[0], n)), b.route(ends, rows), 0)
+
+
+def _scales(m: Match, factor: float) -> Value:
+    """The scales of the weight times `factor`, as they multiply the product."""
+    q = m["w"].tensor.qparams
+    assert q is not None
+    numbers = torch.tensor(q.scale, dtype=torch.float32) * factor
+    return b.full(float(numbers[0]), f32) if q.axis is None else _each(m, b.constant(numbers, "scales"))
+
+
+@rule("routed_linear(mul((y@dequantize(x) | y@sub(dequantize(x), z)), s), v@dequantize(w), e) -> mul(routed_linear(y, v, e), s)", ulp=64,
+      example=lambda rng: _example(rng, "scaled"))
+def row_scale_after_routed(m: Match) -> Value | Mismatch:
+    """The scale of a row is a factor of every sum over it."""
+    if not by_row(m["y"], m["s"]):
+        return m.fail(f"the scale {m['s'].type} changes within a row", m["s"])
+    return refused(m, m["x"], m["w"]) or m.right()
+
+
+@rule("routed_linear((dequantize(x) | sub(y@dequantize(x), z)), dequantize(w), e) -> dequantize(routed_linear(x, w, e))", ulp=256,
+      example=lambda rng: _example(rng, "integers"))
+def routed_integers(m: Match) -> Value | Mismatch:
+    """Exact sums of integers; what the zero point of a row adds is known from the weight: the sums of its rows are constants."""
+    x, w, z = m["x"], m["w"], m.get("z")
+    if z is not None and not by_row(m["y"], z):
+        return m.fail(f"the zero point {z.type} changes within a row", z)
+    why = refused(m, x, w)
+    if why is not None:
+        return why
+    p = x.tensor.qparams
+    assert p is not None
+    with b.at(m.root.origin):
+        real = b.cast(b.routed_linear(x, w, m["e"]), f32)
+        if z is not None or p.zero_point:
+            zero = b.full(float(p.zero_point), f32) if z is None else b.add(b.mul(z, 1.0 / p.scale[0]), float(p.zero_point))
+            real = b.sub(real, b.mul(zero, _each(m, b.cast(b.reduce(b.cast(w, i32), "sum", 1), f32))))
+        return m.fitted(b.mul(real, _scales(m, p.scale[0])))
+
+
+@rule("routed_linear(x, dequantize(w), e) -> dequantize(routed_linear(x, w, e))", ulp=64, example=lambda rng: _example(rng, "float"))
+def routed_integer_weight(m: Match) -> Value | Mismatch:
+    """One scale for each output channel of each matrix is a factor of its sums."""
+    w, q = m["w"], m["w"].tensor.qparams
+    if m["x"].dtype != f32:
+        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32", m["x"])
+    if w.dtype != i8 or q is None or q.zero_point != 0 or q.axis not in (None, 0) or not is_weight(w):
+        return m.fail(f"w is {w.tensor}, not a constant of symmetric s8 by output channel", w)
+    with b.at(m.root.origin):
+        return m.fitted(b.mul(b.routed_linear(m["x"], w, m["e"]), _scales(m, 1.0)))
+
+
+RULES: RuleSet = (row_scale_after_routed, routed_integers)
+WEIGHT_RULES: RuleSet = (routed_integer_weight,)
