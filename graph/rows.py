@@ -27,10 +27,8 @@ def choose_affine_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return scales.to(torch.float64), zeros.to(torch.int64)
 
 
-def quantize_rows(
-    x: Tensor, scales: Tensor, zero_points: Tensor, qmin: int, qmax: int, dtype: torch.dtype
-) -> Tensor:
-    """As `quantize_reference`, with a scale and zero point [..., 1] for each row."""
+def quantize_rows(x: Tensor, scales: Tensor, zero_points: Tensor, qmin: int, qmax: int, dtype: torch.dtype) -> Tensor:
+    """Integers of `dtype` in [qmin, qmax], with a scale and zero point [..., 1] for each row: round half to even, then saturate."""
     return (x * (1.0 / scales) + zero_points).round().clamp(qmin, qmax).to(dtype)
 
 
