@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from ..graph.aten import NAMED
+from ..graph.aten.experts import NAMED
 from ..graph.lower import name_of
 from .constants import Constants
 from .scheme import Operation
