@@ -34,7 +34,6 @@ class Blocks:
 
     def of(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The matrices, [N / count, joined * K]."""
-        weight = weight.flatten(0, -2)
         parts = weight.detach().reshape(self.count, self.joined, -1, weight.shape[1] // self.run, self.run)
         whole = parts.new_zeros(self.count, self.joined, *parts.shape[2:4], self.joined, self.run)
         for block in range(self.joined):

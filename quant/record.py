@@ -15,9 +15,10 @@ class QuantSite:
     name: the module or parameter it belongs to, unique in the model, such as `encoder.layer.0.attention.self.query`.
     operation: which kind it is; op: the ATen operator it was. scheme: what happens to it.
     node: its name in the exported graph. activations: names of the operands that are not constant: the left factor of a linear and the
-        input of a convolution, both factors of a matmul, query, key and value; none for an embedding.
+        input of a convolution, both factors of a matmul, query, key and value; none for an embedding and a
+        recurrent layer, whose hidden state is inside.
     weight: qualified name of the parameter, or `expression of a, b` when it is computed from several; empty without a weight.
-    features: (K, N), inputs and outputs of a linear or convolution, rows and columns of a table, (0, 0) without a weight.
+    features: (K, N), inputs and outputs of a product with a weight, rows and columns of a table, (0, 0) without a weight.
     source: file:line in user code, empty when unknown.
     """
 

@@ -62,6 +62,8 @@ def work_of(example: Example) -> Work:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
+    from ...graph.aten.experts import GROUPED
+
     def attention(q: Any, k: Any, v: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
         return int(sdpa_flop(q, k, v))
 
@@ -76,7 +78,7 @@ def work_of(example: Example) -> Work:
     class Experts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal unread
-            if func.overloadpacket is aten._grouped_mm:
+            if func.overloadpacket is GROUPED:
                 w, ends = args[1], args[2]
                 unread += w.numel() // len(w) * int((ends.diff(prepend=ends.new_zeros(1)) == 0).sum())
             return func(*args, **(kwargs or {}))
@@ -84,7 +86,7 @@ def work_of(example: Example) -> Work:
     # torch's table knows the attention of GPUs only, no products of groups, and no layer of oneDNN's.
     aten: Any = torch.ops.aten
     layers: dict[Any, Callable[..., int]] = {
-        aten._scaled_dot_product_flash_attention_for_cpu: attention, aten.mkldnn_rnn_layer: recurrent, aten._grouped_mm: grouped,
+        aten._scaled_dot_product_flash_attention_for_cpu: attention, aten.mkldnn_rnn_layer: recurrent, GROUPED: grouped,
     }
     experts = Experts()  # type: ignore[no-untyped-call]
     with experts, FlopCounterMode(display=False, custom_mapping=layers) as counter, torch.no_grad():

@@ -72,6 +72,7 @@ def grouped_mm(
     return experts(c, x, w.inputs[0] if transposed else b.permute(w, (0, 2, 1)), ends)
 
 
-_TORCH = getattr(torch.ops.aten, "_grouped_mm", None)
-ROWS: dict[Any, Row] = {EXPERTS: experts, **({} if _TORCH is None else {_TORCH.default: grouped_mm})}
+GROUPED: Any = getattr(torch.ops.aten, "_grouped_mm", None)
+"""torch's operator, which is private: None where a version lacks it."""
+ROWS: dict[Any, Row] = {EXPERTS: experts, **({} if GROUPED is None else {GROUPED.default: grouped_mm})}
 NAMED: dict[str, Row] = {"transformers.grouped_mm_fallback.default": grouped_mm}
