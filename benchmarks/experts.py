@@ -1,6 +1,6 @@
 """A mixture of experts, for `sashiko bench`: Mixtral's layers with random weights, four of them of 512, eight experts, two for each token.
 
-    sashiko bench --models benchmarks/experts.py:token,benchmarks/experts.py:prefill --precision fp32,bf16,int8,int8-weight
+    sashiko bench --models benchmarks/experts.py:token,benchmarks/experts.py:prefill --precision fp32,bf16,int8,int8-weight,int4-weight
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from .pipeline import PRECISIONS
 from .signature import signature_of
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
+_IDLE = 128  # calls after which weights that came with none of them are forgotten, or twice as many as there are sets of weights
 
 
 def backend(
@@ -91,20 +93,33 @@ def _only_read(metadata: Any, position: int) -> bool:
     return position >= len(metadata.input_info) or not metadata.input_info[position].mutates_data
 
 
+@dataclass
+class _Version:
+    """A graph compiled for some weights; model: None where PyTorch runs it as a whole. used: the number of the last call."""
+
+    weights: tuple[torch.Tensor, ...]
+    model: CompiledModel | None
+    used: int = 0
+
+
 class _Inference:
-    """One inference graph. Weights are frozen into the code; when a call brings other ones, the graph is compiled for those."""
+    """One inference graph. Weights are frozen into the code. Calls may bring other ones, as those of a model's equal layers do: Dynamo
+    has one graph for all of them. For each it is compiled once, and kept while it is used."""
 
     def __init__(self, graph: GraphModule, inputs: Sequence[Any], frozen: dict[int, torch.Tensor], settings: Mapping[str, Any]) -> None:
         self.graph, self.inputs, self.settings = graph, inputs, settings
-        self.frozen: dict[int, torch.Tensor] = {}
-        self.model = self._compiled(frozen)
+        self.positions = tuple(frozen)
+        self.calls = 0
+        self.versions: dict[tuple[int, ...], _Version] = {}
+        self.native = self._version(tuple(frozen.values())).model is not None
+
+    def _version(self, weights: tuple[torch.Tensor, ...]) -> _Version:
+        with unset_fake_temporarily():  # Dynamo calls us in its world of fake tensors, where constants have no values
+            made = _Version(weights, self._compiled(dict(zip(self.positions, weights, strict=True))), self.calls)
+        self.versions[_key(weights)] = made
+        return made
 
     def _compiled(self, frozen: dict[int, torch.Tensor]) -> CompiledModel | None:
-        with unset_fake_temporarily():  # Dynamo calls us in its world of fake tensors, where constants have no values
-            return self._really_compiled(frozen)
-
-    def _really_compiled(self, frozen: dict[int, torch.Tensor]) -> CompiledModel | None:
-        self.frozen = frozen
         try:
             _refuse_effects(self.graph)
             captured = from_fx(self.graph, self.inputs, frozen)
@@ -117,11 +132,23 @@ class _Inference:
         return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
 
     def boxed(self) -> Boxed:
-        return _box(self.call if self.model is not None else self.graph.forward)
+        return _box(self.call if self.native else self.graph.forward)
 
     def call(self, *arguments: Any) -> Sequence[Any]:
-        if any(arguments[n] is not tensor for n, tensor in self.frozen.items()):
-            self.model = self._compiled({n: arguments[n] for n in self.frozen})
-        assert self.model is not None
-        result: Sequence[Any] = self.model.call_flat(arguments)
+        weights = tuple([arguments[n] for n in self.positions])
+        version = self.versions.get(_key(weights)) or self._version(weights)
+        version.used = self.calls = self.calls + 1
+        if self.calls % _IDLE == 0 and len(self.versions) > 1:
+            self._forget()
+        result: Sequence[Any] = self.graph.forward(*arguments) if version.model is None else version.model.call_flat(arguments)
         return result
+
+    def _forget(self) -> None:
+        """Weights that nobody brings any more, such as those before others were assigned, are given back."""
+        oldest = self.calls - max(_IDLE, 2 * len(self.versions))
+        self.versions = {key: version for key, version in self.versions.items() if version.used >= oldest}
+
+
+def _key(weights: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
+    """Which tensors they are: a version holds its own, so that no other can have their place."""
+    return tuple(map(id, weights))

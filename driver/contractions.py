@@ -40,10 +40,18 @@ def gemm_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
 
 
 def _routed_spec(item: ContractionItem) -> GemmSpec:
-    x, w, ends = item.anchor.inputs
+    x, w, ends, *scales = item.anchor.inputs
     (rows, n), (row, column) = item.anchor.shape, item.pointers[0].strides
     count, lhs = evaluate(ends.shape[0], {}), Strides(0, row, column)
-    return GemmSpec(x.dtype, w.dtype, rows, n, w.shape[1], lhs, item.epilogue, params=item.params, weights=count, routed=True)
+    return GemmSpec(
+        x.dtype, i4 if scales else w.dtype, rows, n, w.shape[1], lhs, item.epilogue, params=item.params, group=_group(w, scales),
+        weights=count, routed=True,
+    )
+
+
+def _group(w: Value, scales: Sequence[Value]) -> int:
+    """How many neighbours along k have a packed scale of their own."""
+    return packed_group(evaluate(floordiv(w.shape[1], scales[0].shape[1]), {})) if scales else 0
 
 
 def _matmul_spec(item: ContractionItem) -> GemmSpec:
@@ -60,7 +68,7 @@ def _linear_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
     left, right = item.pointers
     n, k = y.shape
     kind = i4 if scales else y.dtype
-    group = packed_group(evaluate(floordiv(k, scales[0].shape[1]), {})) if scales else 0
+    group = _group(y, scales)
     static = isinstance(n, int) and isinstance(k, int)
     constant = static and right.value in constants and right.offset == 0 and right.strides == y.tensor.strides
     blocks = blocks_of(item, constant)

@@ -72,7 +72,11 @@ class Constants:
         if blocks is None:
             return self._number(values, kernel.pack, kernel.name)
         cut = blocks
-        return self._number(values, lambda weight: torch.cat([kernel.pack(each) for each in cut.of(weight)]), f"{kernel.name} {blocks}")
+
+        def pack(weight: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+            return torch.cat([kernel.pack(*each) for each in zip(cut.of(weight), *(s.chunk(cut.count) for s in scales))])
+
+        return self._number(values, pack, f"{kernel.name} {blocks}")
 
     def _number(self, values: tuple[Value, ...], derive: Callable[..., torch.Tensor], form: str) -> int:
         if (values, form) not in self._known:
@@ -296,7 +300,7 @@ class SegmentBuilder:
         steps: list[Step] = []
         left = self._operand(lhs.value, lhs.offset * lhs.value.dtype.bytes)
         if spec.constant_rhs:
-            weight = item.anchor.inputs[1:2] if spec.routed else (rhs.value, *item.anchor.inputs[2:])
+            weight = (item.anchor.inputs[1], *item.anchor.inputs[3:]) if spec.routed else (rhs.value, *item.anchor.inputs[2:])
             constant = self.constants.packed(weight, selection.kernel, blocks_of(item, True))
             if constant not in self._packed:
                 self._packed[constant] = self._buffer("constant", constant, code.packed_bytes, rhs.value)

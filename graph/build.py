@@ -219,13 +219,13 @@ def group_linear(x: Value, w: Value, scales: Value) -> Value:
     return _make("group_linear", x, w, scales)
 
 
-def routed_linear(x: Value, w: Value, ends: Value) -> Value:
+def routed_linear(x: Value, w: Value, ends: Value, scales: Value | None = None) -> Value:
     """x[S, K] by one of E matrices for each row, w[E * N, K]: `linear` of rows [ends[e - 1], ends[e]) with matrix e, [S, N].
 
     ends: i64 [E], never falling; the last matrix takes all rows that are left. f32 for floats narrower than that, which take integers for
-    w, as numbers; exact in i32 for 8-bit integers.
+    w, as numbers, or with scales as `dequantize_groups` says; exact in i32 for 8-bit integers.
     """
-    return _make("routed_linear", x, w, ends)
+    return _make("routed_linear", x, w, ends) if scales is None else _make("routed_linear", x, w, ends, scales)
 
 
 def route(ends: Value, rows: Dim) -> Value:

@@ -90,10 +90,17 @@ class Lowering:
                 self.env[node] = self.attribute(module, str(node.target))
             elif node.op == "call_function":
                 with b.at(origin_of(node)):
-                    self.env[node] = self.call(node)
+                    self.env[node] = self._expressed(node)
             elif node.op != "placeholder":
                 raise Unsupported(f"FX node {node.op} {node.target}", origin_of(node))
         return ()
+
+    def _expressed(self, node: Node) -> Any:
+        """`call`; Unsupported where sizes are equal that we cannot show to be."""
+        try:
+            return self.call(node)
+        except InvalidGraph as error:
+            raise Unsupported(f"{name_of(node)}: {error.what}", origin_of(node)) from error
 
     def attribute(self, module: GraphModule, path: str) -> Any:
         found: Any = module

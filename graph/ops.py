@@ -234,7 +234,7 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("dequantize_groups", (2, 2), A.NoAttrs, products.dequantize_groups_type, "quant"),  # w[N, K] in [-8, 7] times scales[N, G]
     OpSpec("group_linear", (3, 3), A.NoAttrs, products.group_linear_type, "contraction"),  # linear(x, dequantize_groups(w, scales))
     OpSpec("int_linear", (2, 2), A.NoAttrs, products.int_linear_type, "contraction"),  # of 8-bit integers, exact in i32
-    OpSpec("routed_linear", (3, 3), A.NoAttrs, products.routed_linear_type, "contraction"),  # x[S, K], w[E N, K], ends[E]
+    OpSpec("routed_linear", (3, 4), A.NoAttrs, products.routed_linear_type, "contraction"),  # x[S, K], w[E N, K], ends[E], scales[E N, G]?
     OpSpec("matmul", (2, 2), A.NoAttrs, products.matmul_type, "contraction"),
     OpSpec("int_matmul", (2, 2), A.NoAttrs, products.int_matmul_type, "contraction"),  # the same of 8-bit integers, exact in i32
     OpSpec("attention", (3, 4), A.AttentionAttrs, products.attention_type, "contraction"),  # q, k, v, mask (bool: keep; float: added)

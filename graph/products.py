@@ -54,7 +54,9 @@ def group_linear_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
 
 
 def routed_linear_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
-    x, w, ends = types
+    x, w, ends = types[:3]
+    if len(types) == 4:
+        dequantize_groups_type((w, types[3]), attrs)
     fits = x.rank == w.rank == 2 and ends.rank == 1 and x.shape[1] == w.shape[1] and ends.dtype == i64
     if not fits or ends.shape == (0,) or mod(w.shape[0], ends.shape[0]) != 0:
         raise InvalidGraph(f"routed_linear: {x}, {w} and {ends} do not fit x[S, K], w[E * N, K], ends[E] of i64")
@@ -136,7 +138,8 @@ def qlinear(v: Value, env: Env, x: Tensor, w: Tensor, b: Tensor | None = None) -
     return out if b is None else out + b.float()
 
 
-def routed_linear(v: Value, env: Env, x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
+def routed_linear(v: Value, env: Env, x: Tensor, w: Tensor, ends: Tensor, scales: Tensor | None = None) -> Tensor:
+    w = w if scales is None else dequantize_groups(v, env, w, scales)
     stops = [*ends.clamp(0, len(x)).cummax(0).values.tolist()[:-1], len(x)]
     matrices = w.reshape(len(ends), -1, w.shape[1])
     one = linear if x.is_floating_point() else int_linear

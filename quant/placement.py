@@ -100,8 +100,8 @@ def _refusal(site: QuantSite, scheme: Scheme, by_caller: bool) -> str:
         return f"weights alone are quantized in linears, recurrent layers, experts and tables, not in a {site.operation}"
     weight = site.scheme.weight
     if weight is not None and weight.granularity == "group":
-        if site.operation not in ("linear", "recurrence"):
-            return f"weights in groups are for linears and recurrent layers, not for {site.operation}"
+        if site.operation not in ("linear", "recurrence", "experts"):
+            return f"weights in groups are for linears, recurrent layers and experts, not for {site.operation}"
         if site.features[0] % weight.group:
             return f"groups of {weight.group} do not divide its {site.features[0]} inputs"
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph import attrs as A
-from ..graph.dims import symbol
+from ..graph.dims import Shape, symbol
 from ..graph.ir import Value
 from ..graph.types import boolean, f32, i64
 from .alike import Lowered, lowered
@@ -27,10 +27,16 @@ def lower_epilogue(anchor: Value, roots: Sequence[Value], stored: set[Value]) ->
 def _epilogue(anchor: Value, roots: Sequence[Value], stored: set[Value]) -> Lowering:
     index, _ = axes(anchor.shape, "a")
     home = {root: reshape_index(index, anchor.shape, root.shape) for root in roots}
-    lowering = Lowering(stored, home, {anchor: index}, anchor.dtype)
+    lowering = Lowering(stored, home, {anchor: index}, anchor.dtype, loops=_around(anchor.shape))
     for root in roots:
         lowering.store(root, home[root])
     return lowering
+
+
+def _around(shape: Shape) -> tuple[str, ...]:
+    """The loops around an epilogue: some columns at a time, all rows, these columns."""
+    *rows, columns = ([f"a{n}"] if extent != 1 else [] for n, extent in enumerate(shape))
+    return tuple(name for part in (columns, *rows, columns) for name in part)
 
 
 def item(anchor: Value, roots: Sequence[Value], stored: set[Value], readable: set[Value]) -> ContractionItem:
@@ -57,7 +63,7 @@ def _score(anchor: Value, stored: set[Value]) -> Lowering:
     q, k = anchor.inputs[:2]
     shape = q.shape[:3] + (k.shape[2],)
     index, _ = axes(shape, "a")
-    low = Lowering(stored)
+    low = Lowering(stored, loops=_around(shape))
     b = low.builder
     # Numbers are left to parameters, so that kernels which differ in them are one; that this one is positive is part of the form.
     scale = anchor.attrs.scale

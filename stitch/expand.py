@@ -65,7 +65,8 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
         exact = f32 if value.dtype.is_float and value.dtype.bits < 32 else value.dtype  # short floats are summed in f32
         x, y = (g.cast(v, exact) for v in value.inputs[:2])
         if value.op == "routed_linear":  # [S, 1, K] * [S, N, K], summed over K
-            ends = value.inputs[2]
+            ends, scales = value.inputs[2], value.inputs[3:]
+            y = g.cast(g.dequantize_groups(value.inputs[1], *scales), exact) if scales else y
             matrices = g.reshape(y, (ends.shape[0], value.shape[1], y.shape[1]))
             return g.cast(g.reduce(g.mul(g.unsqueeze(x, 1), g.take(matrices, g.route(ends, value.shape[0]), 0)), "sum", -1), value.dtype)
         if value.op == "linear":  # [..., G, 1, K] * [G, N / G, K], summed over K

@@ -17,12 +17,10 @@ from ..graph.ops import OPS
 from ..graph.updates import under
 from .alike import Lowered, lowered
 from .domain import Axis, Domain
-from .lower import EXPENSIVE, Lowering, NeedsBuffer
+from .lower import Lowering, NeedsBuffer
 from .roots import ANCHORS
 from .steps import by_pieces
-from .views import VIEWS, Index, reshape_index
-
-CHEAP_OPS = 6  # elementwise operations that are repeated in a second kernel rather than stored and loaded
+from .views import Index, reshape_index
 
 
 @dataclass(eq=False)
@@ -103,7 +101,10 @@ def lower_group(roots: Sequence[Value], domain: Domain, stored: set[Value]) -> L
 def _lowering(roots: Sequence[Value], domain: Domain, stored: set[Value]) -> Lowering:
     home = {root: root_index(domain, root) for root in roots}
     kind = "k" if domain.kind == "k" else "c"
-    lowering = Lowering(stored, home, reduce_axes=domain.reduced, reduce_kind=kind, reductions=product(e for _, e in domain.rows))
+    loops = tuple(name for name, extent in (*domain.rows, *domain.reduced) if extent != 1)
+    lowering = Lowering(
+        stored, home, reduce_axes=domain.reduced, reduce_kind=kind, reductions=product(e for _, e in domain.rows), loops=loops
+    )
     for root in roots:
         lowering.store(root, home[root])
     return lowering
@@ -126,22 +127,6 @@ def group_of(roots: list[Value], domain: Domain, stored: set[Value]) -> Group:
     made = lower_group(roots, domain, stored)
     read = [v for v in made.operands if v not in roots]
     return Group(roots, domain, None, dict.fromkeys([*read, *(under(v.inputs[0]) for v in roots if v.op == "put")]), made.inlined)
-
-
-def is_expensive(value: Value, stored: set[Value]) -> bool:
-    """Whether evaluating `value` twice costs more than storing and loading it."""
-    count, stack = 0, [value]
-    while stack:
-        v = stack.pop()
-        if (v in stored and v is not value) or OPS[v.op].group == "leaf":
-            continue
-        if v.op in EXPENSIVE:
-            return True
-        count += v.op not in VIEWS
-        if count > CHEAP_OPS:
-            return True
-        stack.extend(v.inputs)
-    return False
 
 
 def related(a: Group, b: Group) -> bool:

@@ -9,15 +9,14 @@ from math import inf
 from ..graph import attrs as A
 from ..graph.dims import Dim, product, symbols
 from ..graph.ir import Value
-from ..graph.ops import OPS, TRANSCENDENTAL
+from ..graph.ops import OPS
 from ..graph.types import DType, boolean, f32, i32, i64
 from ..graph.updates import inside
+from .costs import below_windows, is_expensive, reads
 from .loops import BodyBuilder, Node
 from .steps import by_pieces
 from .views import VIEWS, Index, axes, broadcast_index, offset, through
 
-# Operations that are not repeated where their result could be stored and loaded.
-EXPENSIVE = {*TRANSCENDENTAL, "piecewise", "reduce", "scan", "take", "gather", "remainder", "fmod"}
 # 1.5 * 2^23: a float of magnitude below 2^22 added to it is rounded to an integer, which the low bits of the sum are.
 MAGIC = float(3 << 22)
 
@@ -36,6 +35,8 @@ class Lowering:
 
     stored: values that have buffers. home: values that this very kernel computes, with the index at which it does. accumulators: anchors
     whose accumulator is at hand, likewise. reduce_axes: names and extents of the axes that reductions run over, `reduce_kind` c or k.
+    reductions: how many results one has here, for each row (c), or for each row and column (k). loops: names of the axes, the outermost
+    first, where they are known.
     """
 
     stored: set[Value]
@@ -44,7 +45,8 @@ class Lowering:
     acc_dtype: DType = f32
     reduce_axes: tuple[tuple[str, Dim], ...] = ()
     reduce_kind: str = "c"
-    reductions: Dim = 1  # how many results a reduction has here: one for each row (c), or for each row and column (k)
+    reductions: Dim = 1
+    loops: tuple[str, ...] = ()
     builder: BodyBuilder = field(default_factory=BodyBuilder)
     operands: dict[Value, int] = field(default_factory=dict)
     inlined: dict[Value, None] = field(default_factory=dict)
@@ -119,10 +121,14 @@ class Lowering:
                 raise NeedsBuffer(value, "computed by this kernel at another index")
             return self._load(value, index, guard)
         if value.op in VIEWS:
-            self._need_source(value)
+            source = below_windows(value, self.stored)
+            if source is not None:
+                raise NeedsBuffer(source, "windows over it overlap")
             return self.value(*through(value, index), guard)
-        self.inlined[value] = None
         group = OPS[value.op].group
+        if group == "elementwise" and self._repeated(index) and is_expensive(value, self.stored) and reads(value, self.stored):
+            raise NeedsBuffer(value, "it would be computed again in every turn of a loop around its own")
+        self.inlined[value] = None
         if group == "elementwise":
             args = [self.value(v, broadcast_index(index, v.shape), guard) for v in value.inputs]
             return self._elementwise(value, args, index)
@@ -133,18 +139,11 @@ class Lowering:
             raise NeedsBuffer(value, f"{value.op} has a kernel of its own")
         return row(self, value, index, guard)
 
-    def _need_source(self, view: Value) -> None:
-        """An expensive value that overlapping windows are over is computed once, not for every window. Raises NeedsBuffer."""
-        if not isinstance(view.attrs, A.WindowAttrs) or view.attrs.size <= view.attrs.step:
-            return
-        stack = [view]
-        while stack:
-            value = stack.pop()
-            if value in self.stored:
-                continue
-            if value.op in EXPENSIVE:
-                raise NeedsBuffer(value, "windows over it overlap")
-            stack.extend(value.inputs)
+    def _repeated(self, index: Index) -> bool:
+        """Whether a loop that the index does not depend on is around one that it does; what depends on no inner loop is hoisted."""
+        used = {s.name for i in index for s in symbols(i)}
+        around = [name in used for name in self.loops]
+        return True in around and False in around[: len(around) - around[::-1].index(True)]
 
     def _load(self, value: Value, index: Index, guard: int) -> int:
         other = self.builder.const(0, value.dtype) if guard >= 0 else -1

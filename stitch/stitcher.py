@@ -9,8 +9,9 @@ from ..diagnostics.errors import InvalidGraph
 from ..graph.ir import Value
 from .contraction import item as contraction_item
 from .contraction import lower_epilogue
+from .costs import is_expensive
 from .domain import Domain, finish
-from .group import Group, form, group_of, is_expensive, joined, lower_group, related
+from .group import Group, form, group_of, joined, lower_group, related
 from .lower import NeedsBuffer
 from .program import CallItem, ContractionItem, LoopItem, Program
 from .roots import ANCHORS, WHOLE, Roots, find_roots

@@ -13,6 +13,7 @@ from . import (
     indexing,
     linear_algebra,
     normalization,
+    order,
     pointwise,
     quantized,
     recurrent,
@@ -31,7 +32,7 @@ from .complex_numbers import Pair
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
     **windows.ROWS, **transposed.ROWS, **resize.ROWS, **sample.ROWS, **fold.ROWS, **transformer.ROWS, **recurrent.ROWS, **experts.ROWS,
-    **updates.ROWS,
+    **updates.ROWS, **order.ROWS,
 }
 # Of operators that exist only once a library that defines them has been imported.
 NAMED: dict[str, Row] = {**quantized.ROWS, **experts.NAMED}

@@ -11,12 +11,11 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, bounds, product
 from ..ir import Value
-from ..types import FROM_TORCH, DType, boolean, f32, f64, i32, i64
+from ..types import FROM_TORCH, DType, boolean, f32, f64, i64
 from .call import Call, Row, as_value, computing, opmath
 
 aten = torch.ops.aten
 Axes = Sequence[int] | int | None
-_FEW, _SHORT = 8, 1024  # topk: elements found one after the other, in rows so long; PyTorch's selection reads a row fewer times
 
 
 def axes_of(x: Value, axes: Axes) -> tuple[int, ...]:
@@ -99,38 +98,6 @@ def arg(kind: str) -> Row:
         return b.reduce(x, f"arg{kind}", axes, keepdim)
 
     return row
-
-
-def topk(c: Call, x: Value, k: int, axis: int = -1, largest: bool = True, in_order: bool = True) -> tuple[Value, Value]:
-    """One after the other: the largest of what comes after those found so far. NaN is the largest, and of equal elements the first."""
-    if not x.tensor.rank or x.dtype == boolean or not largest:
-        raise Unsupported("the smallest of numbers" if not largest else "the largest of a scalar, or of bools")
-    axis = b.axis_of(axis, x.tensor.rank)
-    most = bounds(x.shape[axis])[1]
-    if not isinstance(k, int) or not 1 <= k <= _FEW or most is None or most > _SHORT:
-        raise Unsupported("the largest of many elements, or many of them")
-    wide = b.cast(x, opmath(x.dtype))
-    place = b.reshape(b.iota(x.shape[axis], i32), [d if a == axis else 1 for a, d in enumerate(x.shape)])
-    end = as_value(x.shape[axis], i32)
-    least = b.full(float("-inf") if wide.dtype.is_float else torch.iinfo(x.dtype.torch).min, wide.dtype)
-    value, at = b.reduce(wide, "max", axis, True), b.cast(b.reduce(wide, "argmax", axis, True), i32)
-    found = [(value, at)]
-    for _ in range(k - 1):
-        left = b.or_(_below(wide, value), b.and_(_equal(wide, value), b.gt(place, at)))
-        value = b.reduce(b.where(left, wide, least), "max", axis, True)
-        at = b.reduce(b.where(b.and_(left, _equal(wide, value)), place, end), "min", axis, True)
-        found.append((value, at))
-    return b.cast(b.concat([v for v, _ in found], axis), x.dtype), b.cast(b.concat([p for _, p in found], axis), i64)
-
-
-def _below(x: Value, y: Value) -> Value:
-    """x < y, where NaN is greater than everything."""
-    return b.or_(b.lt(x, y), b.and_(b.isnan(y), b.logical_not(b.isnan(x)))) if x.dtype.is_float else b.lt(x, y)
-
-
-def _equal(x: Value, y: Value) -> Value:
-    """x == y, where NaN equals itself."""
-    return b.or_(b.eq(x, y), b.and_(b.isnan(x), b.isnan(y))) if x.dtype.is_float else b.eq(x, y)
 
 
 def truth(kind: str) -> Row:
@@ -219,7 +186,6 @@ ROWS: dict[Any, Row] = {
     aten.min.dim: most_and_where("min"),
     aten.argmax.default: arg("max"),
     aten.argmin.default: arg("min"),
-    aten.topk.default: topk,
     aten.any.default: truth("any"),
     aten.any.dim: truth("any"),
     aten.any.dims: truth("any"),

@@ -4,8 +4,9 @@ of a row:
     routed_linear(x * s, dq w, e) = routed_linear(x, dq w, e) * s                          s one number for each row, computed in each call
     routed_linear(dq x - z, dq w, e) = s_x s_w[e] (x @ w[e] - (z_x + z / s_x) sum(w[e]))   z likewise; w symmetric s8
     routed_linear(x, dq w, e) = s_w[e] routed_linear(x, w, e)                              the integers are multiplied as they are
+    routed_linear(x, dq_groups w s, e) = routed_linear(x, w, e, s)                         4-bit integers with scales along k
 
-The first two apply to dequantized integers only, as the rules of `integer.py` do; the third one to what they leave.
+The first two apply to dequantized integers only, as the rules of `integer.py` do; the others to what they leave.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..query import is_weight
 from ..rule import Match, RuleSet, rule
 from .contraction import random_weight
 from .integer import by_row, refused
+from .weight_only import random_groups
 
 _UNIT = QParams((1.0,), 0, None, -128, 127)
 
@@ -101,5 +103,21 @@ def routed_integer_weight(m: Match) -> Value | Mismatch:
         return m.fitted(b.mul(b.routed_linear(m["x"], w, m["e"]), _scales(m, 1.0)))
 
 
+def _group_example(rng: random.Random) -> Value:
+    count, rows, n, groups = rng.randint(1, 3), rng.randint(1, 5), rng.randint(1, 5), rng.randint(1, 3)
+    return b.routed_linear(b.input_(0, f32, (rows, 8 * groups)), random_groups(rng, count * n, groups), _ends(rng, count, rows))
+
+
+@rule("routed_linear(x, dequantize_groups(w, s), e) -> routed_linear(x, w, e, s)", ulp=64, example=_group_example)
+def routed_groups(m: Match) -> Value | Mismatch:
+    """The kernel multiplies the scales in."""
+    if m["x"].dtype != f32:
+        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32", m["x"])
+    if not is_weight(m["w"]) or not is_weight(m["s"]):
+        return m.fail("the weight is computed in each call", m["w"])
+    with b.at(m.root.origin):
+        return m.fitted(b.routed_linear(m["x"], m["w"], m["e"], m["s"]))
+
+
 RULES: RuleSet = (row_scale_after_routed, routed_integers)
-WEIGHT_RULES: RuleSet = (routed_integer_weight,)
+WEIGHT_RULES: RuleSet = (routed_integer_weight, routed_groups)

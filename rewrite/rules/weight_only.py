@@ -31,7 +31,8 @@ def _integers(rng: random.Random, n: int, k: int, low: int, high: int, q: QParam
     return b.constant(torch.randint(low, high + 1, (n, k), generator=generator).to(torch.int8), qparams=q)
 
 
-def _grouped(rng: random.Random, n: int, groups: int) -> Value:
+def random_groups(rng: random.Random, n: int, groups: int) -> Value:
+    """A dequantized weight [n, 8 * groups] of 4-bit integers, for examples."""
     return b.dequantize_groups(_integers(rng, n, 8 * groups, -8, 7), random_weight(rng, n, groups))
 
 
@@ -65,7 +66,7 @@ def _plus_bias(m: Match, product: Value) -> Value:
 def _group_example(rng: random.Random) -> Value:
     n, groups = rng.randint(1, 5), rng.randint(1, 3)
     bias = (random_weight(rng, n),) if rng.random() < 0.5 else ()
-    return b.linear(b.input_(0, f32, (2, 3, 8 * groups)), _grouped(rng, n, groups), *bias)
+    return b.linear(b.input_(0, f32, (2, 3, 8 * groups)), random_groups(rng, n, groups), *bias)
 
 
 @rule("linear(x, dequantize_groups(w, s), b?) -> group_linear(x, w, s)", ulp=64, example=_group_example)
@@ -81,7 +82,7 @@ def weight_only_group_linear(m: Match) -> Value | Mismatch:
 
 def _take_example(rng: random.Random) -> Value:
     index = b.cast(b.ge(b.input_(0, f32, (2, 3)), 0.0), i64)
-    return b.take(_grouped(rng, 3, rng.randint(1, 3)), index, 0)
+    return b.take(random_groups(rng, 3, rng.randint(1, 3)), index, 0)
 
 
 @rule("take{a}(dequantize_groups(w, s), i) -> mul(take{a}(w, i), take{a}(s, i))", example=_take_example)

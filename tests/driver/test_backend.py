@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import sashiko
+from sashiko.driver.build import build
 
 
 @pytest.fixture(autouse=True)
@@ -247,6 +250,60 @@ def test_two_models_of_one_class_keep_their_weights() -> None:
     for _ in range(2):
         for model, fast in zip(models, compiled, strict=True):
             check(model, fast, x)
+
+
+class Breaking(nn.Module):
+    """Equal layers with a graph break in each: Dynamo has one graph for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Net() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_equal_layers_compile_once_each(monkeypatch: pytest.MonkeyPatch, by_layer: bool) -> None:
+    model, x = Breaking().eval(), torch.randn(3, 16)
+    expected = model(x).detach()
+    built = []
+    monkeypatch.setattr(sashiko.driver.backend, "build", lambda *a: built.append(a) or build(*a))  # type: ignore[func-returns-value]
+    if by_layer:
+        for layer in model.layers:
+            layer.compile(backend="sashiko")
+    compiled = model if by_layer else torch.compile(model, backend="sashiko")
+    for _ in range(3):
+        with torch.no_grad():
+            assert_close(compiled(x), expected)
+    assert len(built) == 4
+
+
+def test_weights_that_nobody_brings_are_given_back() -> None:
+    model, x = Net().eval(), torch.randn(3, 16)
+    compiled = torch.compile(model, backend="sashiko")
+    check(model, compiled, x)
+    before = weakref.ref(model.up.weight)
+    model.up.weight = nn.Parameter(torch.randn(32, 16))
+    for _ in range(300):
+        check(model, compiled, x)
+    gc.collect()
+    assert before() is None
+
+
+def test_a_write_of_a_size_that_is_not_shown_to_fit() -> None:
+    def clear(x: torch.Tensor, y: torch.Tensor) -> None:
+        x.view(y.shape[0], x.shape[0] // y.shape[0], 5)[:, :1] = 0
+
+    x, compiled = torch.randn(12, 5), torch.compile(clear, backend="sashiko", dynamic=True)
+    expected = x.clone()
+    clear(expected, torch.zeros(3))
+    with pytest.warns(UserWarning, match="leaves a graph to PyTorch"):
+        compiled(x, torch.zeros(3))
+    assert_close(x, expected)
 
 
 def test_inference_mode_and_autocast() -> None:

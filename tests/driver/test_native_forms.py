@@ -57,6 +57,38 @@ def test_the_largest_in_order() -> None:
     assert_close(left(x.nan_to_num()), (x.nan_to_num().topk(3, largest=False)[0], x.nan_to_num().topk(9)[0]))
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_short_rows_in_order(axis: int, descending: bool) -> None:
+    """Equal elements keep their order, and NaN is the largest."""
+    torch.manual_seed(0)
+    inf, nan = float("inf"), float("nan")
+    x = torch.randn(3, 13, 5)
+    x[0, 3], x[1, :4], x[1, 6:8], x[2, 1:5], x[2, 9, 1], x[2, 10, 1] = nan, inf, -inf, 0.5, -0.0, 0.0
+    agree(lambda x, y, z: tuple(v.sort(stable=True, dim=axis, descending=descending) for v in (x, y, z)),
+          x, x.bfloat16(), torch.randint(-3, 4, x.shape, dtype=torch.int8))
+    agree(lambda x: (x.argsort(stable=True, dim=axis, descending=descending), x.sum(1).argsort(-1, descending)), x > 0)
+
+
+def test_sorting_that_is_left_to_pytorch() -> None:
+    agree(lambda x: tuple(x.sort()), torch.randn(64))
+    agree(lambda x: tuple(x.sort()), torch.tensor(2.5))
+    for x in (torch.randn(2, 40), torch.randn(65)):
+        compiled = sashiko.compile(Apply(lambda x: tuple(x.sort())).eval(), (x,))
+        assert_close(compiled(x), tuple(x.sort()))
+        assert "1 left to PyTorch" in sashiko.explain(compiled)
+
+
+@pytest.mark.parametrize(("bins", "low", "high"), [(8, 0, 7), (8, -1, 1), (100, -2.5, 2.25), (1, 0, 1), (128, 0, 127), (3, 0.1, 0.7)])
+def test_histograms(bins: int, low: float, high: float) -> None:
+    """What lies on a bound counts upwards, at the end downwards; what lies outside, and NaN, not at all."""
+    torch.manual_seed(0)
+    edges = torch.linspace(low, high, 5 * bins + 1)
+    rest = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    for x in (torch.cat([edges, rest, torch.randn(300) * 2]), edges.double(), torch.randint(-3, 130, (20, 30)).float(), torch.zeros(0)):
+        agree(lambda x: x.histc(bins, low, high), x)
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_equal_length(mode: str) -> None:
     bag = nn.EmbeddingBag(30, 12, mode=mode).eval()

@@ -224,6 +224,8 @@ OWN: tuple[Recorded, ...] = (
     *(Recorded(op, args, {}) for op, args in POSITIONAL),
     *(Recorded(op, args, {}) for op, args in (*PUTS, *RECURRENCES, *EXPERT_CALLS, *SAMPLED, *FOLDED)),
     Recorded(aten.true_divide.Tensor, (X, Y), {}),
+    Recorded(aten.argsort.default, (X, 1, True), {}),
+    *(Recorded(op, (K > 4,), {"stable": True, "dim": 1, "descending": True}) for op in (aten.sort.stable, aten.argsort.stable)),
     Recorded(aten.div.Scalar_mode, (X, 0.3), {"rounding_mode": "floor"}),
     Recorded(aten.div.Tensor_mode, (X, Y), {"rounding_mode": "trunc"}),
     Recorded(aten.scaled_dot_product_attention.default, (Q, Q[:, :2], Q[:, :2], KEEP), {"scale": 0.2, "enable_gqa": True}),
@@ -236,7 +238,8 @@ OWN: tuple[Recorded, ...] = (
 REASONS = ("complex numbers", "a product of integer matrices", "integer division by", "a vector norm of order", "pow of integers", "bool",
            "a scalar", "is used", "roll over", "depends on the data", "out of range", "comparing", "may be empty", "with a step",
            "of unknown", "attention", "sub of bool", "a convolution in groups", "a convolution of", "sampling of", "sums over windows of",
-           "pooling of", "resizing of", "without elements", "windows of a scalar", "the largest of", "the smallest of")
+           "pooling of", "resizing of", "without elements", "windows of a scalar", "the largest of", "the smallest of",
+           "many elements in order", "many bins")
 
 
 def test_rows_agree_with_eager() -> None:

@@ -135,6 +135,31 @@ def test_products_cut_into_blocks(row: Kernel, runner: Runner) -> None:
     run(runner, row, [(case, 32) for case in cases])
 
 
+@pytest.mark.parametrize(("row", "runner"), tuple(pairs(few=True)))
+def test_rows_that_choose_a_weight(row: Kernel, runner: Runner) -> None:
+    """Weights, and the scales of their groups, take turns along the rows."""
+    case, count, group = Case(21, 50, 96, 3), 3, 32
+    lhs, rhs = row.micros[0].lhs, row.micros[0].rhs
+    products, x = Together(runner), random((case.m, case.k + case.pitch), lhs, 1)
+    spec = replace(weight_spec(case, lhs, rhs, group), weights=count, routed=True)
+    code = row.emit(products.module, case.on(runner.target), spec, products.name())
+    integers, scales = weight(replace(case, n=count * case.n), rhs, group)
+    real = integers.double() if scales is None else integers.double() * scales.double().repeat_interleave(group, 1)
+    each = zip(integers.chunk(count), *(() if scales is None else (scales.chunk(count),)), strict=True)
+    packed = products.place(torch.cat([row.pack(*parts) for parts in each]).numpy())
+    assert code.columns is not None
+    for stops in ((1, 20, case.m), (0, 0, case.m), (case.m, case.m, case.m)):
+
+        def check(result: Array, stops: tuple[int, ...] = stops) -> None:
+            for start, stop, matrix in zip((0, *stops), stops, real.chunk(count), strict=False):
+                if start < stop:
+                    compare(result[start:stop], row, case, group, x[start:stop, : case.k].double(), matrix)
+
+        out, ends = np.full((case.m, case.n), 77, np.float32), products.place(np.array(stops, np.int64))
+        products.add((code.rows, code.columns), products.place(array(x)), packed, out, {"M": case.m}, check, ends)
+    products.run()
+
+
 def test_groups_of_any_size_that_words_fill() -> None:
     [runner] = [each.values[0] for each in runners(host_only=True)][:1]
     row = table.select(runner.target, weight_spec(Case(1, 16, 64), f32, i4, 8)).kernel

@@ -24,7 +24,7 @@ def recurrence(steps: int) -> tuple[list[Value], list[Value]]:
     total, most, results = b.slice_(x, 1, 0, 1), b.slice_(x, 1, 0, 1), list[Value]()
     for n in range(steps):
         now = b.slice_(x, 1, n, 1)
-        total = b.add(b.mul(total, b.exp(decay)), now)
+        total = b.add(b.mul(total, b.exp(b.mul(now, decay))), now)
         most = b.maximum(b.mul(most, 0.5), b.exp(b.sub(now, most)))
         results.append(b.div(total, most))
     return [b.concat(results, 1), total, most], [x, decay]

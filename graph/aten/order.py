@@ -1,0 +1,105 @@
+"""What is largest, what comes first, and how many lie in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...diagnostics.errors import Unsupported
+from .. import build as b
+from ..dims import bounds, product
+from ..ir import Value
+from ..types import boolean, f32, f64, i32, i64
+from .call import Call, Row, as_value, opmath
+
+aten = torch.ops.aten
+_FEW, _SHORT = 8, 1024  # topk: elements found one after the other, in rows so long; PyTorch's selection reads a row fewer times
+_SORTED, _ALONE = 16, 64  # sort: elements that are compared with one another, in each row or in all
+_BINS = 128  # histc: bins that each element is compared with
+
+
+def topk(c: Call, x: Value, k: int, axis: int = -1, largest: bool = True, in_order: bool = True) -> tuple[Value, Value]:
+    """One after the other: the largest of what comes after those found so far. NaN is the largest, and of equal elements the first."""
+    if not x.tensor.rank or x.dtype == boolean or not largest:
+        raise Unsupported("the smallest of numbers" if not largest else "the largest of a scalar, or of bools")
+    axis = b.axis_of(axis, x.tensor.rank)
+    most = bounds(x.shape[axis])[1]
+    if not isinstance(k, int) or not 1 <= k <= _FEW or most is None or most > _SHORT:
+        raise Unsupported("the largest of many elements, or many of them")
+    wide = b.cast(x, opmath(x.dtype))
+    place = _places(x, axis)
+    end = as_value(x.shape[axis], i32)
+    least = _least(wide)
+    value, at = b.reduce(wide, "max", axis, True), b.cast(b.reduce(wide, "argmax", axis, True), i32)
+    found = [(value, at)]
+    for _ in range(k - 1):
+        left = b.or_(_below(wide, value), b.and_(_equal(wide, value), b.gt(place, at)))
+        value = b.reduce(b.where(left, wide, least), "max", axis, True)
+        at = b.reduce(b.where(b.and_(left, _equal(wide, value)), place, end), "min", axis, True)
+        found.append((value, at))
+    return b.cast(b.concat([v for v, _ in found], axis), x.dtype), b.cast(b.concat([p for _, p in found], axis), i64)
+
+
+def sort(c: Call, x: Value, axis: int = -1, descending: bool = False) -> tuple[Value, Value]:
+    """Of short rows: the rank of an element is the number of those before it. NaN is the largest; equal elements keep their order."""
+    if not x.tensor.rank:
+        return x, b.full(0, i64)
+    axis = b.axis_of(axis, x.tensor.rank)
+    row, all_of = bounds(x.shape[axis])[1], bounds(product(x.shape))[1]
+    if (row is None or row > _SORTED) and (all_of is None or all_of > _ALONE):
+        raise Unsupported("many elements in order")
+    wide = b.cast(x, i32 if x.dtype == boolean else opmath(x.dtype))
+    place = _places(x, axis)
+    one, here = b.unsqueeze(wide, axis + 1), b.unsqueeze(place, axis + 1)
+    other, there = b.unsqueeze(wide, axis), b.unsqueeze(place, axis)
+    before = _below(one, other) if descending else _below(other, one)
+    before = b.or_(before, b.and_(_equal(other, one), b.lt(there, here)))
+    rank = b.reduce(b.cast(before, i32), "sum", axis + 1)
+    chosen = b.eq(b.unsqueeze(rank, axis), here)  # [..., rank, element, ...]
+    values = b.reduce(b.where(chosen, other, _least(wide)), "max", axis + 1)
+    return b.cast(values, x.dtype), b.cast(b.reduce(b.where(chosen, there, 0), "sum", axis + 1), i64)
+
+
+def stable_sort(c: Call, x: Value, stable: bool | None = None, axis: int = -1, descending: bool = False) -> tuple[Value, Value]:
+    return sort(c, x, axis, descending)
+
+
+def histogram(c: Call, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
+    """How many elements lie in each of `bins` parts of [low, high] of one size, the last one with both its ends."""
+    if bins > _BINS or x.dtype not in (f32, f64) or low >= high:
+        raise Unsupported("many bins, or bins between the smallest and the largest element")
+    x = b.reshape(x, (product(x.shape),))
+    number = b.cast(b.div(b.mul(b.sub(x, float(low)), float(bins)), float(high) - float(low)), i32)
+    number = b.where(b.and_(b.ge(x, float(low)), b.le(x, float(high))), b.minimum(number, bins - 1), -1)
+    hits = b.eq(b.unsqueeze(number, 0), b.unsqueeze(b.iota(bins, i32), 1))
+    return b.cast(b.reduce(b.cast(hits, i32), "sum", 1), c.dtype)
+
+
+def _places(x: Value, axis: int) -> Value:
+    """i32: 0, 1, ... along an axis of x, in one of its rows."""
+    return b.reshape(b.iota(x.shape[axis], i32), [d if a == axis else 1 for a, d in enumerate(x.shape)])
+
+
+def _least(x: Value) -> Value:
+    return b.full(float("-inf") if x.dtype.is_float else torch.iinfo(x.dtype.torch).min, x.dtype)
+
+
+def _below(x: Value, y: Value) -> Value:
+    """x < y, where NaN is greater than everything."""
+    return b.or_(b.lt(x, y), b.and_(b.isnan(y), b.logical_not(b.isnan(x)))) if x.dtype.is_float else b.lt(x, y)
+
+
+def _equal(x: Value, y: Value) -> Value:
+    """x == y, where NaN equals itself."""
+    return b.or_(b.eq(x, y), b.and_(b.isnan(x), b.isnan(y))) if x.dtype.is_float else b.eq(x, y)
+
+
+ROWS: dict[Any, Row] = {
+    aten.topk.default: topk,
+    aten.sort.default: sort,
+    aten.sort.stable: stable_sort,
+    aten.argsort.default: lambda c, x, axis=-1, descending=False: sort(c, x, axis, descending)[1],
+    aten.argsort.stable: lambda c, x, stable=False, axis=-1, descending=False: sort(c, x, axis, descending)[1],
+    aten.histc.default: histogram,
+}

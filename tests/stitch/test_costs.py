@@ -1,0 +1,53 @@
+"""What is computed once although many results need it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sashiko.graph import build as b
+from sashiko.graph.types import f32
+from tests.stitch.test_stitch import check, kinds
+
+WHOLE = (3, 5, 8)
+
+
+@pytest.mark.parametrize(("shape", "kernels"), [((1, 5, 8), 2), ((3, 1, 8), 2), ((8,), 2), ((3, 5, 1), 1), ((3, 1, 1), 1), (WHOLE, 1)])
+def test_what_a_loop_around_would_compute_again(shape: tuple[int, ...], kernels: int) -> None:
+    """Where the outer axes are missing; what only inner ones would repeat stands in front of their loops."""
+    x, y = b.input_(0, f32, shape), b.input_(1, f32, WHOLE)
+    data = [torch.randn(shape), torch.randn(WHOLE)]
+    assert kinds(check([b.mul(b.exp(x), y)], [x, y], data)) == ["loop"] * kernels
+    assert kinds(check([b.mul(b.add(x, 1.0), y)], [x, y], data)) == ["loop"]
+
+
+def test_ranges_are_counted_again() -> None:
+    """A range costs nothing to make; to read it from a buffer does."""
+    y, n = b.input_(0, f32, WHOLE), b.iota(8, f32)
+    for _ in range(7):
+        n = b.add(b.mul(n, 0.5), 1.0)
+    assert kinds(check([b.mul(n, y)], [y], [torch.randn(WHOLE)])) == ["loop"]
+
+
+@pytest.mark.parametrize(("size", "step", "kernels"), [(7, 1, 2), (3, 1, 2), (3, 2, 1), (2, 2, 1)])
+def test_what_windows_would_compute_again(size: int, step: int, kernels: int) -> None:
+    x, y = b.input_(0, f32, (2, 14, 14, 4)), b.input_(1, f32, (2, 14, 14, 4))
+    data = [torch.randn(2, 14, 14, 4), torch.randn(2, 14, 14, 4)]
+    windows = b.window(b.window(b.pad(b.add(x, y), ((0, 0), (1, 1), (1, 1), (0, 0))), 1, size, step), 3, size, step)
+    assert kinds(check([b.reduce(windows, "max", (2, 4))], [x, y], data)) == ["loop"] * kernels
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_what_a_sum_would_compute_again(axis: int) -> None:
+    x, y = b.input_(0, f32, (8,)), b.input_(1, f32, WHOLE)
+    total = b.reduce(b.mul(b.sigmoid(x), y), "sum", axis)
+    assert kinds(check([total], [x, y], [torch.randn(8), torch.randn(WHOLE)])) == ["loop", "loop"]
+
+
+@pytest.mark.parametrize(("shape", "kernels"), [((1, 5, 8), 1), ((3, 1, 8), 1), ((3, 5, 1), 1), (WHOLE, 0)])
+def test_what_an_epilogue_would_compute_again(shape: tuple[int, ...], kernels: int) -> None:
+    """Its tiles are narrower than the rows, which it therefore meets more than once."""
+    x, y, w = b.input_(0, f32, shape), b.input_(1, f32, (3, 5, 4)), b.constant(torch.randn(8, 4))
+    data = [torch.randn(shape), torch.randn(3, 5, 4)]
+    p = check([b.mul(b.sigmoid(x), b.linear(y, w))], [x, y], data, atol=1e-4)
+    assert kinds(p) == ["loop"] * kernels + ["linear"]
