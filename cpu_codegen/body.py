@@ -204,6 +204,10 @@ class BodyEmitter:
         """Whether stores go around the caches: `intrinsics.stores_done` is due at the end."""
         return self._transfers.memory.streamed
 
+    def address(self, node: int, point: Point) -> Val:
+        """Where a load reads at a point."""
+        return self._transfers.address(self.body.nodes[node], point)
+
     # -- effects ---------------------------------------------------------------------------------------------------
     def save(self, node: int, pointer: Val, point: Point) -> None:
         """Writes a value into an array over the columns, for `keep`. The array has room for whole vectors."""

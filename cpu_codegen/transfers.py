@@ -47,6 +47,10 @@ class Transfers:
             return value
         return fn.select(guard, value, other)
 
+    def address(self, node: Node, point: Point) -> Val:
+        """Where the element of a load lies, that of lane 0."""
+        return self._addresses.pointer(node.buffer + self._offset, convert.memory_type(node.dtype), node.index, point)
+
     def store(self, spec: Store, dtype: DType, lanes: int, point: Point, guard: Val | None) -> None:
         """Stores the node of a store, whose element type is `dtype`, at every active lane."""
         fn = self._fn

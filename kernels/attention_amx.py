@@ -21,8 +21,8 @@ from .attention_amx_pack import KEYS, emit_pack, layout_of
 from .attention_blocks import Family, emit_blocks
 from .attention_pairs import PairStream
 from .attention_spec import WORKSPACE, AttentionCode, AttentionSpec, heads_as_queries
-from .attention_stream import Stream, Tiling
-from .attention_vector import even_block, sizes_for
+from .attention_stream import Stream
+from .attention_tiling import Tiling, even_block, sizes_for
 
 _LANES = 16
 

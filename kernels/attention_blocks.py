@@ -12,7 +12,8 @@ from ..platforms.target import Target
 from ..stitch.loops import Body
 from .attention_score import by_query
 from .attention_spec import AttentionSpec
-from .attention_stream import Stream, Tiling
+from .attention_stream import Stream
+from .attention_tiling import Tiling
 from .indexing import request
 
 

@@ -17,7 +17,8 @@ from ..platforms.target import Target
 from ..stitch.loops import Body
 from .attention_rows import copy_row, pair_rows, together
 from .attention_spec import AttentionSpec
-from .attention_stream import PADDING, Stream, Tiling
+from .attention_stream import Stream
+from .attention_tiling import PADDING, Tiling
 from .attention_vector import VectorFamily, VectorStream
 
 # By lanes of a vector: sums plus products of pairs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ..cpu_codegen import convert
 from ..cpu_codegen.builder import BF16, F32, I16, I32, I64, PTR, VOID, Function, Module, Val, const, i64
@@ -146,17 +146,21 @@ def emit_transpose(module: Module, lanes: int) -> str:
         at = fn.mul(index, i64(4))
         begin = fn.gep(source, at, F32)
         corners = [fn.load(F32.vec(4), fn.gep(begin, fn.mul(source_pitch, i64(n)))) for n in range(lanes)]
-        # Vector n holds rows n, n + 4, ...; transposing each four by four leaves the columns.
-        columns = _four_by_four(fn, [_joined(fn, corners[n::4]) for n in range(4)])
-        to = fn.gep(target, fn.mul(at, target_pitch))
-        for n, column in enumerate(columns):
-            fn.store(column, fn.gep(to, fn.mul(target_pitch, i64(n))))
+        store_columns(fn, corners, fn.gep(target, fn.mul(at, target_pitch)), target_pitch)
         return []
 
     fn.loop(i64(0), fn.mul(squares, i64(lanes // 4)), 1, [], four)
     fn.ret()
     fn.finish()
     return name
+
+
+def store_columns(fn: Function, corners: Sequence[Val], target: Val, pitch: Val) -> None:
+    """Four columns, `pitch` bytes apart, whose elements in row n are the vector `corners[n]`."""
+    # Vector n holds rows n, n + 4, ...; transposing each four by four leaves the columns.
+    columns = _four_by_four(fn, [_joined(fn, list(corners[n::4])) for n in range(4)])
+    for n, column in enumerate(columns):
+        fn.store(column, fn.gep(target, fn.mul(pitch, i64(n))))
 
 
 def _joined(fn: Function, parts: list[Val]) -> Val:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ..cpu_codegen import elementwise
 from ..cpu_codegen.builder import F32, I64, VOID, Function, Val, const, i64
@@ -25,32 +24,12 @@ from ..cpu_codegen.slots import Slots
 from ..graph.types import f32
 from ..platforms.target import Target
 from ..stitch.loops import Body
+from .attention_beside import TURNED, Beside
 from .attention_rows import emit_transpose, read_row, together, write_row
 from .attention_score import ScoreEmitter, is_causal, minus_infinity
 from .attention_softmax import octaves, short_weight, weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
-
-PADDING = 16  # elements between rows of scratch, so that rows do not share cache sets
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """lanes: queries of a vector. vectors: vectors of a block of queries. keys, columns: of a register tile. block: keys of a block."""
-
-    lanes: int
-    vectors: int
-    keys: int
-    columns: int
-    block: int
-
-    @property
-    def queries(self) -> int:
-        return self.lanes * self.vectors
-
-
-def up(fn: Function, value: Val, step: int) -> Val:
-    """value rounded up to a multiple of a power of two."""
-    return fn.and_(fn.add(value, i64(step - 1)), i64(-step))
+from .attention_tiling import PADDING, Tiling, up
 
 
 class Stream(ABC):
@@ -68,6 +47,7 @@ class Stream(ABC):
         self.head, self.first, self.rows = fn.args[1:4]
         self.vector = F32.vec(tiling.lanes)
         self.score = ScoreEmitter(fn, target, spec, slots, body, self.short)
+        self.beside = Beside(fn, slots, self.score, tiling.lanes, tiling.vectors)
         self.causal = is_causal(spec, body)
         self.once = isinstance(spec.s, int) and 0 < spec.s <= tiling.block  # a single block of keys: nothing to add to
         self.whole = isinstance(spec.m, int) and spec.m % tiling.queries == 0  # all blocks have all their queries
@@ -197,7 +177,7 @@ class Stream(ABC):
         fn, tiling = self.fn, self.tiling
         last = fn.sub(count, i64(1))
 
-        def keys(at: Val, largest: list[Val]) -> list[Val]:
+        def keys(at: Val, largest: list[Val], turned: Val) -> list[Val]:
             # What lies beyond the last key repeats it, which leaves the maximum alone.
             rows = [at, *(fn.smin(fn.add(at, i64(n)), last) for n in range(1, self.unroll))]
             loaded = [[fn.load(self.vector, self.place(self.scores, self.row(row), v)) for v in range(tiling.vectors)] for row in rows]
@@ -206,13 +186,22 @@ class Stream(ABC):
                 for n, row in enumerate(rows):
                     key = fn.add(start, row)
                     for v, point in enumerate(self.points):
+                        self.beside.provide(fn.sub(row, turned), v)
                         value = self.score.score(fn, loaded[n][v], point.at(k=key))
                         if not self.score.plain:
                             fn.store(value, self.place(self.scores, self.row(fn.add(at, i64(n))), v))
                         found[v] = self._larger(value, found[v])
             return found
 
-        return fn.loop(i64(0), count, self.unroll, [minus_infinity(const(self.vector, 0))] * tiling.vectors, keys)
+        def some(at: Val, largest: list[Val]) -> list[Val]:
+            end = fn.smin(fn.add(at, i64(TURNED)), count)
+            self.beside.fetch(self.points, self.rows, fn.add(start, at), fn.sub(end, at))
+            return fn.loop(at, end, self.unroll, largest, lambda n, found: keys(n, found, at))
+
+        lowest = [minus_infinity(const(self.vector, 0))] * tiling.vectors
+        if self.beside.nodes:
+            return fn.loop(i64(0), count, TURNED, lowest, some)
+        return fn.loop(i64(0), count, self.unroll, lowest, lambda n, found: keys(n, found, i64(0)))
 
     def _pad(self, count: Val) -> None:
         fn = self.fn

@@ -17,28 +17,10 @@ from ..stitch.loops import Body
 from .attention_blocks import Family
 from .attention_rows import read_row
 from .attention_spec import AttentionSpec, HeadStrides
-from .attention_stream import PADDING, Stream, Tiling, up
+from .attention_stream import Stream
+from .attention_tiling import PADDING, Tiling, even_block, sizes_for, up
 
 _UNROLL = 2  # of the loop over the depth; more was measured no faster
-
-
-def sizes_for(spec: AttentionSpec, tilings: Sequence[Tiling]) -> tuple[Tiling, ...]:
-    """Those of two sizes of blocks that the number of queries calls for; the second one has a single vector of queries."""
-    large, small = tilings
-    if isinstance(spec.m, int):
-        if spec.m <= small.queries:
-            return (small,)
-        if spec.m % large.queries == 0 or spec.m % large.queries > small.queries:
-            return (large,)
-    return large, small
-
-
-def even_block(spec: AttentionSpec, most: int, step: int) -> int:
-    """Keys of a block, a multiple of `step` and about `most` of them: blocks of equal length where the number of keys is known."""
-    if not isinstance(spec.s, int):
-        return most
-    parts = max(1, round(spec.s / most))
-    return max(1, -(-spec.s // parts // step)) * step
 
 
 class VectorFamily(Family):
