@@ -18,6 +18,7 @@ from ..graph.aten.recurrent import Layers
 from ..graph.capture import from_fx
 from ..graph.exporting import decompositions
 from ..platforms.host import default_target
+from .aliases import merged, without_views
 from .build import Options, build
 from .model import CompiledModel
 from .pipeline import PRECISIONS
@@ -108,6 +109,7 @@ class _Inference:
 
     def __init__(self, graph: GraphModule, inputs: Sequence[Any], frozen: dict[int, torch.Tensor], settings: Mapping[str, Any]) -> None:
         self.graph, self.inputs, self.settings = graph, inputs, settings
+        self.rest, self.places, self.views = without_views(graph)
         self.positions = tuple(frozen)
         self.calls = 0
         self.versions: dict[tuple[int, ...], _Version] = {}
@@ -122,7 +124,7 @@ class _Inference:
     def _compiled(self, frozen: dict[int, torch.Tensor]) -> CompiledModel | None:
         try:
             _refuse_effects(self.graph)
-            captured = from_fx(self.graph, self.inputs, frozen)
+            captured = from_fx(self.rest, self.inputs, frozen)
         except Unsupported as error:
             if self.settings.get("strict"):
                 raise
@@ -140,8 +142,11 @@ class _Inference:
         version.used = self.calls = self.calls + 1
         if self.calls % _IDLE == 0 and len(self.versions) > 1:
             self._forget()
-        result: Sequence[Any] = self.graph.forward(*arguments) if version.model is None else version.model.call_flat(arguments)
-        return result
+        if version.model is None:
+            everything: Sequence[Any] = self.graph.forward(*arguments)
+            return everything
+        results: Sequence[Any] = version.model.call_flat(arguments)
+        return merged(results, self.places, self.views(*arguments)) if self.places else results
 
     def _forget(self) -> None:
         """Weights that nobody brings any more, such as those before others were assigned, are given back."""

@@ -1,0 +1,46 @@
+"""Results of `torch.compile(backend="sashiko")` that are views of arguments: the same elements, in the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Dynamo remembers what it compiled; every test starts without."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+VIEWS: dict[str, Callable[..., Any]] = {
+    "of an argument": lambda x, y: (x.t()[:, : y.shape[0]], x + 1),
+    "repeated": lambda x, y: (x + 1, x[:, None].expand(-1, y.shape[0], -1)),
+    "alone": lambda x, y: x.t()[:, : y.shape[0]],
+    "one of several": lambda x, y: (x.t().split(y.shape[0], 1)[1], y * 2),
+    "of what is written": lambda x, y: (x.add_(1), x.t()[:, : y.shape[0]], y * 2)[1:],
+    "of a result": lambda x, y: (lambda z: (z, z.t()[:, : y.shape[0]], z[1:]))(x + 1),
+    "in complex numbers": lambda x, y: (torch.view_as_complex(x.view(-1, y.shape[0], 2)).t(), x + 1),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_by_sizes_that_are_not_known(name: str) -> None:
+    """PyTorch cannot repeat such a view: it makes its own from the sizes and strides of ours, in the memory of the argument."""
+    y, x = torch.randn(3), torch.randn(4, 6)
+    compiled = torch.compile(VIEWS[name], backend="sashiko", dynamic=True)
+    for rows in (4, 5):
+        x = torch.randn(rows, 6)
+        other = x.clone()
+        with torch.no_grad():
+            got, expected = compiled(x, y), VIEWS[name](other, y)
+        assert_close(got, expected)
+        assert_close(x, other)
+        for one, wanted in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, expected)), strict=True):
+            shares, should = one.untyped_storage().data_ptr() == x.untyped_storage().data_ptr(), wanted._base is not None
+            assert shares == (should and wanted.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
