@@ -28,6 +28,19 @@ def _func(kind: str, *args: Dim) -> Dim:
 
 def bounds(value: Dim) -> tuple[int | None, int | None]:
     """Inclusive integer bounds (None: unbounded) by interval arithmetic over the symbols' ranges."""
+    low, high = _interval(value)
+    for mono, coefficient in terms_of(value) if low is None or high is None else ():
+        divided = _single(from_terms({mono: 1}), "floordiv")
+        if divided is not None and isinstance(divided[1], int) and divided[1] > 0 and coefficient % divided[1] == 0:
+            # k b (x // b) lies between k (x - b + 1) and k x
+            times, rest = coefficient // divided[1], value - from_terms({mono: coefficient})
+            ends = [_interval(rest + times * (divided[0] - lack)) for lack in (0, divided[1] - 1)][:: -1 if times > 0 else 1]
+            low, high = ends[0][0] if low is None else low, ends[1][1] if high is None else high
+    return low, high
+
+
+def _interval(value: Dim) -> tuple[int | None, int | None]:
+    """Each term by itself."""
     if not isinstance(value, Poly):
         return value, value
     low: int | None = 0
@@ -88,7 +101,21 @@ def less(a: Dim, b: Dim) -> bool:
             return atom.extent == b or non_negative(b - atom.extent)
         if isinstance(atom, Func) and atom.kind == "mod":
             return atom.args[1] == b
-    return False
+    greatest = _greatest(a)
+    return greatest != a and (bounds(b - greatest)[0] or 0) > 0
+
+
+def _greatest(value: Dim) -> Dim:
+    """No less than `value`: every axis that adds to it is at its end."""
+    total: Dim = 0
+    for mono, factor in terms_of(value):
+        term: Dim = factor
+        grows = factor > 0 and all((least := _atom_bounds(atom)[0]) is not None and least >= 0 for atom in mono)
+        for atom in mono:
+            end = atom.extent if grows and isinstance(atom, Symbol) else None
+            term = term * (Poly((((atom,), 1),)) if end is None else end - 1)
+        total = total + term
+    return total
 
 
 def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
@@ -178,10 +205,16 @@ def rejoin(value: Dim) -> Dim:
             scale = from_terms({tuple(left): factor})
             x, by = split.args
             joined = value - from_terms({mono: factor}) - scale * by * floordiv(x, by) + scale * x
-            if len(terms_of(joined)) < len(value.terms):
+            if (_functions(joined), len(terms_of(joined))) < (_functions(value), len(value.terms)):
                 value, changed = joined, True
                 break
     return value
+
+
+def _functions(value: Dim) -> int:
+    """How many functions are in an expression, those inside of others included."""
+    found = [atom for mono, _ in terms_of(value) for atom in mono if isinstance(atom, Func)]
+    return len(found) + sum(_functions(arg) for atom in found for arg in atom.args)
 
 
 def mod(a: Dim, b: Dim) -> Dim:
@@ -193,8 +226,24 @@ def mod(a: Dim, b: Dim) -> Dim:
     rest = _split(a, b)[1]
     if rest == 0 or (non_negative(rest) and less(rest, b)):
         return rest
+    if isinstance(b, int):
+        whole = _congruent(rest, b)
+        if whole != rest:
+            return mod(whole, b)
+        most = bounds(rest)[1]
+        if most is not None and most <= 0:  # how far a size is from a multiple of b: together they are b * ceil(size / b)
+            return b * ceildiv(-rest, b) + rest
     factor, smaller, divisor = _common(rest, b)
     return _func("mod", rest, b) if factor == 1 else factor * mod(smaller, divisor) + (rest - factor * smaller)
+
+
+def _congruent(a: Dim, b: int) -> Dim:
+    """a without remainders by multiples of b: another number of the same remainder by b."""
+    for mono, factor in terms_of(a):
+        inner = _single(from_terms({mono: 1}), "mod")
+        if inner is not None and isinstance(inner[1], int) and inner[1] % b == 0:
+            return _congruent(a + factor * (inner[0] - from_terms({mono: 1})), b)
+    return a
 
 
 def minimum(a: Dim, b: Dim) -> Dim:

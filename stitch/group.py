@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..graph import attrs as A
-from ..graph.dims import Shape, product, symbol
+from ..graph.dims import Shape, product, symbol, symbols
 from ..graph.ir import Value
 from ..graph.ops import OPS
 from ..graph.updates import under
@@ -20,7 +20,7 @@ from .domain import Axis, Domain
 from .lower import Lowering, NeedsBuffer
 from .roots import ANCHORS
 from .steps import by_pieces
-from .views import Index, reshape_index
+from .views import Index, divides_by_sizes, reshape_index
 
 
 @dataclass(eq=False)
@@ -47,10 +47,19 @@ def root_index(domain: Domain, root: Value) -> Index:
     if domain.kind == "c":
         columns = tuple(e for _, e in domain.reduced)
         if product(shape) == product(rows) * product(columns) and product(columns) != 1:
-            return reshape_index(row_at + axes_of(domain.reduced), rows + columns, shape)
+            return _reshaped(root, row_at + axes_of(domain.reduced), rows + columns, shape)
     if product(shape) != product(rows):
         raise NeedsBuffer(root, "its shape does not fit this kernel")
-    return reshape_index(row_at, rows, shape)
+    return _reshaped(root, row_at, rows, shape)
+
+
+def _reshaped(root: Value, index: Index, shape: Shape, source: Shape) -> Index:
+    """`reshape_index`. Raises NeedsBuffer where each position, and not each row, would take divisions by sizes that are not known."""
+    result = reshape_index(index, shape, source)
+    innermost = next((s for i in reversed(index) for s in symbols(i)), None)
+    if innermost is not None and any(divides_by_sizes(i, innermost) for i in result):
+        raise NeedsBuffer(root, "its elements lie in another order than this kernel's")
+    return result
 
 
 def axes_of(named: tuple[Axis, ...]) -> Index:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, Shape, coefficient, floordiv, mod, rejoin, reshape_groups, symbol, symbols
+from ..graph.dims import Dim, Func, Poly, Shape, Symbol, coefficient, floordiv, mod, rejoin, reshape_groups, symbol, symbols
 from ..graph.ir import Value
 from ..graph.types import TensorType
 
@@ -44,6 +44,13 @@ def reshape_index(index: Index, shape: Shape, source: Shape) -> Index:
         position = linearize(index[left.start : left.stop], shape[left.start : left.stop])
         result.extend(delinearize(position, source[right.start : right.stop]))
     return tuple(result)
+
+
+def divides_by_sizes(value: Dim, axis: Symbol) -> bool:
+    """Whether an index expression divides positions along an axis by sizes that are not known, which takes longer than most operations."""
+    functions = [atom for mono, _ in value.terms for atom in mono if isinstance(atom, Func)] if isinstance(value, Poly) else []
+    along = [f for f in functions if axis in symbols(f.args[0])]
+    return any((f.kind in ("floordiv", "mod") and isinstance(f.args[1], Poly)) or divides_by_sizes(f.args[0], axis) for f in along)
 
 
 def through(view: Value, index: Index) -> tuple[Value, Index]:

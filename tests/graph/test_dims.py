@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from sashiko.graph import dims
 from sashiko.graph.dims import Dim, symbol
 
-RANGES = {"a": (0, 7), "b": (1, 5), "c": (2, 6)}
+RANGES = {"a": (0, 7), "b": (1, 5), "c": (2, 6), "i": (0, 1)}
 SYMBOLS = {name: symbol(name, lo, hi) for name, (lo, hi) in RANGES.items()}
+SYMBOLS["i"] = symbol("i", 0, None, extent=SYMBOLS["c"])
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ ENVS = st.fixed_dictionaries({name: st.integers(*bounds) for name, bounds in RAN
 @given(EXPRESSIONS, ENVS)
 def test_simplification_keeps_the_value(expression: Both, env: dict[str, int]) -> None:
     assert dims.evaluate(expression.dim, env) == expression.plain(env)
+    assert dims.evaluate(dims.rejoin(expression.dim), env) == expression.plain(env)
 
 
 @settings(max_examples=300, deadline=None)
@@ -111,6 +113,11 @@ A, B, C = SYMBOLS["a"], SYMBOLS["b"], SYMBOLS["c"]
     (dims.maximum(B, 1), B),
     (symbol("one", 1, 1), 1),
     (dims.ceildiv(A * 16, 16), A),
+    (dims.mod(dims.mod(A, 12) + B, 4), dims.mod(A + B, 4)),
+    (A + dims.mod(-A, 8), dims.ceildiv(A, 8) * 8),  # a size with its padding
+    (A + dims.mod(-dims.mod(A, 8), 8), dims.ceildiv(A, 8) * 8),
+    (dims.floordiv(B + dims.mod(-B, 8), dims.ceildiv(B, 8)), 8),
+    (dims.rejoin(dims.floordiv(A + B, 4 * C) * 8 * C + dims.mod(A + B, 4 * C) * 2), 2 * A + 2 * B),
 ])
 def test_canonical_forms(left: Dim, right: Dim) -> None:
     assert left == right
@@ -121,6 +128,12 @@ def test_an_axis_stays_below_its_extent() -> None:
     i = symbol("i", 0, None, extent=n)
     assert dims.less(i, n) and dims.mod(n * 2 + i, n) == i
     assert not dims.less(n, i)
+    j = symbol("j", 0, None, extent=8)
+    assert dims.mod(8 * i + j, 8 * n) == 8 * i + j and not dims.less(9 * i + j, 8 * n)
+
+
+def test_padding_is_less_than_what_it_fills() -> None:
+    assert dims.bounds(dims.mod(-symbol("n", 1), 8)) == (0, 7) and dims.bounds(dims.mod(-B, 8)) == (3, 7)
 
 
 def test_a_missing_symbol_is_named() -> None:
