@@ -59,4 +59,4 @@ def below_windows(view: Value, stored: set[Value]) -> Value | None:
         if value.op in EXPENSIVE:
             return value
         stack.extend(value.inputs)
-    return source if (factor - 1) * work > PASS else None
+    return source if work > 1 and (factor - 1) * work > PASS else None  # one operation is done while its operand is loaded

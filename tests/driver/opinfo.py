@@ -83,13 +83,13 @@ def full_name(op: OpInfo) -> str:
 def compiled_graphs() -> Iterator[list[sashiko.CompiledModel | None]]:
     """What the backend makes of the graphs it is given; None for one that it leaves to PyTorch as a whole."""
     made: list[sashiko.CompiledModel | None] = []
-    real = _Inference._really_compiled
+    real = _Inference._compiled
 
     def noted(self: _Inference, frozen: dict[int, torch.Tensor]) -> sashiko.CompiledModel | None:
         made.append(real(self, frozen))
         return made[-1]
 
-    with patch.object(_Inference, "_really_compiled", noted):
+    with patch.object(_Inference, "_compiled", noted):
         yield made
 
 
