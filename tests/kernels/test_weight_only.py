@@ -30,6 +30,7 @@ from tests.kernels.tile_emulation import EmulatedTiles
 
 FEW = symbol("M", 1, 4)
 ROWS = tuple(row for row in table.TABLE if row.micros and row.micros[0].lhs.is_float and row.micros[0].rhs in (i4, i8))
+GROUPED = tuple(row for row in ROWS if (row.micros[0].lhs, row.micros[0].rhs) == (f32, i4))
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 _AMX = amx.amx(bf16, bf16, EmulatedTiles())[0]
 EMULATED = tuple(
@@ -135,7 +136,7 @@ def test_products_cut_into_blocks(row: Kernel, runner: Runner) -> None:
     run(runner, row, [(case, 32) for case in cases])
 
 
-@pytest.mark.parametrize(("row", "runner"), tuple(pairs(few=True)))
+@pytest.mark.parametrize(("row", "runner"), tuple(p for p in pairs(few=True) if p.values[0] in GROUPED))
 def test_rows_that_choose_a_weight(row: Kernel, runner: Runner) -> None:
     """Weights, and the scales of their groups, take turns along the rows."""
     case, count, group = Case(21, 50, 96, 3), 3, 32
