@@ -38,7 +38,7 @@ def _memory(graph: Graph) -> dict[Node, Node]:
     found = {node: node for node in graph.nodes if node.op == "placeholder"}
     for node in graph.nodes:
         if node.target is torch.ops.aten.copy_.default and node.args[0] in found:
-            found[node.args[1]] = node.args[0]
+            found.setdefault(node.args[1], node.args[0])  # an argument that is copied to another one keeps memory of its own
     return found
 
 

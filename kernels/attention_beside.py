@@ -41,8 +41,9 @@ class Beside:
 
     def __init__(self, fn: Function, slots: Slots, score: ScoreEmitter, lanes: int, vectors: int) -> None:
         self.fn, self.score, self.lanes, self.row_bytes = fn, score, lanes, lanes * vectors * 4
-        self.nodes = {n: score.body.nodes[n].dtype for n in turned(score.body)}
-        self.pitches = {n: slots.dim(pitch * self.nodes[n].bytes) for n, pitch in turned(score.body).items()}
+        pitches = turned(score.body)
+        self.nodes = {n: score.body.nodes[n].dtype for n in pitches}
+        self.pitches = {n: slots.dim(pitch * self.nodes[n].bytes) for n, pitch in pitches.items()}
         self.scratch = {n: fn.alloca(TURNED * self.row_bytes) for n in self.nodes}
 
     def fetch(self, points: Sequence[Point], rows: Val, start: Val, count: Val) -> None:

@@ -23,7 +23,7 @@ from ..query import is_weight
 from ..rule import Match, RuleSet, rule
 from .contraction import random_weight
 from .integer import by_row, refused
-from .weight_only import random_groups
+from .weight_only import groups_refused, random_groups
 
 _UNIT = QParams((1.0,), 0, None, -128, 127)
 
@@ -111,10 +111,9 @@ def _group_example(rng: random.Random) -> Value:
 @rule("routed_linear(x, dequantize_groups(w, s), e) -> routed_linear(x, w, e, s)", ulp=64, example=_group_example)
 def routed_groups(m: Match) -> Value | Mismatch:
     """The kernel multiplies the scales in."""
-    if m["x"].dtype != f32:
-        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32", m["x"])
-    if not is_weight(m["w"]) or not is_weight(m["s"]):
-        return m.fail("the weight is computed in each call", m["w"])
+    why = groups_refused(m)
+    if why is not None:
+        return why
     with b.at(m.root.origin):
         return m.fitted(b.routed_linear(m["x"], m["w"], m["e"], m["s"]))
 

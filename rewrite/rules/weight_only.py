@@ -63,6 +63,15 @@ def _plus_bias(m: Match, product: Value) -> Value:
     return product if bias is None else b.add(product, b.cast(bias, product.dtype))
 
 
+def groups_refused(m: Match) -> Mismatch | None:
+    """Why no kernel multiplies x with integers w and scales s of their groups."""
+    if m["x"].dtype != f32:
+        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32", m["x"])
+    if not is_weight(m["w"]) or not is_weight(m["s"]):
+        return m.fail("the weight is computed in each call", m["w"])
+    return None
+
+
 def _group_example(rng: random.Random) -> Value:
     n, groups = rng.randint(1, 5), rng.randint(1, 3)
     bias = (random_weight(rng, n),) if rng.random() < 0.5 else ()
@@ -72,10 +81,9 @@ def _group_example(rng: random.Random) -> Value:
 @rule("linear(x, dequantize_groups(w, s), b?) -> group_linear(x, w, s)", ulp=64, example=_group_example)
 def weight_only_group_linear(m: Match) -> Value | Mismatch:
     """The kernel multiplies the scales in; the bias is added behind it."""
-    if m["x"].dtype != f32:
-        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32", m["x"])
-    if not is_weight(m["w"]) or not is_weight(m["s"]):
-        return m.fail("the weight is computed in each call", m["w"])
+    why = groups_refused(m)
+    if why is not None:
+        return why
     with b.at(m.root.origin):
         return m.fitted(_plus_bias(m, b.group_linear(m["x"], m["w"], m["s"])))
 

@@ -24,6 +24,8 @@ VIEWS: dict[str, Callable[..., Any]] = {
     "alone": lambda x, y: x.t()[:, : y.shape[0]],
     "one of several": lambda x, y: (x.t().split(y.shape[0], 1)[1], y * 2),
     "of what is written": lambda x, y: (x.add_(1), x.t()[:, : y.shape[0]], y * 2)[1:],
+    "of what is copied": lambda x, y: (y.new_zeros(x.shape[1], x.shape[0]).t().copy_(x), x.t()[:, : y.shape[0]]),
+    "of what is copied to an argument": lambda x, y: (y.copy_(x.t()[0, : y.shape[0]]), x.t()[:, : y.shape[0]], x.sum())[1:],
     "of a result": lambda x, y: (lambda z: (z, z.t()[:, : y.shape[0]], z[1:]))(x + 1),
     "in complex numbers": lambda x, y: (torch.view_as_complex(x.view(-1, y.shape[0], 2)).t(), x + 1),
 }

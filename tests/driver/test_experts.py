@@ -192,6 +192,9 @@ def test_a_model_of_transformers() -> None:
     with torch.no_grad():
         want = model(input_ids=words).last_hidden_state
         torch.testing.assert_close(compiled(input_ids=words).last_hidden_state, want, rtol=0, atol=1e-5)
+        one = {"input_ids": words[:1, :1]}
+        token = sashiko.compile(model, one, strict=True)  # sorting and counting two choices is native, too
+        torch.testing.assert_close(token(**one).last_hidden_state, model(**one).last_hidden_state, rtol=0, atol=1e-5)
         small = sashiko.quantize(model, [{"input_ids": words}])
         assert sum(s.site.operation == "experts" for s in small.record.sites) == 4
         assert [each.name for each in small.record.left_out if "chooses" in each.reason] == ["layers.0.mlp.gate", "layers.1.mlp.gate"]
