@@ -10,9 +10,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-import pytest
-import torch
+# Two workers of two threads each share two cores: a thread that spins at a barrier takes the time of the one it waits for. OpenMP reads
+# this when torch is loaded; workers inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 # With the checkout itself on the path (`python -m pytest` puts it there), libraries that look for a top-level package called

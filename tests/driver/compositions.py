@@ -209,17 +209,36 @@ def wide(made: Composition, dtypes: Sequence[torch.dtype], noise: torch.Generato
     return [values[n].double() if n in floats else values[n] for n in made.outputs]
 
 
+def narrow(made: Composition) -> list[Tensor]:
+    """The outputs with f32 for f64: what the formula of eager loses in f64 shows there, some 2**29 times as large."""
+
+    def to_f32(item: Item, value: Tensor) -> Tensor:
+        return value.float() if value.dtype == torch.float64 else value
+
+    items = [replace(i, cast=torch.float32 if i.cast == torch.float64 else i.cast) for i in made.items]
+    values = Composition(items).values(iter(made.arguments()), to_f32)
+    return [values[n] for n in made.outputs]
+
+
+def losses(eager: Sequence[Tensor], exact: Sequence[Tensor], in_f32: Sequence[Tensor]) -> list[Tensor]:
+    """How far eager's own formula is from the exact result; in f64, which is exact by definition, as far as that of f32 tells."""
+    scale = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    return [(z.double() - y.double()).abs() * scale if x.dtype == torch.float64 else (x.double() - y.double()).abs()
+            for x, y, z in zip(eager, exact, in_f32, strict=True)]
+
+
 def wrong(made: Composition, got: Sequence[Tensor]) -> str | None:
     """What is wrong with these results, None where nothing is."""
     eager = made.values(iter(made.arguments()), lambda item, value: value)
     dtypes = [value.dtype for value in eager]
     exact = wide(made, dtypes, None)
+    own = losses([eager[n] for n in made.outputs], exact, narrow(made))
     others = [wide(made, dtypes, torch.Generator().manual_seed(seed)) for seed in range(RUNS)]
     for place, n in enumerate(made.outputs):
         result, expected = got[place], eager[n]
         if result.dtype != expected.dtype or result.shape != expected.shape:
             return f"v{n}: {result.dtype}{list(result.shape)} for {expected.dtype}{list(expected.shape)}"
-        bad = apart(result, expected, exact[place], [o[place] for o in others])
+        bad = apart(result, expected, exact[place], [o[place] for o in others], own[place])
         if bool(bad.any()):
             at = tuple(bad.nonzero()[0].tolist())
             return (f"v{n}: {int(bad.sum())} of {bad.numel()} are wrong, at {at} {result[at].item()} for {expected[at].item()} "
@@ -227,8 +246,8 @@ def wrong(made: Composition, got: Sequence[Tensor]) -> str | None:
     return None
 
 
-def apart(got: Tensor, eager: Tensor, exact: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """Where a result is neither what eager gives nor as near to the exact one as the disturbed ones are."""
+def apart(got: Tensor, eager: Tensor, exact: Tensor, others: Sequence[Tensor], own: Tensor) -> Tensor:
+    """Where a result is neither what eager gives nor as near to the exact one as the disturbed ones are, or eager, which loses `own`."""
     if not got.is_floating_point():
         steady = torch.stack([o == exact for o in others]).all(0)
         # A comparison may be right where eager's operand is not; integers that do not fit their type are what eager makes of them.
@@ -237,7 +256,6 @@ def apart(got: Tensor, eager: Tensor, exact: Tensor, others: Sequence[Tensor]) -
     spread = torch.stack([(o - exact).abs() for o in others])
     steady = torch.stack([o.isfinite() == exact.isfinite() for o in others]).all(0)
     # Where eager's formula loses digits that no disturbance of its operand shows, ours may lose as many.
-    own = (eager.double() - exact).abs()
     largest = exact[exact.isfinite()].abs().amax() if bool(exact.isfinite().any()) else exact.new_zeros(())
     lost = torch.minimum(own[own.isfinite()].amax(), 64 * info.eps * largest) if bool(own.isfinite().any()) else largest * 0
     bound = 3 * spread.nan_to_num(float("inf")).amax(0) + (32 if info.bits >= 32 else 2) * info.eps * exact.abs() + 3 * lost + info.tiny

@@ -137,6 +137,8 @@ def both(d: Draw) -> int:
     if kind == 0:
         return d.step(f"max {axis}", lambda x: x.max(axis)[of], x)
     if kind == 1:
+        if of and bool(d.values[x].isinf().any()):
+            raise Refused  # ARCHITECTURE.md: eager's mean of an infinity depends on where it stands
         return d.step(f"var_mean {axis}", lambda x: torch.var_mean(x, axis, keepdim=True)[of], x)
     if kind == 2:
         return d.step(f"topk {k} {axis}", lambda x: x.topk(min(k, x.shape[axis]), axis)[0], x)
@@ -261,6 +263,8 @@ def image(d: Draw) -> int:
     if kind <= 1:
         groups = d.rng.choice([g for g in (1, 2, 7, like.shape[1]) if like.shape[1] % g == 0])
         w = d.leaf(like.dtype, (n * groups, like.shape[1] // groups, *(side,) * (like.dim() - 2)))
+        if padding and not bool(d.values[w].isfinite().all()):
+            raise Refused  # what such a weight makes of padding alone is left out: ARCHITECTURE.md names it
         fn = F.conv2d if two else F.conv1d
         return d.step(f"conv {stride} {padding} {groups}", lambda x, w: fn(x, w, None, stride, padding, 1, groups), x, w)
     pools = (F.avg_pool2d, F.max_pool2d) if two else (F.avg_pool1d, F.max_pool1d)
