@@ -80,7 +80,7 @@ LAYERS: Mapping[str, tuple[Layer, ...]] = {
     # Of networks that label each pixel: the last stages of their encoders, and the wide windows behind these.
     "dilated": (
         Layer((512, 512), 3, 16, apart=2), Layer((256, 256), 3, 28, apart=2), Layer((512, 512), 3, 28, apart=4),
-        Layer((512, 256), 3, 32, apart=12), Layer((512, 256), 3, 32, apart=24),
+        Layer((256, 256), 3, 33, apart=6), Layer((512, 256), 3, 32, apart=12), Layer((512, 256), 3, 32, apart=24),
     ),
 }  # fmt: skip
 

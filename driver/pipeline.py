@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ..cpu_codegen.math.normal import looked_up
-from ..graph.ir import Graph
+from ..graph.ir import Graph, Value
 from ..graph.passes import Pass
 from ..graph.simplify import canonical, cse
 from ..graph.sites import site_of
@@ -15,6 +15,7 @@ from ..graph.updates import concatenated, separated
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
 from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
+from ..rewrite.rules.bands import by_bands
 from ..rewrite.rules.permutes import sink_permutes
 from ..rewrite.rules.precision import lower_precision
 from ..rewrite.rules.short import shorten
@@ -25,6 +26,7 @@ from ..stitch.steps import together
 from .contractions import has_kernel
 
 PRECISIONS = ("fp32", "bf16", "auto")
+_TILE_ROWS = 16  # of tile registers, which take as long for fewer
 
 
 def fast_bf16(target: Target) -> bool:
@@ -45,11 +47,15 @@ def passes(
     def rewrite(name: str, chosen: RuleSet) -> Pass:
         return Pass(name, lambda graph: apply(graph, chosen, trace))
 
+    def narrows(product: Value) -> bool:
+        return narrow and site_of(product.origin) not in wide
+
     def narrowed(graph: Graph) -> Graph:
-        return lower_precision(graph, bf16, lambda product: site_of(product.origin) not in wide)
+        return lower_precision(graph, bf16, narrows)
 
     narrow = precision == "bf16" or (precision == "auto" and fast_bf16(target))
     return (
+        Pass("bands", lambda graph: by_bands(graph, narrows, _TILE_ROWS if target.has("amx_tile") else 1)),
         Pass("canonical", canonical),
         Pass("updates", lambda graph: concatenated(graph, writes)),
         Pass("cse", cse),

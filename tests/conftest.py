@@ -14,9 +14,9 @@ from pathlib import Path
 # this when torch is loaded; workers inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import numpy as np
+import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 # With the checkout itself on the path (`python -m pytest` puts it there), libraries that look for a top-level package called

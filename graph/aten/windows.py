@@ -22,7 +22,6 @@ from .. import build as b
 from ..dims import Dim, Shape, floordiv, product
 from ..ir import Value
 from ..types import bf16, f32
-from .bands import Band, bands
 from .call import Call, Row, opmath
 
 aten = torch.ops.aten
@@ -73,45 +72,8 @@ def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequenc
     if w.shape[1] == 1 < groups:
         out = _depthwise(windows(surrounded(channels_last(x), edges, edges), size, steps, spread), w, bias)
     else:
-        cut = _bands_of(c, x, size, steps, edges, spread)
-        out = _by_bands(channels_last(x), w, bias, cut, steps, edges, spread, groups)
+        out = dense(windows(surrounded(channels_last(x), edges, edges), size, steps, spread), w, bias, groups)
     return channels_first(b.cast(out, c.dtype))
-
-
-def _bands_of(
-    c: Call, x: Value, size: Sequence[int], steps: Sequence[int], edges: Sequence[int], spread: Sequence[int]
-) -> list[list[Band]]:
-    """None where sizes are not known."""
-    sizes = [n for n in (*x.shape[2:], *c.shape[2:]) if isinstance(n, int)]
-    if len(sizes) < 2 * len(size):
-        return [[]] * len(size)
-    batch = x.shape[0] if isinstance(x.shape[0], int) else 1
-    return bands(sizes[: len(size)], sizes[len(size) :], size, steps, edges, spread, batch)
-
-
-def _by_bands(image: Value, w: Value, bias: Value | None, cut: Sequence[Sequence[Band]], steps: Sequence[int], edges: Sequence[int],
-              spread: Sequence[int], groups: int) -> Value:
-    """`dense` over the windows of image[n, spatial..., C]; cut: the bands along each axis."""
-    for axis, found in enumerate(cut):
-        if found:
-            rest = [*cut[:axis], [], *cut[axis + 1 :]]
-            pieces = [_seen(image, w, axis, band, steps[axis], spread[axis], edges[axis]) for band in found]
-            inner = [*edges[:axis], 0, *edges[axis + 1 :]]
-            return b.concat([_by_bands(x, taps, bias, rest, steps, inner, spread, groups) for x, taps in pieces], axis + 1)
-    patches = windows(surrounded(image, edges, edges), window_of(image, w), steps, spread)
-    return dense(patches, w, bias, groups)
-
-
-def _seen(image: Value, w: Value, axis: int, band: Band, step: int, apart: int, padding: int) -> tuple[Value, Value]:
-    """What a band reads of the image, with the padding that is among it, and of the weight."""
-    n = image.shape[axis + 1]
-    assert isinstance(n, int)
-    low, high = band.reach(step, apart, padding)
-    start, stop = max(low, 0), min(high, n)
-    amounts = [(0, 0)] * image.tensor.rank
-    amounts[axis + 1] = (start - low, high - stop)
-    inside = b.slice_(image, axis + 1, start, stop - start)
-    return b.pad(inside, amounts) if any(amounts[axis + 1]) else inside, b.slice_(w, axis + 2, band.first, band.taps)
 
 
 def _by_channel(x: Value, size: Sequence[int], steps: Sequence[int], edges: Sequence[int], spread: Sequence[int]) -> bool:
