@@ -1,7 +1,8 @@
 """A scale for each row, from the row itself: the functions behind torch's `quantized_decomposed` operators per token, and what is left of a
 row when they have rounded it.
 
-The operators are torch's own where it has them; these are what they are checked against.
+The operators are torch's own where it has them; these are what they are checked against. torch chooses no scale below 1e-5 / 127, or
+1.2e-7 with a zero point, and so makes zeros of small numbers: `sashiko::choose_rows` is the same choice without such a floor.
 """
 
 from __future__ import annotations
@@ -11,20 +12,34 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+LEAST = torch.finfo(torch.float32).tiny
+"""The least scale, whose inverse is finite."""
 
-def choose_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scales max|x| / 127 and zero points 0 for each row of the last axis, [..., 1]. A row below 1e-5 throughout counts as that."""
-    scales = x.abs().amax(-1, keepdim=True).clamp(min=1e-5).div(127)
+
+def choose_rows(x: Tensor, dtype: torch.dtype, least: float = 1e-5) -> tuple[Tensor, Tensor]:
+    """Scales max|x| / 127 and zero points 0 for each row of the last axis, [..., 1]. A row below `least` throughout counts as that."""
+    scales = x.abs().amax(-1, keepdim=True).clamp(min=least).div(127)
     return scales, torch.zeros_like(scales)
 
 
-def choose_affine_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scales and zero points with which each row fills [-128, 127]; both [..., 1], float64 and int64."""
+def choose_affine_rows(x: Tensor, dtype: torch.dtype, least: float = torch.finfo(torch.float32).eps) -> tuple[Tensor, Tensor]:
+    """Scales, at least `least`, and zero points with which each row fills [-128, 127]; both [..., 1], float64 and int64."""
     low, high = x.amin(-1, keepdim=True).clamp(max=0.0), x.amax(-1, keepdim=True).clamp(min=0.0)
-    scales = ((high - low) / 255.0).clamp(min=torch.finfo(torch.float32).eps)
+    scales = ((high - low) / 255.0).clamp(min=least)
     below, above = low / scales, high / scales
     zeros = torch.where(below + above - 1.0 > 0, -128 - below, 127 - above).clamp(-128, 127).round()
     return scales.to(torch.float64), zeros.to(torch.int64)
+
+
+def _chosen(x: Tensor, affine: bool) -> tuple[Tensor, Tensor]:
+    return choose_affine_rows(x, torch.int8, LEAST) if affine else choose_rows(x, torch.int8, 127 * LEAST)
+
+
+# Composite for autograd: it stays whole in exported graphs, and is traceable on fake tensors as it is.
+torch.library.define("sashiko::choose_rows", "(Tensor x, bool affine) -> (Tensor, Tensor)")
+torch.library.impl("sashiko::choose_rows", "CompositeExplicitAutograd", _chosen)
+CHOOSE_ROWS: torch._ops.OpOverload = torch.ops.sashiko.choose_rows.default
+"""(scales, zero points) of the rows of x, both [..., 1]: for integers in [-127, 127], or with `affine` in [-128, 127]."""
 
 
 def quantize_rows(x: Tensor, scales: Tensor, zero_points: Tensor, qmin: int, qmax: int, dtype: torch.dtype) -> Tensor:
@@ -41,13 +56,13 @@ def dequantize_rows(
 
 def rounded_rows(x: Tensor) -> Tensor:
     """The reals that integers in [-127, 127] without a zero point leave of each row. Gradients pass as if nothing were rounded."""
-    parameters = *choose_rows(x, torch.int8), -127, 127, torch.int8
+    parameters = *_chosen(x, False), -127, 127, torch.int8
     return _passing(x, dequantize_rows(quantize_rows(x, *parameters), *parameters, torch.float32))
 
 
 def rounded_affine_rows(x: Tensor) -> Tensor:
     """The reals that integers in [-128, 127] with a zero point leave of each row. Gradients pass as if nothing were rounded."""
-    parameters = *choose_affine_rows(x, torch.int8), -128, 127, torch.int8
+    parameters = *_chosen(x, True), -128, 127, torch.int8
     return _passing(x, dequantize_rows(quantize_rows(x, *parameters), *parameters, torch.float32))
 
 

@@ -120,8 +120,8 @@ class Inserter:
 
     def _dynamic(self, activation: Node, like: Node, chosen: ActivationScheme) -> tuple[Node, None]:
         real = self._float(activation, like)
-        choose, low = (ops.choose_per_row, -127) if chosen.signed else (ops.choose_per_row_affine, -128)
-        both = self._call(choose, (real, torch.int8), like)
+        both = self._call(ops.choose_per_row, (real, not chosen.signed), like)
+        low = -127 if chosen.signed else -128
         parameters = (*(self._call(operator.getitem, (both, i), like) for i in (0, 1)), low, 127, torch.int8)
         q = self._call(ops.quantize_per_row, (real, *parameters), like)
         return self._call(ops.dequantize_per_row, (q, *parameters, torch.float32), like), None

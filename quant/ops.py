@@ -1,13 +1,15 @@
 """The quantize and dequantize operators that a simulated model is made of.
 
-They are torch's own `quantized_decomposed` operators, so every consumer of PT2E graphs reads ours. Importing this file makes sure
-that they exist: a torch that no longer ships them gets the same two operators, same schema, from here.
+They are torch's own `quantized_decomposed` operators, so consumers of PT2E graphs read ours. Importing this file makes sure that they
+exist: a torch that no longer ships them gets the same operators, same schema, from here.
 
     quantize_per_tensor(x, scale, zero_point, qmin, qmax, dtype)      clamp(round(x * (1 / scale)) + zero_point, qmin, qmax)
     dequantize_per_tensor(q, scale, zero_point, qmin, qmax, dtype)    (q - zero_point) * scale, float32
     dequantize_per_channel(w, scales, zero_points, axis, qmin, qmax, dtype)    (w - zero_points[c]) * scales[c], float32
     dequantize_per_channel_group(w, scales, zero_points, qmin, qmax, dtype, group, out)    the same, a scale for each group of a row
-    choose_qparams_per_token(x, dtype)    (max|x| / 127, 0) of each row; quantize_per_token, dequantize_per_token: with these
+    quantize_per_token(x, scales, zero_points, qmin, qmax, dtype), dequantize_per_token    with a scale and zero point for each row
+
+Which scales rows have `sashiko::choose_rows` says, since torch's operators for it make zeros of small numbers (`graph/rows.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..graph.rows import choose_affine_rows, choose_rows, dequantize_rows, quantize_rows
+from ..graph.rows import CHOOSE_ROWS, choose_affine_rows, choose_rows, dequantize_rows, quantize_rows
 
 _SCHEMAS = (
     "quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> Tensor",
@@ -109,7 +111,6 @@ quantize_per_tensor: torch._ops.OpOverload = _OPS.quantize_per_tensor.default
 dequantize_per_tensor: torch._ops.OpOverload = _OPS.dequantize_per_tensor.default
 dequantize_per_channel: torch._ops.OpOverload = _OPS.dequantize_per_channel.default
 dequantize_per_group: torch._ops.OpOverload = _OPS.dequantize_per_channel_group.default
-choose_per_row: torch._ops.OpOverload = _OPS.choose_qparams_per_token.default
-choose_per_row_affine: torch._ops.OpOverload = _OPS.choose_qparams_per_token_asymmetric.default
+choose_per_row: torch._ops.OpOverload = CHOOSE_ROWS
 quantize_per_row: torch._ops.OpOverload = _OPS.quantize_per_token.default
 dequantize_per_row: torch._ops.OpOverload = _OPS.dequantize_per_token.default

@@ -150,8 +150,7 @@ def _rounded(seen: torch.Tensor, x: torch.Tensor, scheme: ActivationScheme | Non
     if scheme is None:
         return x
     if dynamic(scheme):
-        choose, low = (ops.choose_per_row, -127) if scheme.signed else (ops.choose_per_row_affine, -128)
-        parameters = (*choose(x, torch.int8), low, 127, torch.int8)
+        parameters = (*ops.choose_per_row(x, not scheme.signed), -127 if scheme.signed else -128, 127, torch.int8)
         return torch.as_tensor(ops.dequantize_per_row(ops.quantize_per_row(x, *parameters), *parameters, torch.float32))
     observer = make_observer(scheme)
     observer.observe(seen)

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from ..diagnostics.errors import InputError, Unsupported
 from ..graph.aten.recurrent import RECURRENCE
 from ..graph.exporting import quiet, translated
+from ..graph.rows import LEAST
 from . import ops
 from .module import FreeDim, QuantizedModule, TensorLeaf
 
@@ -143,7 +144,7 @@ _ROUNDINGS = {
                    "moved = Add(real, origin) whole = Round(moved) held = Clip(whole, bottom, top) back = Sub(held, origin) "
                    "rounded = Mul(back, scale)",
 }
-_LEAST = {"none": 0.0, "rows": 1e-5, "affine_rows": torch.finfo(torch.float32).eps}
+_LEAST = {"none": 0.0, "rows": 127 * LEAST, "affine_rows": LEAST}
 
 
 def _rounding(name: str) -> str:
@@ -181,15 +182,14 @@ def _table() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     last = {"keepdims": 1}
 
-    def choose_rows(x: Any, dtype: int) -> Any:
-        scales = op.Div(op.Max(op.ReduceMax(op.Abs(x), op.Constant(value_ints=[-1]), **last), real(1e-5)), real(127.0))
-        return scales, op.Sub(scales, scales)
-
-    def choose_affine_rows(x: Any, dtype: int) -> Any:
+    def choose_rows(x: Any, affine: bool) -> Any:
         axes = op.Constant(value_ints=[-1])
+        if not affine:
+            scales = op.Div(op.Max(op.ReduceMax(op.Abs(x), axes, **last), real(127 * LEAST)), real(127.0))
+            return scales, op.Sub(scales, scales)
         low = op.Min(op.ReduceMin(x, axes, **last), real(0.0))
         high = op.Max(op.ReduceMax(x, axes, **last), real(0.0))
-        scales = op.Max(op.Div(op.Sub(high, low), real(255.0)), real(torch.finfo(torch.float32).eps))
+        scales = op.Max(op.Div(op.Sub(high, low), real(255.0)), real(LEAST))
         below, above = op.Div(low, scales), op.Div(high, scales)
         nearer = op.Greater(op.Sub(op.Add(below, above), real(1.0)), real(0.0))
         zeros = op.Where(nearer, op.Sub(real(-128.0), below), op.Sub(real(127.0), above))
@@ -222,7 +222,6 @@ def _table() -> dict[Callable[..., Any], Callable[..., Any]]:
     return {
         RECURRENCE: recurrence,
         ops.choose_per_row: choose_rows,
-        ops.choose_per_row_affine: choose_affine_rows,
         ops.quantize_per_row: quantize_rows,
         ops.dequantize_per_row: dequantize_rows,
         ops.dequantize_per_group: dequantize_groups,

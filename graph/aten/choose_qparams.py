@@ -1,4 +1,4 @@
-"""The `choose_qparams` operators of torch: scales and zero points from the data of each call.
+"""The `choose_qparams` operators of torch, and ours without their floor: scales and zero points from the data of each call.
 
 All of them are computed in f32, as torch does for f32 data, and handed on as torch declares them: f64 and i64.
 """
@@ -11,6 +11,7 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Shape
 from ..ir import Value
+from ..rows import CHOOSE_ROWS, LEAST
 from ..types import f32, f64, i64
 from .call import Call, Row
 from .reductions import extreme
@@ -57,27 +58,41 @@ def per_tensor_symmetric(c: Call, x: Value, qmin: int, qmax: int, eps: float, dt
     return _pair(scale, 128 if dtype == torch.uint8 else 0, (1,))
 
 
+def _largest(x: Value, least: float) -> Value:
+    """The scale with which the greatest magnitude of a row, `least` at least, is 127."""
+    return b.div(b.maximum(extreme(b.abs_(_data(x)), "max", (x.tensor.rank - 1,), True), least), 127.0)
+
+
 def per_token(c: Call, x: Value, dtype: torch.dtype) -> tuple[Value, Value]:
-    """The greatest magnitude of a row is 127."""
     if dtype != torch.int8:
         raise Unsupported(f"chooses a scale per token for {dtype}")
-    size = extreme(b.abs_(_data(x)), "max", (x.tensor.rank - 1,), True)
-    scale = b.div(b.maximum(size, 1e-5), 127.0)
+    scale = _largest(x, 1e-5)
     return _pair(scale, 0, scale.shape)
 
 
-def per_token_asymmetric(c: Call, x: Value, dtype: torch.dtype) -> tuple[Value, Value]:
+def per_token_asymmetric(
+    c: Call, x: Value, dtype: torch.dtype, least: float = torch.finfo(torch.float32).eps
+) -> tuple[Value, Value]:
     """The zero point is that of the end of the range where rounding it costs less."""
     qmin, qmax = -128.0, 127.0
     low, high = _row_range(x)
-    scale = b.maximum(b.div(b.sub(high, low), qmax - qmin), torch.finfo(torch.float32).eps)
+    scale = b.maximum(b.div(b.sub(high, low), qmax - qmin), least)
     low, high = b.div(low, scale), b.div(high, scale)
     from_low = b.gt(b.add(b.add(low, qmin), b.add(high, qmax)), 0.0)
     zero = b.where(from_low, b.add(b.neg(low), qmin), b.add(b.neg(high), qmax))
     return _pair(scale, _clamp(zero, qmin, qmax), scale.shape)
 
 
+def by_row(c: Call, x: Value, affine: bool) -> tuple[Value, Value]:
+    """`sashiko::choose_rows`: scales as small as rows are."""
+    if affine:
+        return per_token_asymmetric(c, x, torch.int8, LEAST)
+    scale = _largest(x, 127 * LEAST)
+    return scale, b.full(0.0, f32, scale.shape)
+
+
 ROWS: dict[str, Row] = {
+    str(CHOOSE_ROWS): by_row,
     "quantized_decomposed.choose_qparams.tensor": per_tensor,
     "quantized_decomposed.choose_qparams_symmetric.tensor": per_tensor_symmetric,
     "quantized_decomposed.choose_qparams_per_token.default": per_token,

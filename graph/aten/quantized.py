@@ -21,7 +21,7 @@ from ..ir import Graph, Value
 from ..types import FROM_TORCH, QParams, TensorType, f32, f64
 from .call import Call, Row
 from .choose_qparams import ROWS as CHOOSE_ROWS
-from .choose_qparams import per_token, per_token_asymmetric
+from .choose_qparams import by_row
 from .weight_only import ROWS as GROUP_ROWS
 
 
@@ -151,8 +151,7 @@ def dequantize_token(c: Call, x: Value, scales: Any, zeros: Any, qmin: Any, qmax
 def rounded_rows(x: Value, affine: bool) -> Value:
     """What integers leave of each row, with a scale from the row itself, and with `affine` a zero point."""
     c = Call(x.tensor, frozenset((0, 1)))
-    choose, low = (per_token_asymmetric, -128) if affine else (per_token, -127)
-    parameters = *choose(c, x, torch.int8), low, 127, torch.int8
+    parameters = *by_row(c, x, affine), -128 if affine else -127, 127, torch.int8
     return dequantize_token(c, quantize_token(c, x, *parameters), *parameters)
 
 

@@ -5,20 +5,54 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sashiko.graph.rows import ROUNDINGS, rounded_affine_rows, rounded_rows
+import sashiko
+from sashiko.graph.rows import CHOOSE_ROWS, ROUNDINGS, rounded_affine_rows, rounded_rows
 from sashiko.quant import ops
+
+Q = torch.ops.quantized_decomposed
+SMALL = [1e-3, 1e-6, 1e-12, 1e-30]
+
+
+def rows() -> torch.Tensor:
+    plain = [torch.randn(40, 33), torch.rand(40, 33), torch.zeros(1, 33), torch.full((1, 33), -2.5), torch.randn(1, 33) * 1e30]
+    return torch.cat([*plain, *(torch.randn(1, 33) * size for size in SMALL)])
+
+
+def by(parameters: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, affine: bool) -> torch.Tensor:
+    """What integers of these scales and zero points leave."""
+    given = *parameters, -128 if affine else -127, 127, torch.int8
+    left: torch.Tensor = ops.dequantize_per_row(ops.quantize_per_row(x, *given), *given, torch.float32)
+    return left
 
 
 @pytest.mark.parametrize("affine", [False, True])
-def test_rows_are_rounded_as_torch_does(affine: bool) -> None:
-    x = torch.cat([torch.randn(40, 33), torch.rand(40, 33), torch.zeros(1, 33), torch.full((1, 33), -2.5), torch.randn(1, 33) * 1e-6])
-    choose, low = (ops.choose_per_row_affine, -128) if affine else (ops.choose_per_row, -127)
-    parameters = *choose(x, torch.int8), low, 127, torch.int8
-    expected = ops.dequantize_per_row(ops.quantize_per_row(x, *parameters), *parameters, torch.float32)
-    assert torch.equal((rounded_affine_rows if affine else rounded_rows)(x), expected)
-    spread = x.amax(-1, keepdim=True).clamp(min=0) - x.amin(-1, keepdim=True).clamp(max=0)
-    step = spread / 255 if affine else x.abs().amax(-1, keepdim=True) / 127
-    assert bool(((expected - x).abs() <= step.clamp(min=1e-5 / 127) * 1.0001).all())
+def test_rows_are_rounded_as_torch_does_but_for_small_ones(affine: bool) -> None:
+    x = rows()
+    chosen, left = CHOOSE_ROWS(x, affine), by(CHOOSE_ROWS(x, affine), x, affine)
+    assert torch.equal((rounded_affine_rows if affine else rounded_rows)(x), left)
+    torchs = (Q.choose_qparams_per_token_asymmetric if affine else Q.choose_qparams_per_token)(x, torch.int8)
+    large = slice(0, len(x) - len(SMALL) + 1)
+    for ours, other in zip(chosen, torchs, strict=True):
+        assert ours.dtype == other.dtype and torch.equal(ours[:80], other[:80])
+    assert torch.equal(left[large], by(torchs, x, affine)[large])
+    assert by(torchs, x, affine)[-1].count_nonzero() == 0, "what torch makes of small numbers"
+    wide = x.double()
+    spread = wide.amax(-1, keepdim=True).clamp(min=0) - wide.amin(-1, keepdim=True).clamp(max=0)
+    step = spread / 255 if affine else wide.abs().amax(-1, keepdim=True) / 127
+    assert bool(((left.double() - wide).abs() <= step * 1.0001).all())
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_the_choice_is_native(affine: bool) -> None:
+    class Chosen(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return by(CHOOSE_ROWS(x, affine), x, affine)
+
+    x = rows()
+    fast = sashiko.compile(Chosen().eval(), (x,), strict=True)
+    step = x.abs().amax(-1, keepdim=True) / 127
+    assert bool(((fast(x) - Chosen()(x)).abs() <= 1.01 * step).all()), "ties may fall to either side"
+    assert bool((fast(x)[-len(SMALL) :] != 0).any(-1).all())
 
 
 @pytest.mark.parametrize("name", ROUNDINGS)

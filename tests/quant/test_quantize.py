@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+import sashiko
 from sashiko.diagnostics.errors import InputError
 from sashiko.quant import PRESETS, QuantizedModule, quantize, report
 from sashiko.quant.scheme import WeightScheme
@@ -312,3 +313,14 @@ def test_sizes_that_are_too_much_to_reason_about_are_fixed() -> None:
     assert any("all sizes but that of the batch" in note for note in small.record.notes)
     x = torch.randn(5, 4, 120)
     assert (small(x) - model(x)).norm() < 0.1 * model(x).norm()
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8-static", "int8-dynamic"])
+@torch.no_grad()
+def test_small_numbers_keep_their_digits(preset: str) -> None:
+    """In units that make them 1e-9, numbers are worth as much as in others."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False)).eval(), 1e-9 * torch.randn(16, 64)
+    small = sashiko.quantize(model, [x, -x], preset=preset, progress=False)
+    for result in (small(x), sashiko.compile(small, (x,))(x)):
+        assert ((result - model(x)).double().norm() < 0.02 * model(x).double().norm()).all()
