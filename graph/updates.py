@@ -28,7 +28,8 @@ _INLINED = ("view", "elementwise", "reduce", "index", "quant", "check")
 
 
 def memory_of(value: Value) -> Value:
-    """The value whose memory a `put` writes into; any other value is its own."""
+    """The value whose memory the result of a `put` is, in whatever shape; any other value is its own."""
+    value = under(value)
     while value.op == "put":
         value = under(value.inputs[0])
     return value
@@ -274,7 +275,7 @@ def _left_alone(graph: Graph, put: Value) -> bool:
 def _shares(value: Value, output: int, writes: Mapping[int, int], updated: set[Value]) -> bool:
     """Whether a result would be memory that the call, or a later one, writes into: an argument that has just been updated, or one that
     another argument is overwritten with."""
-    memory = memory_of(under(value))
+    memory = memory_of(value)
     return memory.op == "input" if output in writes else memory in updated
 
 

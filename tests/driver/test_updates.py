@@ -174,6 +174,21 @@ def test_what_is_returned_is_the_argument_or_memory_of_its_own() -> None:
     assert kept_one.abs().max() == 0 and c.abs().max() > 0
 
 
+def test_a_result_in_the_shape_in_which_the_argument_was_written() -> None:
+    """It has that shape, and memory of its own."""
+
+    def flat(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen = x.view(-1)
+        seen[3] = 7.0
+        return x, seen.clone()
+
+    fast, mine, theirs = sashiko.compile(Model(flat).eval(), (torch.ones(2, 4),)), torch.ones(2, 4), torch.ones(2, 4)
+    got, wanted = fast(mine), flat(theirs)
+    assert got[0] is mine and all(map(torch.equal, got, wanted)) and torch.equal(mine, theirs)
+    mine.zero_()
+    assert torch.equal(got[1], wanted[1])
+
+
 @pytest.mark.parametrize("positions", [[3, 10], [-11, 2]])
 def test_a_position_out_of_range_is_reported_and_writes_nothing(positions: list[int]) -> None:
     fast = sashiko.compile(Model(indexed).eval(), example())
