@@ -1,12 +1,14 @@
 """Operations of an exported program taken apart one at a time.
 
 torch's own `run_decompositions` traces the whole program again, twice. Most programs hold a few operations that need it, each of which
-can be traced by itself; and most writes are activations that overwrite a result which nothing else sees, so that their functional form
-does. The rest is left to torch.
+can be traced by itself; and most writes are to a tensor that the program made, or to a view of it, so that their functional form does:
+the tensor gets a new value, and each view of it is made again where it is read next. What is perhaps a view, and perhaps not, is left to
+torch, and so are writes to parameters.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import getitem
@@ -17,13 +19,14 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import TensorArgument
+from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.dump import say
+from . import views
 
 aten = torch.ops.aten
 
@@ -47,11 +50,13 @@ def by_node(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]], s
     mode = next((val.fake_mode for n in nodes for val in pytree.tree_leaves(n.meta.get("val")) if isinstance(val, FakeTensor)), None)
     if mode is None:
         return None
-    walk = _Walk(dict(table), mode)
+    state = _state(program)
+    walk = _Walk(dict(table), mode, frozenset(state))
     try:
         for node in nodes:
             walk.visit(node, stays(node))
-        return _like(program, walk.graph)
+        last = {n: walk.current(walk.env[n]) for n in state}
+        return _like(program, walk.graph, [(value, *state[n]) for n, value in last.items() if value is not walk.env[n]])
     except Exception as error:  # also what a decomposition raises: the walk over the whole program decides whether that matters
         say(2, f"decomposed as a whole: {error}")
         return None
@@ -59,14 +64,19 @@ def by_node(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]], s
 
 @dataclass
 class _Walk:
-    """The new graph so far. env: what the nodes of the old one became, nodes or structures of nodes. memory: for each new node those that
-    may have memory in common with it, and itself."""
+    """The new graph so far. state: the old placeholders that may be written to. env: what the nodes of the old graph became, nodes or
+    structures of nodes. memory: for each new node those that may have memory in common with it, and itself. source: for those that surely
+    are views, what they are views of. stale: those whose memory has been written to since. now: for some of these, what stands for them."""
 
     table: dict[Any, Callable[..., Any]]
     mode: FakeTensorMode
+    state: frozenset[Node]
     graph: Graph = field(default_factory=Graph)
     env: dict[Node, Any] = field(default_factory=dict)
     memory: dict[Node, set[Node]] = field(default_factory=dict)
+    source: dict[Node, Node] = field(default_factory=dict)
+    stale: set[Node] = field(default_factory=set)
+    now: dict[Node, Node] = field(default_factory=dict)
 
     def visit(self, node: Node, stays: bool) -> None:
         if node.target in _RENAMED:
@@ -84,9 +94,9 @@ class _Walk:
         else:
             self.env[node] = self.inlined(node, node.target, *self.arguments(node, self.env))
 
-    @staticmethod
-    def arguments(node: Node, env: Mapping[Node, Any]) -> tuple[Any, Any]:
-        args, kwargs = pytree.tree_map_only(Node, env.__getitem__, (node.args, node.kwargs))
+    def arguments(self, node: Node, env: Mapping[Node, Any]) -> tuple[Any, Any]:
+        found = pytree.tree_map_only(Node, env.__getitem__, (node.args, node.kwargs))
+        args, kwargs = pytree.tree_map_only(Node, self.current, found)
         return args, kwargs
 
     def called(self, node: Node, op: Any, args: Any, kwargs: Any) -> Node:
@@ -107,26 +117,76 @@ class _Walk:
         read = () if _alone(node) else made.all_input_nodes
         common = {made}.union(*(self.memory[n] for n in read if not isinstance(n.meta.get("val"), torch.SymInt)))
         self.memory |= dict.fromkeys(common, common)
+        if (source := views.source(made)) is not None:
+            self.source[made] = source
         return made
 
-    def overwritten(self, node: Node, op: OpOverload, env: dict[Node, Any]) -> Any:
-        """A call that writes to its first argument, as the one that does not. All that stood for the argument now stands for the result."""
+    def overwritten(self, node: Node, op: OpOverload, env: Mapping[Node, Any]) -> Any:
+        """A call that writes to its first argument, as the one that does not. What the argument is a view of becomes a new tensor, and what
+        stands for it or its views is made again of that where it is read."""
         args, kwargs = self.arguments(node, env)
         form, written = _without_writes(op), args[0]
         if form is None or not isinstance(written, Node):
             raise _Whole(f"{op} has no functional form")
-        memory = self.memory[written]
-        if any(n.op != "call_function" for n in memory):
-            raise _Whole(f"{op} writes to an argument or a parameter")
-        for old, new in env.items():
-            if new is not written and not memory.isdisjoint(pytree.tree_leaves(new)) and any(user > node for user in old.users):
-                raise _Whole(f"what {op} writes to is read under another name")
+        base, memory = self.base(written), self.memory[written]
+        given = {n for n in memory if n.op != "call_function"}
+        if given and (given != {base} or all(self.env.get(n) is not base for n in self.state)):
+            raise _Whole(f"{op} writes to what may be a parameter, or one of several arguments")
         expected, found = node.meta["val"], self.result(form, args, kwargs)
-        if found.shape != expected.shape or found.dtype != expected.dtype:
-            raise _Whole(f"{form} has another type than {op}")
-        made = self.inlined(node, form, args, kwargs) if form in self.table else self.called(node, form, args, kwargs)
-        env.update({old: made for old, new in env.items() if new is written})
-        return made
+        if found.shape != expected.shape:
+            raise _Whole(f"{form} has another shape than {op}")
+        made: Node = self.inlined(node, form, args, kwargs) if form in self.table else self.called(node, form, args, kwargs)
+        if found.dtype != expected.dtype:
+            made = self.called(node, aten._to_copy.default, (made,), {"dtype": expected.dtype})
+        if torch.Tag.inplace_view in op.tags:  # it changes what one name is for, and not what there is in memory
+            if given or not form.is_view:
+                raise _Whole(f"{op} changes an argument, or what memory a tensor has")
+            for other in memory | self.stale:  # no view from before can be made again of the new shape
+                self.source.pop(other, None)
+            return self.instead(written, made) if made is not written else made
+        if not self.memory[made].isdisjoint(pytree.tree_leaves((args, kwargs))):
+            made = self.called(node, aten.clone.default, (made,), {})  # for what is written is a tensor of its own
+        value = self.instead(base, self.put(written, made))
+        value.meta["val"] = base.meta["val"]  # with the strides that PyTorch gives it
+        return written
+
+    def instead(self, node: Node, value: Node) -> Node:
+        """Lets a value, whose memory is its own, stand for a node that was overwritten."""
+        self.stale |= self.memory[node] - {value}
+        self.now[node] = value
+        self.memory[value] = {value}
+        self.source.pop(value, None)
+        return value
+
+    def base(self, node: Node) -> Node:
+        """What a node is a view of, as far as that is known."""
+        while node in self.source:
+            node = self.source[node]
+        return node
+
+    def put(self, view: Node, value: Node) -> Node:
+        """The new value of what a node is a view of, given that of the view."""
+        while view in self.source:
+            source = self.source[view]
+            put = views.put(self.graph, view, source, value)
+            if put is None:
+                raise _Whole(f"a view by {view.target} is written to")
+            view, value = source, put
+        return value
+
+    def current(self, node: Node) -> Node:
+        """What stands for a node after all writes so far: the same view of the new value of what it is a view of."""
+        while node in self.now:
+            node = self.now[node]
+        if node not in self.stale:
+            return node
+        if node not in self.source:
+            raise _Whole(f"what was overwritten is read as {node.target}")
+        self.now[node] = new = self.graph.node_copy(node, lambda n: self.current(n) if n in self.memory[node] else n)
+        self.source[new] = source = self.current(self.source[node])
+        self.memory[new] = self.memory[source]
+        self.memory[new].add(new)
+        return new
 
     def result(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(Node, lambda n: n.meta["val"], (args, kwargs))
@@ -187,15 +247,32 @@ def _alone(node: Node) -> bool:
     return op in _NEW or not op._can_decompose()
 
 
-def _like(program: ExportedProgram, graph: Graph) -> ExportedProgram:
-    """The program with another graph."""
-    signature = program.graph_signature
-    results = graph.output_node().args[0]
+def _state(program: ExportedProgram) -> dict[Node, tuple[OutputKind, str]]:
+    """The placeholders of buffers and arguments that have no memory in common with another, with how a signature says that they are
+    written to, and their names; none where it says that of some already."""
+    if any(spec.kind != OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
+        return {}
+    nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
+    storages = {n: val.untyped_storage()._cdata for n in nodes if isinstance(val := n.meta.get("val"), FakeTensor)}
+    shared = Counter(storages.values())
+    kinds = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION}
+    return {
+        node: (kinds[spec.kind], spec.target or node.name)
+        for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True)
+        if spec.kind in kinds and shared[storages.get(node)] == 1
+    }
+
+
+def _like(program: ExportedProgram, graph: Graph, written: list[tuple[Node, OutputKind, str]]) -> ExportedProgram:
+    """The program with another graph. written: the last values of what it writes to, as in its signature."""
+    signature, output = program.graph_signature, graph.output_node()
+    results = output.args[0]
     assert isinstance(results, (tuple, list))
-    outputs = [
+    outputs = [OutputSpec(kind, TensorArgument(name=value.name), target) for value, kind, target in written] + [
         replace(spec, arg=TensorArgument(name=result.name)) if isinstance(result, Node) and isinstance(spec.arg, TensorArgument) else spec
         for spec, result in zip(signature.output_specs, results, strict=True)
     ]
+    output.args = ((*(value for value, *_ in written), *results),)
     return ExportedProgram(
         program.graph_module, graph, replace(signature, output_specs=outputs), program.state_dict, program.range_constraints,
         program.module_call_graph, program.example_inputs, program.constants, verifiers=program.verifiers,
