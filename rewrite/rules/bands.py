@@ -106,7 +106,8 @@ def bands(axes: Sequence[Axis], batch: int, depth: int = 1 << 16, tile_rows: int
 def by_bands(graph: Graph, narrow: Callable[[Value], bool] = lambda linear: False, tile_rows: int = 1) -> Graph:
     """The graph as it was lowered, with its convolutions cut into bands where that saves time.
 
-    narrow: whether a product of f32 will be one of another type; those of dequantized images are. tile_rows: as for `bands`.
+    narrow: whether a product of f32 will be one of another type; those of dequantized images are. tile_rows: of products that are not of
+    f32, as for `bands`.
     """
 
     def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
@@ -116,8 +117,9 @@ def by_bands(graph: Graph, narrow: Callable[[Value], bool] = lambda linear: Fals
         if found is None or axes is None:
             return value
         batch = found.image.shape[0]
-        costs = 1.0 if narrow(old) or _dequantized(found.image) else _filtered(found, axes)
-        cut = bands(axes, batch if isinstance(batch, int) else 1, found.depth, tile_rows, costs)
+        wide = found.image.dtype == f32 and not narrow(old) and not _dequantized(found.image)
+        rows, costs = (1, _filtered(found, axes)) if wide else (tile_rows, 1.0)
+        cut = bands(axes, batch if isinstance(batch, int) else 1, found.depth, rows, costs)
         if not any(cut):
             return value
         with b.at(value.origin):
@@ -133,8 +135,8 @@ def _dequantized(image: Value) -> bool:
 
 
 def _filtered(found: Convolution, axes: Sequence[Axis]) -> float:
-    """The share of its time that a convolution takes by minimal filtering, where it can be had."""
-    three = len(axes) == 2 and all((a.size, a.step) == (3, 1) for a in axes) and found.image.dtype == f32 and found.groups == 1
+    """The share of its time that a convolution in f32 takes by minimal filtering, where it can be had."""
+    three = len(axes) == 2 and all((a.size, a.step) == (3, 1) for a in axes) and found.groups == 1
     wide = all(isinstance(n, int) and n >= _FILTERED_CHANNELS for n in found.weight.shape[:2])
     waste = prod(-(-a.out // (2 * a.apart)) * 2 * a.apart / a.out for a in axes)
     return _FILTERED * waste if three and wide and waste <= _MOST_WASTE else 1.0

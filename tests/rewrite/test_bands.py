@@ -118,6 +118,13 @@ def test_what_a_product_is_multiplied_in_decides() -> None:
     assert len(products(by_bands(captured_of(small, (image,), {}, None).graph))) == 9
 
 
+def test_tiles_are_of_products_that_are_not_of_f32() -> None:
+    image, model = torch.randn(1, 64, 7, 7), torch.nn.Conv2d(64, 64, 3, padding=3, dilation=3, groups=2).eval()
+    graph = captured_of(model, (image,), {}, None).graph
+    assert len(products(by_bands(graph, tile_rows=16))) > 1
+    assert by_bands(graph, lambda linear: True, tile_rows=16) is graph
+
+
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
 def test_only_what_is_a_convolution_is_cut(dtype: DType) -> None:
     x, w = b.input_(0, dtype, (1, 9, 9, 8)), b.input_(1, dtype, (8, 8, 3, 3))
