@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -28,6 +29,10 @@ from sashiko.platforms.host import host_report  # noqa: E402
 from sashiko.platforms.target import Target  # noqa: E402
 
 _TEMPORARY: dict[str, str] = {}
+
+# torch keeps what it traced for as long as the process lives. The collector of cycles goes through all of it again and again, which
+# would take a tenth of the tests' time.
+gc.set_threshold(200_000, 20, 100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import weakref
 from collections.abc import Iterator
@@ -162,7 +161,6 @@ def test_the_sample_is_bounded() -> None:
             yield batch
             if i % 200 == 199:
                 del batch
-                gc.collect()
                 assert sum(ref() is not None for ref in alive) <= 2
 
     found = calibrate(nn.Sequential(nn.Linear(8, 4)).eval(), stream(), Scheme(OpScheme(weight=WeightScheme(compensate=True)), sample=3))
