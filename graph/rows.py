@@ -35,9 +35,17 @@ def _chosen(x: Tensor, affine: bool) -> tuple[Tensor, Tensor]:
     return choose_affine_rows(x, torch.int8, LEAST) if affine else choose_rows(x, torch.int8, 127 * LEAST)
 
 
-# Composite for autograd: it stays whole in exported graphs, and is traceable on fake tensors as it is.
+def _shapes(x: Tensor, affine: bool) -> tuple[Tensor, Tensor]:
+    """What `_chosen` returns, without numbers."""
+    types = (torch.float64, torch.int64) if affine else (x.dtype, x.dtype)
+    scales, zero_points = (x.new_empty((*x.shape[:-1], 1), dtype=dtype) for dtype in types)
+    return scales, zero_points
+
+
+# Composite for autograd: it stays whole in exported graphs. Ten operations on fake tensors would take a hundred times as long as shapes.
 torch.library.define("sashiko::choose_rows", "(Tensor x, bool affine) -> (Tensor, Tensor)")
 torch.library.impl("sashiko::choose_rows", "CompositeExplicitAutograd", _chosen)
+torch.library.register_fake("sashiko::choose_rows", _shapes)
 CHOOSE_ROWS: torch._ops.OpOverload = torch.ops.sashiko.choose_rows.default
 """(scales, zero points) of the rows of x, both [..., 1]: for integers in [-127, 127], or with `affine` in [-128, 127]."""
 

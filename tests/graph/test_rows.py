@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sashiko
 from sashiko.graph.rows import CHOOSE_ROWS, ROUNDINGS, rounded_affine_rows, rounded_rows
@@ -40,6 +41,16 @@ def test_rows_are_rounded_as_torch_does_but_for_small_ones(affine: bool) -> None
     spread = wide.amax(-1, keepdim=True).clamp(min=0) - wide.amin(-1, keepdim=True).clamp(max=0)
     step = spread / 255 if affine else wide.abs().amax(-1, keepdim=True) / 127
     assert bool(((left.double() - wide).abs() <= step * 1.0001).all())
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_shapes_are_known_without_numbers(affine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.library.opcheck(CHOOSE_ROWS, (torch.randn(3, 4, 5), affine))
+    for name in ("choose_rows", "choose_affine_rows"):
+        monkeypatch.delattr(f"sashiko.graph.rows.{name}")
+    with FakeTensorMode():
+        scales, zero_points = CHOOSE_ROWS(torch.empty(3, 4, 5), affine)
+    assert scales.shape == zero_points.shape == (3, 4, 1)
 
 
 @pytest.mark.parametrize("affine", [False, True])
