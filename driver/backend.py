@@ -12,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.errors import InputError, Unsupported
 from ..graph.aten.recurrent import Layers
@@ -42,7 +43,7 @@ def backend(
         raise InputError(f"unknown options {sorted(unknown)}", hint="precision and strict are known")
     if settings.setdefault("precision", "fp32") not in PRECISIONS:
         raise InputError(f"precision is {settings['precision']!r}", hint=f"one of {', '.join(PRECISIONS)}")
-    given = tuple(example_inputs)
+    given = tuple(plain for tensor in example_inputs for plain in _plain(tensor))
 
     def inference(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
         return _Inference(graph, inputs, _frozen(graph, given), settings).boxed()
@@ -70,6 +71,14 @@ def _box(call: Callable[..., Sequence[Any]]) -> Boxed:
 
     boxed._boxed_call = True  # type: ignore[attr-defined]
     return boxed
+
+
+def _plain(tensor: Any) -> list[Any]:
+    """The tensors that a tensor is made of, such as the integers and scales of a quantized weight: AOTAutograd's graphs take these."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [plain for name in names for plain in _plain(getattr(tensor, name))]
 
 
 def _frozen(graph: GraphModule, given: Sequence[Any]) -> dict[int, torch.Tensor]:

@@ -15,8 +15,9 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
-from .aten import COMPLEX, COMPOSITES, TABLE, composite, quantized, recurrent
+from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
 from .decompose import by_node
+from .lower import PART_OF
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
@@ -112,7 +113,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     for op in TABLE:
         if op in table and not any(argument.alias_info is not None for argument in op._schema.arguments):
             table.pop(op)
-    for op in [op for op in table if _kept(op)]:
+    for op in [op for op in table if _kept(op) or str(op) in QUANTIZED]:
         table.pop(op)
     table.update(recurrent.decompositions(table))
     try:
@@ -139,8 +140,8 @@ def _stays(node: torch.fx.Node) -> bool:
         return True  # arithmetic of sizes, elements of tuples
     if op in composite.CONDITIONS and not composite.CONDITIONS[op](node):
         return False
-    known = any(op in rows for rows in (TABLE, COMPOSITES, COMPLEX)) or str(op) in quantized.ROWS
-    known = known or op is torch.ops.aten._assert_tensor_metadata.default
+    known = any(op in rows for rows in (TABLE, COMPOSITES, COMPLEX)) or str(op) in QUANTIZED
+    known = known or op in (torch.ops.aten._assert_tensor_metadata.default, PART_OF)
     return known and not op._schema.is_mutable
 
 

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.export import custom_ops  # noqa: F401  which defines the operator below
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.errors import InvalidGraph, Unsupported
 from . import attrs as A
 from . import build as b
-from .aten import COMPLEX, COMPOSITES, NAMED, TABLE, Call, Pair, SymScalar, quantized
+from .aten import COMPLEX, COMPOSITES, NAMED, QUANTIZED, TABLE, Call, Pair, SymScalar
 from .aten.complex_numbers import PARTS
 from .captured import Leftover
 from .dims import Poly
@@ -27,6 +29,7 @@ from .symbols import Symbols
 from .types import FROM_TORCH, TensorType, TupleType, Type, boolean, f64
 
 aten = torch.ops.aten
+PART_OF = torch.ops.export.access_subclass_inner_tensor.default  # which torch.export writes for each tensor that a parameter is made of
 
 # Calls that check what the captured sizes already say, or say something to other parts of PyTorch. They have no result.
 _IGNORED: frozenset[Any] = frozenset({
@@ -40,6 +43,18 @@ _SCALAR: dict[Any, Callable[..., Value]] = {
 }
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|torch|functorch)[/\\]|[/\\]lib[/\\]python3|^<")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A tensor of the model that is made of others, such as the integers and scales of a quantized weight."""
+
+    name: str
+    tensor: torch.Tensor
+    watched: bool
+
+    def part(self, name: str) -> Value | Wrapped:
+        return constant_value(getattr(self.tensor, name), f"{self.name}.{name}", self.watched)
 
 
 def origin_of(node: Node) -> str:
@@ -113,6 +128,8 @@ class Lowering:
     def resolve(self, item: Any) -> Any:
         """An FX argument with nodes replaced by what they became."""
         if isinstance(item, Node):
+            if isinstance(self.env[item], Wrapped):
+                raise Unsupported(f"the {type(self.env[item].tensor).__name__} {self.env[item].name} is used as a whole", origin_of(item))
             return self.env[item]
         if isinstance(item, (list, tuple)):
             return type(item)(self.resolve(i) for i in item) if type(item) in (list, tuple) else [self.resolve(i) for i in item]
@@ -135,6 +152,8 @@ class Lowering:
             return self.element(node)
         if node.target is aten.copy_.default:
             return self.copy(node)
+        if node.target is PART_OF:
+            return self.part(node)
         if node.target in _ASSERTED:
             message = str(node.args[1]) if len(node.args) > 1 else "an assertion of the model does not hold"
             self.checks.append((b.reshape(b.cast(self.resolve(node.args[0]), boolean), ()), message))
@@ -157,6 +176,12 @@ class Lowering:
         source = b.expand(b.cast(source, value.dtype), value.shape)
         self.copies.append((value, source))
         return source
+
+    def part(self, node: Node) -> Value | Wrapped:
+        whole, name = self.env[node.args[0]], str(node.args[1])  # type: ignore[index]
+        if not isinstance(whole, Wrapped):
+            raise Unsupported("an argument is made of other tensors", origin_of(node), "only parameters and buffers may be")
+        return whole.part(name)
 
     def scalar(self, node: Node) -> SymScalar:
         """A float computed from sizes, or read from a tensor, in f64 as Python does."""
@@ -192,7 +217,7 @@ class Lowering:
             raise Unsupported("no native form")
         else:
             result = row(Call(kind, used), *arguments)
-        if name_of(node) in quantized.ROWS:
+        if name_of(node) in QUANTIZED:
             self.baked += [a for a in arguments[1:] if isinstance(a, Value) and a.op == "constant"]
         made = [
             self.put_together(value, expected) if isinstance(value, Pair) and expected is not None else value
@@ -267,8 +292,11 @@ class Lowering:
             raise Unsupported("several random operations whose order cannot be kept", self.random[0].origin)
 
 
-def constant_value(tensor: torch.Tensor, name: str, watched: bool) -> Value:
+def constant_value(tensor: torch.Tensor, name: str, watched: bool) -> Value | Wrapped:
     """A constant; a single number of the model's own code becomes a `full`, which every pass understands."""
+    made_of_others: bool = is_traceable_wrapper_subclass(tensor)
+    if made_of_others:
+        return Wrapped(name, tensor, watched)
     if tensor.dtype not in FROM_TORCH or tensor.layout != torch.strided or tensor.device.type != "cpu":
         raise Unsupported(f"the tensor {name} is {tensor.dtype}, {tensor.layout}, on {tensor.device}")
     if not watched and tensor.dim() == 0 and not tensor.is_complex():

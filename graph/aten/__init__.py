@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import (
+    affine,
     complex_numbers,
     composite,
     creation,
@@ -34,12 +35,13 @@ TABLE: dict[Any, Row] = {
     **windows.ROWS, **transposed.ROWS, **resize.ROWS, **sample.ROWS, **fold.ROWS, **transformer.ROWS, **recurrent.ROWS, **experts.ROWS,
     **updates.ROWS, **order.ROWS,
 }
-# Of operators that exist only once a library that defines them has been imported.
-NAMED: dict[str, Row] = {**quantized.ROWS, **experts.NAMED}
+# Of operators that exist only once a library that defines them has been imported. Scales that are constants may become part of types.
+QUANTIZED: dict[str, Row] = {**quantized.ROWS, **affine.ROWS}
+NAMED: dict[str, Row] = {**QUANTIZED, **experts.NAMED}
 # Of operations that are decomposed with the rest where a program is.
 COMPOSITES: dict[Any, Row] = composite.ROWS
 
 # Of operations on complex tensors.
 COMPLEX: dict[Any, complex_numbers.ComplexRow] = complex_numbers.ROWS
 
-__all__ = ["COMPLEX", "COMPOSITES", "NAMED", "TABLE", "Call", "Pair", "Row", "SymScalar", "composite", "quantized", "recurrent"]
+__all__ = ["COMPLEX", "COMPOSITES", "NAMED", "QUANTIZED", "TABLE", "Call", "Pair", "Row", "SymScalar", "composite", "recurrent"]

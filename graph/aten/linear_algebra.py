@@ -12,7 +12,7 @@ from .. import build as b
 from ..attrs import PermuteAttrs
 from ..dims import broadcast, product
 from ..ir import Value
-from ..types import boolean, f32
+from ..types import boolean, f32, i8, u8
 from .call import Call, Row, opmath
 
 aten = torch.ops.aten
@@ -43,6 +43,14 @@ def matmul(c: Call, x: Value, y: Value) -> Value:
     right = b.unsqueeze(y, 1) if y.tensor.rank == 1 else y
     out = matmul_2d(c, left, right) if right.tensor.rank == 2 else b.matmul(left, right)
     return b.cast(b.reshape(out, c.shape), c.dtype)
+
+
+def int_mm(c: Call, x: Value, y: Value) -> Value:
+    """x[M, K] @ y[K, N] of 8-bit integers, in i32."""
+    if x.dtype not in (i8, u8) or y.dtype != i8:
+        raise Unsupported(f"a product of {x.dtype} and {y.dtype}")
+    w = transposed(y)
+    return b.int_linear(x, w) if w is not None else b.int_matmul(x, y)
 
 
 def addmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: float = 1) -> Value:
@@ -126,6 +134,7 @@ ROWS: dict[Any, Row] = {
     aten.mm.default: matmul,
     aten.bmm.default: matmul,
     aten.mv.default: matmul,
+    aten._int_mm.default: int_mm,
     aten.matmul.default: matmul,
     aten.dot.default: bilinear_sum,
     aten.scaled_dot_product_attention.default: attention,

@@ -41,7 +41,7 @@ def _limits(qmin: Any, qmax: Any) -> tuple[int, int]:
     return int(low[0]), int(high[0])
 
 
-def _qparams(scale: Any, zero: Any, axis: int | None, qmin: Any, qmax: Any) -> QParams | None:
+def qparams_of(scale: Any, zero: Any, axis: int | None, qmin: Any, qmax: Any) -> QParams | None:
     """What a type can say; None for numbers that are computed, and for zero points that differ or are no integers."""
     scales, zeros = _numbers(scale), _numbers(zero)
     if scales is None or zeros is None or len(set(zeros)) != 1 or not zeros[0].is_integer():
@@ -55,7 +55,7 @@ def _f32(value: Value) -> Value:
     return value
 
 
-def _narrow(item: Any, shape: tuple[Dim, ...] | None = None) -> Value:
+def narrow(item: Any, shape: tuple[Dim, ...] | None = None) -> Value:
     """A scale or zero point in f32, where both were computed before torch widened them to f64 and i64."""
     value: Value = item if isinstance(item, Value) else b.full(float(item), f32)
     if value.op in ("aten", "get"):
@@ -66,10 +66,10 @@ def _narrow(item: Any, shape: tuple[Dim, ...] | None = None) -> Value:
     return value if shape is None else b.reshape(value, shape)
 
 
-def _zero(item: Any, shape: tuple[Dim, ...] | None = None) -> Value | None:
+def zero_of(item: Any, shape: tuple[Dim, ...] | None = None) -> Value | None:
     """A zero point in f32; None when it is known to be 0."""
     known = _numbers(item)
-    return None if known is not None and not any(known) else _narrow(item, shape)
+    return None if known is not None and not any(known) else narrow(item, shape)
 
 
 def _channels(x: Value, axis: int) -> tuple[Dim, ...]:
@@ -86,29 +86,29 @@ def _saturated(real: Value, qmin: Any, qmax: Any, dtype: torch.dtype) -> Value:
     return b.quantize(real, FROM_TORCH[dtype], QParams((1.0,), 0, None, *_limits(qmin, qmax)))
 
 
-def _rounded_first(real: Value, zero: Value | None) -> Value:
+def rounded_first(real: Value, zero: Value | None) -> Value:
     """real + zero, rounding before the addition as torch does per tensor and per channel; it matters in ties."""
     return real if zero is None else b.add(b.round_(real), zero)
 
 
 def quantize_tensor(c: Call, x: Value, scale: Any, zero: Any, qmin: Any, qmax: Any, dtype: torch.dtype, *_: Any) -> Value:
-    q = _qparams(scale, zero, None, qmin, qmax)
+    q = qparams_of(scale, zero, None, qmin, qmax)
     if q is not None:
         return b.quantize(_f32(x), FROM_TORCH[dtype], q)
-    return _saturated(_rounded_first(_scaled(x, _narrow(scale, ())), _zero(zero, ())), qmin, qmax, dtype)
+    return _saturated(rounded_first(_scaled(x, narrow(scale, ())), zero_of(zero, ())), qmin, qmax, dtype)
 
 
 def quantize_channel(c: Call, x: Value, scales: Any, zeros: Any, axis: int, qmin: Any, qmax: Any, dtype: torch.dtype, *_: Any) -> Value:
-    q = _qparams(scales, zeros, axis % x.tensor.rank, qmin, qmax)
+    q = qparams_of(scales, zeros, axis % x.tensor.rank, qmin, qmax)
     if q is not None and _frozen(x):
         return b.quantize(_f32(x), FROM_TORCH[dtype], q)
     shape = _channels(x, axis % x.tensor.rank)
-    return _saturated(_rounded_first(_scaled(x, _narrow(scales, shape)), _zero(zeros, shape)), qmin, qmax, dtype)
+    return _saturated(rounded_first(_scaled(x, narrow(scales, shape)), zero_of(zeros, shape)), qmin, qmax, dtype)
 
 
 def quantize_token(c: Call, x: Value, scales: Any, zeros: Any, qmin: Any, qmax: Any, dtype: torch.dtype, *_: Any) -> Value:
     """Here the zero point is added before rounding."""
-    real, zero = _scaled(x, _narrow(scales)), _zero(zeros)
+    real, zero = _scaled(x, narrow(scales)), zero_of(zeros)
     return _saturated(real if zero is None else b.add(real, zero), qmin, qmax, dtype)
 
 
@@ -117,7 +117,7 @@ def _frozen(x: Value) -> bool:
     return all(v.op not in ("input", "aten", "call") for v in Graph((), (x,)).order)
 
 
-def _typed(x: Value, q: QParams | None) -> Value | None:
+def typed_by(x: Value, q: QParams | None) -> Value | None:
     """Integers whose type says that they are quantized by `q`; None when that is not known of them."""
     if q is None:
         return None
@@ -126,7 +126,7 @@ def _typed(x: Value, q: QParams | None) -> Value | None:
     return replace(x, type=TensorType(x.dtype, x.shape, q)) if isinstance(x.attrs, A.ConstantAttrs) else None
 
 
-def _spelled(x: Value, scale: Value, zero: Value | None) -> Value:
+def spelled(x: Value, scale: Value, zero: Value | None) -> Value:
     """(x - zero) * scale"""
     q = x.tensor.qparams
     real = b.dequantize(x) if q is not None and (q.scale, q.zero_point) == ((1.0,), 0) else b.cast(x, f32)
@@ -134,18 +134,18 @@ def _spelled(x: Value, scale: Value, zero: Value | None) -> Value:
 
 
 def dequantize_tensor(c: Call, x: Value, scale: Any, zero: Any, qmin: Any, qmax: Any, dtype: torch.dtype, *_: Any) -> Value:
-    typed = _typed(x, _qparams(scale, zero, None, qmin, qmax))
-    return b.cast(b.dequantize(typed) if typed is not None else _spelled(x, _narrow(scale, ()), _zero(zero, ())), c.dtype)
+    typed = typed_by(x, qparams_of(scale, zero, None, qmin, qmax))
+    return b.cast(b.dequantize(typed) if typed is not None else spelled(x, narrow(scale, ()), zero_of(zero, ())), c.dtype)
 
 
 def dequantize_channel(c: Call, x: Value, scales: Any, zeros: Any, axis: int, qmin: Any, qmax: Any, dtype: torch.dtype, *_: Any) -> Value:
-    typed = _typed(x, _qparams(scales, zeros, axis % x.tensor.rank, qmin, qmax))
+    typed = typed_by(x, qparams_of(scales, zeros, axis % x.tensor.rank, qmin, qmax))
     shape = _channels(x, axis % x.tensor.rank)
-    return b.cast(b.dequantize(typed) if typed is not None else _spelled(x, _narrow(scales, shape), _zero(zeros, shape)), c.dtype)
+    return b.cast(b.dequantize(typed) if typed is not None else spelled(x, narrow(scales, shape), zero_of(zeros, shape)), c.dtype)
 
 
 def dequantize_token(c: Call, x: Value, scales: Any, zeros: Any, qmin: Any, qmax: Any, dtype: torch.dtype, *_: Any) -> Value:
-    return b.cast(_spelled(x, _narrow(scales), _zero(zeros)), c.dtype)
+    return b.cast(spelled(x, narrow(scales), zero_of(zeros)), c.dtype)
 
 
 def rounded_rows(x: Value, affine: bool) -> Value:

@@ -7,7 +7,7 @@
     reshape a @ reshape b              = reshape (a @ b)           when both only merge or split the same batch axes
     expand a @ b                       = a @ b                     when b brings the batch axes that a was stretched to
 
-What is said of `linear` holds for `qlinear` too, once there is one.
+What is said of `linear` holds for `qlinear` too, once there is one, and of products for those of integers.
 The number of multiplications stays the same. Adding the bias inside may round once less (`ulp=8` of the largest result: a sum may
 start from the bias instead of ending with it); the rest may change only the order in which a library sums, hence the same bound.
 """
@@ -22,7 +22,7 @@ from ...graph import attrs as A
 from ...graph import build as b
 from ...graph.dims import product
 from ...graph.ir import Value
-from ...graph.types import f32
+from ...graph.types import f32, i8
 from ..match import Mismatch
 from ..query import is_weight
 from ..rule import Match, RuleSet, rule
@@ -34,28 +34,43 @@ def random_weight(rng: random.Random, *shape: int) -> Value:
     return b.constant(torch.randn(shape, generator=generator))
 
 
+def _integers(x: Value) -> Value:
+    """Those nearest to `x`, for examples."""
+    return b.cast(b.minimum(b.maximum(b.mul(x, 40.0), -128.0), 127.0), i8)
+
+
 def _times_transposed(rng: random.Random) -> Value:
-    return b.matmul(b.input_(0, f32, (2, rng.randint(1, 3), 5)), b.permute(random_weight(rng, 4, 5), (1, 0)))
+    x, w = b.input_(0, f32, (2, rng.randint(1, 3), 5)), random_weight(rng, 4, 5)
+    if rng.random() < 0.5:
+        return b.int_matmul(_integers(x), b.permute(_integers(w), (1, 0)))
+    return b.matmul(x, b.permute(w, (1, 0)))
 
 
-@rule("matmul(x, permute{p}(w)) -> linear(x, w)", ulp=8, example=_times_transposed)
+@rule("matmul(x, permute{p}(w)) | int_matmul(x, permute{p}(w)) -> linear(x, w)", ulp=8, example=_times_transposed)
 def matmul_transposed_weight(m: Match) -> Value | Mismatch:
     """The weight must be a matrix known now."""
     if m["w"].tensor.rank != 2 or m.attrs("p", A.PermuteAttrs).order != (1, 0):
         return m.fail(f"{m['w'].type} is not a transposed matrix", m["w"])
-    return m.right() if is_weight(m["w"]) else m.fail("the right operand is no constant", m["w"])
+    return _linear(m, m["w"])
 
 
 def _times_weight(rng: random.Random) -> Value:
-    return b.matmul(b.input_(0, f32, (2, rng.randint(1, 3), 5)), random_weight(rng, 5, 4))
+    x, w = b.input_(0, f32, (2, rng.randint(1, 3), 5)), random_weight(rng, 5, 4)
+    return b.int_matmul(_integers(x), _integers(w)) if rng.random() < 0.5 else b.matmul(x, w)
 
 
-@rule("matmul(x, w) -> linear(x, permute{order=[1, 0]}(w))", ulp=8, example=_times_weight)
+@rule("matmul(x, w) | int_matmul(x, w) -> linear(x, permute{order=[1, 0]}(w))", ulp=8, example=_times_weight)
 def matmul_weight(m: Match) -> Value | Mismatch:
     """The weight must be a matrix known now."""
     if m["w"].tensor.rank != 2:
         return m.fail(f"{m['w'].type} is no matrix", m["w"])
-    return m.right() if is_weight(m["w"]) else m.fail("the right operand is no constant", m["w"])
+    return _linear(m, m.make("permute", m["w"], attrs=A.PermuteAttrs((1, 0))))
+
+
+def _linear(m: Match, w: Value) -> Value | Mismatch:
+    if not is_weight(w):
+        return m.fail("the right operand is no constant", w)
+    return m.make("int_linear" if m.root.op == "int_matmul" else "linear", m["x"], w)
 
 
 def _linear_plus(rng: random.Random) -> Value:
@@ -99,11 +114,15 @@ def as_row(bias: Value, weight: Value) -> Value | None:
 
 def _linear_of_reshape(rng: random.Random) -> Value:
     x = b.input_(0, f32, (2, rng.randint(1, 4), 5))
+    rows = product(x.shape[:-1])
+    if rng.random() < 0.3:
+        return b.int_linear(b.reshape(_integers(x), (rows, 5)), _integers(random_weight(rng, 3, 5)))
     bias = (random_weight(rng, 3),) if rng.random() < 0.5 else ()
-    return b.linear(b.reshape(x, (product(x.shape[:-1]), 5)), random_weight(rng, 3, 5), *bias)
+    return b.linear(b.reshape(x, (rows, 5)), random_weight(rng, 3, 5), *bias)
 
 
-@rule("linear(reshape{t}(x), w, b?) | qlinear(reshape{t}(x), w, b?) -> reshape{s}(linear(x, w, b?))", ulp=8, example=_linear_of_reshape)
+@rule("linear(reshape{t}(x), w, b?) | qlinear(reshape{t}(x), w, b?) | int_linear(reshape{t}(x), w) -> reshape{s}(linear(x, w, b?))", ulp=8,
+      example=_linear_of_reshape)
 def linear_of_reshape(m: Match) -> Value | Mismatch:
     """Rows are independent of one another; where they stand does not matter."""
     x = m["x"]

@@ -3,12 +3,13 @@
     linear(dq x, dq w, b) = qlinear(x, w, b)             x per tensor; w symmetric s8, per tensor or per output channel
     linear(x * s, dq w, b) = linear(x, dq w) * s + b     s one number for each row, computed in each call
     linear(dq x - z, dq w, b) = s_x s_w (x @ w - (z_x + z / s_x) sum(w)) + b      z likewise
+    linear(cast(dq x), cast(dq w), b) = linear(dq x, dq w, b)     what was rounded to bf16 or f16 in between; (dq x - z) * s likewise
     permute((dq x - z) * s) = (dq permute(x) - permute(z)) * permute(s)           on its way to such a product
     dq x @ dq y = s_x s_y (x @ y - z_x sum(y) - z_y sum(x) + K z_x z_y)      both per tensor, y signed or made so
 
 The second applies to dequantized integers only, and leaves a product that the first or the third one takes. All round differently in f32;
 the integer sums are exact and so are nearer to the truth. The bounds are wide where a result may be much smaller than what is summed:
-products of a few elements, and the shares of zero points.
+products of a few elements, and the shares of zero points; and where a rounding to a narrow type is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ...graph import attrs as A
 from ...graph import build as b
 from ...graph.dims import Dim
 from ...graph.ir import Value
-from ...graph.types import QParams, f32, i8, i32, u8
+from ...graph.types import QParams, bf16, f16, f32, i8, i32, u8
 from ..match import Mismatch
 from ..pattern import GROUPS
 from ..query import last_axes_swapped
@@ -64,6 +65,30 @@ def quantized_linear(m: Match) -> Value | Mismatch:
 def by_row(x: Value, number: Value) -> bool:
     """Whether `number` is the same for all elements of a row of `x`, along its last axis."""
     return x.tensor.rank > 0 and (number.tensor.rank == 0 or number.shape[-1] == 1)
+
+
+def _rounded_example(rng: random.Random) -> Value:
+    n, k, dtype = rng.randint(1, 5), rng.randint(1, 9), rng.choice((bf16, f16))
+    real = b.dequantize(b.quantize(b.input_(0, f32, (2, 3, k)), i8, _UNIT))
+    if rng.random() < 0.7:
+        real = b.sub(real, b.input_(2, f32, (2, 3, 1))) if rng.random() < 0.5 else real
+        real = b.mul(real, b.input_(1, f32, rng.choice(((2, 3, 1), ()))))
+    bias = (b.cast(random_weight(rng, n), dtype),) if rng.random() < 0.5 else ()
+    return b.linear(b.cast(real, dtype), b.cast(_weight(rng, n, k), dtype), *bias)
+
+
+@rule("linear(cast(y@(dequantize(x) | mul((dequantize(x) | sub(dequantize(x), z)), s))), cast(v@dequantize(w)), b?) -> linear(y, v, b)",
+      ulp=2**20, example=_rounded_example)
+def unrounded_factors(m: Match) -> Value | Mismatch:
+    """The numbers of a narrow model are what the integers stand for, rounded. Without that rounding, rules below take the product."""
+    x, scale, zero = m["x"], m.get("s"), m.get("z")
+    if not all(number is None or by_row(x, number) for number in (scale, zero)):
+        return m.fail("the scale or zero point changes within a row", x)
+    why = refused(m, x, m["w"])
+    if why is not None:
+        return why
+    bias = m.get("b")
+    return m.make("linear", m["y"], m["v"], *(() if bias is None else (m.make("cast", bias, attrs=A.CastAttrs(f32)),)))
 
 
 def _permuted_example(rng: random.Random) -> Value:
@@ -188,5 +213,6 @@ def _centred(x: Value, y: Value, x_zero: int, y_zero: int) -> Value:
 
 
 RULES: RuleSet = (
-    quantized_linear, permute_before_scale, permute_before_zero, row_scale_after_linear, row_zero_after_linear, quantized_matmul,
+    unrounded_factors, quantized_linear, permute_before_scale, permute_before_zero, row_scale_after_linear, row_zero_after_linear,
+    quantized_matmul,
 )

@@ -1,6 +1,7 @@
 """Quantized weights times activations that are not quantized. With dq(w) = s w for integers w:
 
     linear(x, dq w, b)         = linear(x, w) * s + b        per tensor or per output channel; the integers are multiplied as they are
+    linear(x, cast w, b)       = linear(x, w) + b            for integers that the type of x holds
     linear(x, dq_groups w s, b) = group_linear(x, w, s) + b  4-bit integers with a scale for each group along k
     take (dq_groups w s) i     = dequantization of take w i with take s i
 
@@ -18,7 +19,7 @@ from ...graph import attrs as A
 from ...graph import build as b
 from ...graph.dims import floordiv
 from ...graph.ir import Value
-from ...graph.types import QParams, f32, i8, i64
+from ...graph.types import QParams, bf16, f32, i8, i64
 from ..match import Mismatch
 from ..query import is_weight
 from ..rule import Match, RuleSet, rule
@@ -43,19 +44,43 @@ def _channel_example(rng: random.Random) -> Value:
     return b.linear(b.input_(0, f32, (2, 3, k)), b.dequantize(_integers(rng, n, k, -127, 127, q)), *bias)
 
 
-@rule("linear(x, dequantize(w), b?) -> dequantize(linear(x, w))", ulp=64, example=_channel_example)
-def weight_only_linear(m: Match) -> Value | Mismatch:
-    """One scale for each output channel is a factor of its sum; the bias is added behind it."""
+def _channels_refused(m: Match) -> Mismatch | None:
+    """Why no kernel multiplies x with integers w whose type says what they stand for."""
     w, q = m["w"], m["w"].tensor.qparams
-    if m["x"].dtype != f32:
-        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32", m["x"])
+    if m["x"].dtype not in (f32, bf16):
+        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32 or bf16", m["x"])
     if w.dtype != i8 or q is None or q.zero_point != 0 or not is_weight(w):
         return m.fail(f"w is {w.tensor}, not a constant of symmetric s8", w)
     if q.axis not in (None, 0):
         return m.fail(f"w has one scale for each index of axis {q.axis}, which is summed over", w)
+    return None
+
+
+@rule("linear(x, dequantize(w), b?) -> dequantize(linear(x, w))", ulp=64, example=_channel_example)
+def weight_only_linear(m: Match) -> Value | Mismatch:
+    """One scale for each output channel is a factor of its sum; the bias is added behind it."""
+    why, q = _channels_refused(m), m["w"].tensor.qparams
+    if why is not None:
+        return why
+    assert q is not None
     with b.at(m.root.origin):
         scale = b.full(q.scale[0], f32) if q.axis is None else b.constant(torch.tensor(q.scale, dtype=torch.float32), "scales")
-        return m.fitted(_plus_bias(m, b.mul(b.linear(m["x"], w), scale)))
+        return m.fitted(_plus_bias(m, b.mul(b.linear(m["x"], m["w"]), scale)))
+
+
+def _plain_example(rng: random.Random) -> Value:
+    n, k, dtype = rng.randint(1, 5), rng.randint(1, 9), rng.choice((f32, bf16))
+    bias = (random_weight(rng, n),) if rng.random() < 0.5 else ()
+    return b.linear(b.cast(b.input_(0, f32, (2, 3, k)), dtype), b.cast(_integers(rng, n, k, -128, 127), dtype), *bias)
+
+
+@rule("linear(x, cast(w), b?) -> linear(x, w)", ulp=8, example=_plain_example)
+def plain_integers(m: Match) -> Value | Mismatch:
+    """What scales them comes behind the product, as in models whose weights were quantized by hand or by torchao."""
+    if m["x"].dtype not in (f32, bf16) or m["w"].dtype != i8 or not is_weight(m["w"]):
+        return m.fail(f"x is {m['x'].dtype} and w {m['w'].tensor}, not f32 or bf16 and a constant of s8", m["w"])
+    with b.at(m.root.origin):
+        return m.fitted(_plus_bias(m, b.linear(m["x"], m["w"])))
 
 
 def _plus_bias(m: Match, product: Value) -> Value:
@@ -63,10 +88,23 @@ def _plus_bias(m: Match, product: Value) -> Value:
     return product if bias is None else b.add(product, b.cast(bias, product.dtype))
 
 
+def _narrow_example(rng: random.Random) -> Value:
+    product = _channel_example(rng) if rng.random() < 0.5 else _group_example(rng)
+    narrowed = (b.cast(value, bf16) for value in product.inputs)
+    return b.linear(*narrowed)
+
+
+@rule("linear(x, cast(v@(dequantize(w) | dequantize_groups(w, s))), b?) -> linear(x, v, b?)", ulp=2**20, example=_narrow_example)
+def unrounded_weight(m: Match) -> Value | Mismatch:
+    """The weight of a bf16 model is what its integers stand for, rounded. Without that rounding, the rules here take the product."""
+    why = _channels_refused(m) if m["v"].op == "dequantize" else groups_refused(m)
+    return why or m.make("linear", m["x"], m["v"], *m.root.inputs[2:])
+
+
 def groups_refused(m: Match) -> Mismatch | None:
     """Why no kernel multiplies x with integers w and scales s of their groups."""
-    if m["x"].dtype != f32:
-        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32", m["x"])
+    if m["x"].dtype not in (f32, bf16):
+        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32 or bf16", m["x"])
     if not is_weight(m["w"]) or not is_weight(m["s"]):
         return m.fail("the weight is computed in each call", m["w"])
     return None
@@ -105,4 +143,4 @@ def dequantize_groups_after_take(m: Match) -> Value | Mismatch:
         return m.fitted(b.reshape(b.mul(real, b.unsqueeze(scales, scales.tensor.rank)), m.root.shape))
 
 
-RULES: RuleSet = (weight_only_linear, weight_only_group_linear, dequantize_groups_after_take)
+RULES: RuleSet = (unrounded_weight, weight_only_linear, plain_integers, weight_only_group_linear, dequantize_groups_after_take)

@@ -139,6 +139,7 @@ K, V = torch.arange(-12, 12).reshape(2, 3, 4), torch.randn(4)
 Q, KEEP = torch.randn(2, 4, 5, 8), torch.rand(5, 5) < 0.8
 # Attention over several batch axes, with masks that share some of them.
 MANY, MASKS = torch.randn(2, 3, 4, 5, 8), (None, KEEP, torch.randn(3, 1, 5, 5), torch.rand(2, 1, 1, 1, 5) < 0.8, torch.randn(1, 1, 4, 5, 5))
+WHOLE = torch.randint(-128, 128, (20, 24), dtype=torch.int8)
 IMAGE = torch.randn(2, 3, 8, 6)
 PATCHES = (torch.randn(2, 3, 8, 6), torch.randn(5, 3, 4, 2), torch.randn(5), [4, 2], [0, 0], [1, 1], False, [0, 0], 1)
 RESIZED = (((IMAGE[0], [13], 2.3), (IMAGE[0], None, [1.7])), ((IMAGE, [16, 3], None, 0.5), (IMAGE.bfloat16(), None, [2.0, 3.0])),
@@ -229,6 +230,7 @@ OWN: tuple[Recorded, ...] = (
     Recorded(aten.div.Scalar_mode, (X, 0.3), {"rounding_mode": "floor"}),
     Recorded(aten.div.Tensor_mode, (X, Y), {"rounding_mode": "trunc"}),
     Recorded(aten.scaled_dot_product_attention.default, (Q, Q[:, :2], Q[:, :2], KEEP), {"scale": 0.2, "enable_gqa": True}),
+    *(Recorded(aten._int_mm.default, (WHOLE, y), {}) for y in (WHOLE[:8].t(), WHOLE.t()[:, :8].contiguous())),
     *(Recorded(aten.scaled_dot_product_attention.default, (MANY, MANY[:1], MANY[:, :1], m), {}) for m in MASKS),
     *(Recorded(aten.scaled_dot_product_attention.default, (MANY, *[MANY[:, :, :2]] * 2, m), {"enable_gqa": True}) for m in MASKS),
     Recorded(aten._scaled_dot_product_flash_attention_for_cpu.default, (Q, Q, Q), {"attn_mask": torch.zeros(5, 5), "scale": 0.1}),

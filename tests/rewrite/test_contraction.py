@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.types import bf16, f32
+from sashiko.graph.types import bf16, f32, i8
 from sashiko.rewrite import apply, explain
 from sashiko.rewrite.rules import CANONICAL, contraction
 
@@ -55,6 +55,14 @@ def test_every_spelling_of_a_layer_becomes_one_linear(spelling: str) -> None:
     expected = F.linear(x.double(), WEIGHT.double(), BIAS.double())
     bound = K * torch.finfo(torch.float32).eps * (x.abs() @ WEIGHT.abs().t() + BIAS.abs())
     assert ((run(graph, [x, WEIGHT])[0] - expected).abs() <= bound).all()
+
+
+def test_products_of_integers_are_spelled_likewise() -> None:
+    x, w = b.cast(X, i8), b.constant(torch.randint(-128, 128, (N, K), dtype=torch.int8))
+    flat_x = b.reshape(x, (B * S, K))
+    for right in (b.permute(w, (1, 0)), b.constant(w.attrs.tensor.t().contiguous())):  # type: ignore[attr-defined]
+        root = rewritten(b.reshape(b.int_matmul(flat_x, right), (B, S, N))).outputs[0]
+        assert root.op == "int_linear" and root.inputs[0] is x
 
 
 def test_two_activations_stay_a_matmul() -> None:

@@ -8,7 +8,7 @@ import torch
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.types import QParams, f32, i8, i32, i64, u8
+from sashiko.graph.types import DType, QParams, bf16, f16, f32, i8, i32, i64, u8
 from sashiko.rewrite import apply, explain
 from sashiko.rewrite.rules import INTEGER
 
@@ -33,6 +33,19 @@ def rewritten(root: Value) -> Graph:
 
 def ops(graph: Graph) -> list[str]:
     return [v.op for v in graph.order if v.op not in ("input", "constant", "full")]
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_rounding_of_factors_to_a_narrow_type_is_left_out(zero: bool, dtype: DType) -> None:
+    graph = rewritten(b.linear(b.cast(dynamic(zero), dtype), b.cast(b.dequantize(WEIGHT), dtype), b.cast(BIAS, dtype)))
+    assert ("int_linear" if zero else "qlinear") in ops(graph) and "linear" not in ops(graph)
+
+
+def test_a_rounded_weight_with_a_zero_point_stays_rounded() -> None:
+    weight = b.dequantize(b.constant(torch.zeros(N, K, dtype=torch.int8), qparams=QParams((0.1,), 3, None, -128, 127)))
+    graph = rewritten(b.linear(b.cast(dynamic(False), bf16), b.cast(weight, bf16)))
+    assert next(v for v in graph.order if v.op == "linear").inputs[0].dtype == bf16
 
 
 @pytest.mark.parametrize("scale", [SCALE, b.reshape(SCALE, (6, 1)), b.full(0.5, f32)], ids=["row", "flat row", "tensor"])

@@ -7,7 +7,7 @@ import torch
 
 from sashiko.graph import build as b
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.types import QParams, bf16, f32, i8
+from sashiko.graph.types import DType, QParams, bf16, f16, f32, i8
 from sashiko.rewrite import Trace, apply
 from sashiko.rewrite.rules import INTEGER, WEIGHTS
 from sashiko.rewrite.rules.precision import lower_precision
@@ -36,6 +36,23 @@ def test_scale_and_bias_stay_outside_of_the_product() -> None:
     assert ops(apply(Graph((X,), (b.linear(X, int4(), bias),)), WEIGHTS)) == ["group_linear", "add"]
 
 
+def test_weights_of_a_narrow_model_are_not_rounded() -> None:
+    x, bias = b.cast(X, bf16), b.cast(b.constant(torch.randn(N)), bf16)
+    for weight, product in ((int8(), "linear"), (int4(), "group_linear")):
+        graph = apply(Graph((X,), (b.linear(x, b.cast(weight, bf16), bias),)), WEIGHTS)
+        made = next(v for v in graph.order if v.op == product)
+        assert made.inputs[0].dtype == bf16 and made.inputs[1].op == "constant" and made.inputs[1].dtype == i8
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_integers_are_multiplied_as_numbers(dtype: DType) -> None:
+    """What scales them comes behind the product already."""
+    weight = b.cast(b.constant(INTEGERS), dtype)
+    graph = apply(Graph((X,), (b.linear(b.cast(X, dtype), weight, b.constant(torch.randn(N))),)), WEIGHTS)
+    made = next(v for v in graph.order if v.op == "linear")
+    assert made.inputs[0].dtype == dtype and made.inputs[1].dtype == i8 and graph.outputs[0].op == "add"
+
+
 def test_quantized_activations_come_first() -> None:
     x = b.dequantize(b.quantize(X, i8, QParams((0.05,))))
     graph = apply(apply(Graph((X,), (b.linear(x, int8()),)), INTEGER), WEIGHTS)
@@ -45,8 +62,12 @@ def test_quantized_activations_come_first() -> None:
 @pytest.mark.parametrize(("root", "reason"), [
     (b.linear(X, int8(QParams((0.1,), 3, None, -128, 127))), "not a constant of symmetric s8"),
     (b.linear(X, int8(QParams(tuple([0.1] * K), axis=1))), "which is summed over"),
-    (b.linear(b.cast(X, bf16), int8()), "products with integer weights are of f32"),
-    (b.linear(b.cast(X, bf16), int4()), "products with integer weights are of f32"),
+    (b.linear(b.cast(X, f16), int8()), "products with integer weights are of f32 or bf16"),
+    (b.linear(b.cast(X, f16), int4()), "products with integer weights are of f32 or bf16"),
+    (b.linear(b.cast(X, f16), b.cast(int8(), f16)), "products with integer weights are of f32 or bf16"),
+    (b.linear(b.cast(X, bf16), b.cast(int8(QParams((0.1,), 3, None, -128, 127)), bf16)), "not a constant of symmetric s8"),
+    (b.linear(b.cast(X, f16), b.cast(b.constant(INTEGERS), f16)), "not f32 or bf16 and a constant of s8"),
+    (b.linear(X, b.cast(b.cast(b.input_(0, f32, (N, K)), i8), f32)), "not f32 or bf16 and a constant of s8"),
 ])
 def test_what_is_refused_says_why(root: Value, reason: str) -> None:
     trace, graph = Trace(), Graph((X,), (root,))

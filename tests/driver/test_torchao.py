@@ -1,0 +1,154 @@
+"""Models whose weights torchao's `quantize_` has quantized: products of integers, or of integers and floats, in every way to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sashiko
+from sashiko.driver.model import CompiledModel
+from sashiko.driver.segments import Note
+from sashiko.runtime.plan import AtenStep
+
+Q: Any = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+
+pytestmark = pytest.mark.filterwarnings("ignore:::torchao", "ignore:::torch")
+DEPTH, WIDTH = 96, 64
+GROUP = 32
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def config(name: str) -> Any:
+    axis, group = Q.PerAxis(0), Q.PerGroup(GROUP)
+    return {
+        "weights": Q.Int8WeightOnlyConfig,
+        "dynamic": Q.Int8DynamicActivationInt8WeightConfig,
+        "weights, any bits": lambda: Q.IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=axis),
+        "weights, 4 bits": lambda: Q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group),
+        "dynamic, any bits": lambda: Q.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int8, weight_granularity=axis),
+        "dynamic, 4 bits": lambda: Q.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=group),
+    }[name]()
+
+
+# The types of the operands, in f32 and in bf16.
+PRODUCTS = {
+    "weights": ("f32_i8", "bf16_i8"),
+    "dynamic": ("u8_i8", "u8_i8"),
+    "weights, any bits": ("f32_i8", "bf16_i8"),
+    "weights, 4 bits": ("f32_i4", "bf16_i4"),
+    "dynamic, any bits": ("i8_i8", "i8_i8"),
+    "dynamic, 4 bits": ("f32_i4", "bf16_i4"),
+}
+
+
+def quantized(name: str, dtype: torch.dtype = torch.float32, bias: bool = True) -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(nn.Linear(DEPTH, WIDTH, bias)).eval().to(dtype)
+    Q.quantize_(model, config(name))
+    return model, torch.randn(2, 5, DEPTH, dtype=dtype)
+
+
+def notes(compiled: CompiledModel) -> list[Note]:
+    assert compiled.built is not None
+    return [note for segment in compiled.built.notes if not isinstance(segment, AtenStep) for note in segment]
+
+
+def products(compiled: CompiledModel) -> list[str]:
+    """The operand types of the products."""
+    return ["_".join(n.kernel.split("_")[2:4]) for n in notes(compiled) if "linear" in n.label]
+
+
+def allowed(name: str, model: nn.Module, x: Tensor) -> Tensor:
+    """The rounding of results and of what is multiplied and, where activations are rounded to integers, the next one for one of a row."""
+    wide = nn.functional.linear(torch.eye(DEPTH, dtype=x.dtype), model[0].weight).double()  # type: ignore[index]
+    rounding = 4 * torch.finfo(x.dtype).eps * (x.abs().double() @ wide.abs() + 1)
+    step = (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)).double().abs() / 127
+    return rounding + step * wide.abs().amax(0) * ("dynamic" in name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_of_integers(name: str, dtype: torch.dtype) -> None:
+    model, x = quantized(name, dtype)
+    want = model(x)
+    compiled = sashiko.compile(model, (x,), strict=True)
+    assert products(compiled) == [PRODUCTS[name][dtype == torch.bfloat16]]
+    assert ((compiled(x) - want).abs() <= allowed(name, model, x)).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_without_a_bias_and_at_other_sizes(name: str) -> None:
+    model, x = quantized(name, bias=False)
+    batch = torch.export.Dim("batch", max=64)
+    compiled = sashiko.compile(model, (x,), dynamic_shapes=({0: batch},), strict=True)
+    for size in (1, 3, 64):
+        x = torch.randn(size, 5, DEPTH)
+        assert ((compiled(x) - model(x)).abs() <= allowed(name, model, x)).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_dynamo(name: str) -> None:
+    model, x = quantized(name)
+    compiled = torch.compile(model, backend="sashiko", options={"strict": True})
+    assert ((compiled(x) - model(x)).abs() <= allowed(name, model, x)).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["weights", "dynamic"])
+def test_dynamo_freezes_what_weights_are_made_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are packed once, and other ones of the same model are noticed."""
+    made: list[CompiledModel] = []
+    kept = CompiledModel.__init__
+
+    def init(self: CompiledModel, *args: Any, **kwargs: Any) -> None:
+        kept(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(CompiledModel, "__init__", init)
+    model, x = quantized(name)
+    compiled = torch.compile(model, backend="sashiko")
+    compiled(x)
+    assert [products(each) for each in made] == [[PRODUCTS[name][0]]]
+    model[0].weight.qdata.neg_()  # type: ignore[index,union-attr,operator]
+    model[0].weight.scale.mul_(2)  # type: ignore[index,union-attr,operator]
+    assert ((compiled(x) - model(x)).abs() <= allowed(name, model, x)).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["weights", "dynamic"])
+def test_weights_that_change_are_packed_again(name: str) -> None:
+    model, x = quantized(name)
+    compiled = sashiko.compile(model, (x,))
+    compiled(x)
+    model[0].weight.qdata.neg_()  # type: ignore[index,union-attr,operator]
+    model[0].weight.scale.mul_(2)  # type: ignore[index,union-attr,operator]
+    assert ((compiled(x) - model(x)).abs() <= allowed(name, model, x)).all()
+
+
+@torch.no_grad()
+def test_a_product_of_integer_matrices() -> None:
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("w", torch.randint(-128, 128, (40, 24), dtype=torch.int8))
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            return torch._int_mm(x, self.w), torch._int_mm(x, y), torch._int_mm(x, y.t().contiguous().t())  # type: ignore[arg-type]
+
+    model = Products().eval()
+    x, y = torch.randint(-128, 128, (33, 40), dtype=torch.int8), torch.randint(-128, 128, (40, 16), dtype=torch.int8)
+    compiled = sashiko.compile(model, (x, y), strict=True)
+    for got, want in zip(compiled(x, y), model(x, y), strict=True):
+        assert torch.equal(got, want)
