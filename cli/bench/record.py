@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...kernels.peaks import Peaks
 
 SCHEMA = 1
-_PACKAGES = ("sashiko", "torch", "transformers", "llvmlite", "openvino", "nncf", "onnxruntime", "onnxscript")
+_PACKAGES = ("sashiko", "torch", "transformers", "llvmlite", "openvino", "nncf", "onnxruntime", "onnxscript", "torchao")
 
 
 @dataclass(frozen=True)
