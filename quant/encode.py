@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -205,7 +206,9 @@ def _target_from(op: str, data: Json, attributes: Mapping[str, Any]) -> Any:
         if kind == "higher_order" and name in _HIGHER_ORDER:
             return getattr(torch.ops.higher_order, name)
         return _operator(name)
-    if op == "get_attr" and data in attributes and all(part.isalnum() or _identifier(part) for part in data.split(".")):
+    if op == "get_attr" and data in attributes:
+        if not re.fullmatch(r"\w+(\.\w+)*", data):  # it gets into the source of the module's forward
+            raise ArtifactError(f"{data!r:.60} is no name")
         return data
     if op in ("placeholder", "output"):
         return _identifier(data)

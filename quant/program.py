@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, Unsupported
 from ..graph.capture import assumptions
 from ..graph.exporting import has_one_mode, quiet, tracing, translated
+from ..graph.lower import PART_OF
+from . import edit
 from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts
 
@@ -188,7 +190,9 @@ def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
 def _program(model: nn.Module, exported: ExportedProgram, notes: tuple[str, ...]) -> Program:
     module = exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
-    return Program(module.graph, _own_attributes(module), _gate(model, exported, module), notes)
+    attributes = _own_attributes(module)
+    _read_parts(module.graph, attributes)
+    return Program(module.graph, attributes, _gate(model, exported, module), notes)
 
 
 def _own_attributes(module: GraphModule) -> dict[str, torch.Tensor]:
@@ -205,6 +209,23 @@ def _own_attributes(module: GraphModule) -> dict[str, torch.Tensor]:
                 copies[id(value)] = nn.Parameter(own, requires_grad=False) if isinstance(value, nn.Parameter) else own
             attributes[node.target] = copies.get(id(value), value)
     return attributes
+
+
+def _read_parts(graph: Graph, attributes: dict[str, Any]) -> None:
+    """Makes attributes of the tensors that parameters are made of, such as the integers and scales of a weight that torchao quantized."""
+    wholes: dict[str, Any] = {}
+    parts: dict[tuple[str, str], Node] = {}
+    for node in graph.find_nodes(op="call_function", target=PART_OF):
+        whole, name = node.args
+        if all(user.target is PART_OF for user in whole.users):
+            wholes.setdefault(whole.target, attributes.pop(whole.target, None))
+            if (whole.target, name) not in parts:
+                with graph.inserting_before(node):
+                    part = getattr(wholes[whole.target], name)
+                    parts[whole.target, name] = edit.add_attribute(graph, attributes, f"{whole.target}.{name}", part, node)
+            node.replace_all_uses_with(parts[whole.target, name])
+            graph.erase_node(node)
+    edit.drop_unread(graph, attributes)
 
 
 def _gate(model: nn.Module, exported: ExportedProgram, module: GraphModule) -> Gate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import sashiko
+from sashiko.diagnostics.errors import Unsupported
 from sashiko.driver.model import CompiledModel
 from sashiko.driver.segments import Note
+from sashiko.graph.capture import from_exported
+from sashiko.graph.lower import PART_OF
 from sashiko.runtime.plan import AtenStep
 
 Q: Any = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
@@ -135,6 +139,43 @@ def test_weights_that_change_are_packed_again(name: str) -> None:
     model[0].weight.qdata.neg_()  # type: ignore[index,union-attr,operator]
     model[0].weight.scale.mul_(2)  # type: ignore[index,union-attr,operator]
     assert ((compiled(x) - model(x)).abs() <= allowed(name, model, x)).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "sites"), [
+    ("weights", ["0.weight.qdata", "2"]), ("weights, 4 bits", ["0.linear", "2"]), ("dynamic", ["2"]), ("dynamic, 4 bits", ["0.linear", "2"]),
+])
+def test_the_other_layers_can_be_quantized(name: str, sites: list[str]) -> None:
+    """What torchao rounded to integers of 8 or 4 bits is rounded once more at most; its own integer products stay."""
+    model = nn.Sequential(nn.Linear(DEPTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 7)).eval()
+    Q.quantize_(model, config(name), filter_fn=lambda module, path: path == "0")
+    batches = [torch.randn(16, DEPTH) for _ in range(2)]
+    small = sashiko.quantize(model, batches)
+    assert [found.site.name for found in small.record.sites] == sites
+    compiled = sashiko.compile(small, (batches[0],), strict=True)
+    assert "i8_i8" in products(compiled)[-1]
+    want = model(batches[0])
+    for got in (small(batches[0]), compiled(batches[0])):
+        assert (got - want).norm() <= 0.03 * want.norm()
+
+
+@torch.no_grad()
+def test_what_was_quantized_twice_is_saved(tmp_path: Path) -> None:
+    model, x = quantized("weights")
+    small = sashiko.quantize(model, [x])
+    small.save(tmp_path / "small.sashiko")
+    assert torch.equal(sashiko.load(tmp_path / "small.sashiko")(x), small(x))
+
+
+@torch.no_grad()
+def test_a_weight_that_is_used_as_a_whole() -> None:
+    """torch.export takes such tensors apart wherever they are used; a program that does not is refused."""
+    model, x = quantized("weights")
+    program = torch.export.export(model, (x,))
+    for node in program.graph.find_nodes(op="call_function", target=PART_OF):
+        node.replace_all_uses_with(node.args[0])
+    with pytest.raises(Unsupported, match=r"the Int8Tensor 0.weight is used as a whole"):
+        from_exported(program, decomposed=True)
 
 
 @torch.no_grad()

@@ -41,6 +41,17 @@ class Branching(nn.Module):
         return {"a": self.second(y)[:, x.shape[0] // 2 :], "b": (y, x.shape[0] + 1)}
 
 
+class Computed(nn.Module):
+    """A linear whose weight is integers, cast in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("integers", torch.randint(-9, 10, (4, 8), dtype=torch.int8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.integers.float())  # type: ignore[operator]
+
+
 def convolutions() -> nn.Sequential:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(128, 4))
     return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload, no-any-return]
@@ -53,6 +64,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Any, str | Scheme]]] = {
     "mixed": lambda: (mlp(), torch.randn(5, 8), MIXED),
     "attention": lambda: (Attention().eval(), (torch.randn(2, 5, 16), torch.ones(2, 5)), EVERYTHING),
     "convolutions": lambda: (convolutions(), torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last), EVERYTHING),
+    "computed": lambda: (nn.Sequential(Computed()).eval(), torch.randn(5, 8), "int8"),
     "branching": lambda: (Branching().eval(), torch.randn(4, 8), "int8"),
     "bf16": lambda: (mlp().to(torch.bfloat16), torch.randn(5, 8, dtype=torch.bfloat16), "int8"),
     "bert": lambda: (bert(), tokens(3, 7), EVERYTHING),
