@@ -143,7 +143,8 @@ def test_weights_that_change_are_packed_again(name: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "sites"), [
-    ("weights", ["0.weight.qdata", "2"]), ("weights, 4 bits", ["0.linear", "2"]), ("dynamic", ["2"]), ("dynamic, 4 bits", ["0.linear", "2"]),
+    ("weights", ["0.weight.qdata", "2"]), ("weights, 4 bits", ["0.linear", "2"]),
+    ("dynamic", ["2"]), ("dynamic, 4 bits", ["0.linear", "2"]),
 ])
 def test_the_other_layers_can_be_quantized(name: str, sites: list[str]) -> None:
     """What torchao rounded to integers of 8 or 4 bits is rounded once more at most; its own integer products stay."""

@@ -230,6 +230,7 @@ OWN: tuple[Recorded, ...] = (
     Recorded(aten.div.Scalar_mode, (X, 0.3), {"rounding_mode": "floor"}),
     Recorded(aten.div.Tensor_mode, (X, Y), {"rounding_mode": "trunc"}),
     Recorded(aten.scaled_dot_product_attention.default, (Q, Q[:, :2], Q[:, :2], KEEP), {"scale": 0.2, "enable_gqa": True}),
+    Recorded(aten.histc.default, (X, 5, -1.0, 1.5), {}),
     *(Recorded(aten._int_mm.default, (WHOLE, y), {}) for y in (WHOLE[:8].t(), WHOLE.t()[:, :8].contiguous())),
     *(Recorded(aten.scaled_dot_product_attention.default, (MANY, MANY[:1], MANY[:, :1], m), {}) for m in MASKS),
     *(Recorded(aten.scaled_dot_product_attention.default, (MANY, *[MANY[:, :, :2]] * 2, m), {"enable_gqa": True}) for m in MASKS),
