@@ -32,6 +32,11 @@ KNOWN = (
         "return tuples, lists and dicts of tensors; torch.export.register_dataclass makes a dataclass known, and models of transformers "
         "return no cache with use_cache=False",
     ),
+    (
+        "PackedParams",
+        "torch.ao.quantization has packed its weights for itself; quantize the model it was made from, by sashiko.quantize or by torchao's "
+        "quantize_",
+    ),
     ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
 )
 T = TypeVar("T")

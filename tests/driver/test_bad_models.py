@@ -127,6 +127,15 @@ class Scored(nn.Module):
         return Scores(x + 1)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_weights_that_torch_has_packed(model: nn.Module) -> None:
+    packed = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}).eval()  # type: ignore[no-untyped-call]
+    with pytest.raises(sashiko.Unsupported, match=r"PackedParams(.|\n)*quantize the model it was made from"):
+        sashiko.compile(packed, (torch.randn(2, 16),))
+    with pytest.raises(sashiko.Unsupported, match=r"PackedParams(.|\n)*quantize the model it was made from"):
+        sashiko.quantize(packed, [torch.randn(2, 16)])
+
+
 def test_a_result_of_an_unknown_class() -> None:
     x = torch.randn(3)
     with pytest.raises(sashiko.Unsupported, match=r"Scores(.|\n)*hint: (.|\n)*register_dataclass"):
