@@ -225,7 +225,8 @@ def _read_parts(graph: Graph, attributes: dict[str, Any]) -> None:
                     parts[whole.target, name] = edit.add_attribute(graph, attributes, f"{whole.target}.{name}", part, node)
             node.replace_all_uses_with(parts[whole.target, name])
             graph.erase_node(node)
-    edit.drop_unread(graph, attributes)
+    if parts:
+        edit.drop_unread(graph, attributes)
 
 
 def _gate(model: nn.Module, exported: ExportedProgram, module: GraphModule) -> Gate:

@@ -22,8 +22,7 @@ from .program import Call, Program
 from .record import Placement, QuantSite
 from .rescale import Rescaling, rescalable
 from .scheme import ActivationScheme, SmoothQuant
-from .weights import dequantized, weight_scales
-from .weights import rounded as in_integers
+from .weights import simulated
 
 _ROWS = 2048
 _GAIN = 1.1
@@ -138,10 +137,9 @@ def _error(
         scheme = product.site.scheme
         assert scheme.weight is not None
         # Clipping and compensation come later and are slow; they move all candidates alike.
-        weight, plain = product.weight * factors, replace(scheme.weight, clip="none", compensate=False)
-        scales = weight_scales(weight, plain)
-        found = rounded[scheme.activation] @ dequantized(in_integers(weight, scales, plain), scales).t()
-        total += float((found - want).square().sum() / want.square().sum().clamp_min(1e-30))
+        weight = simulated(product.weight * factors, replace(scheme.weight, clip="none", compensate=False))
+        noise = (rounded[scheme.activation] @ weight.t()).sub_(want)
+        total += float(noise.square_().sum() / want.square().sum().clamp_min(1e-30))
     return total
 
 

@@ -44,7 +44,17 @@ def weight_scales(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
 
 def rounded(real: torch.Tensor, scales: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
     """Integers of weights [N, K], to nearest even, saturated."""
-    return torch.clamp(torch.round(real / spread(scales, real.shape[1])), -scheme.qmax, scheme.qmax).to(torch.int8)
+    return _nearest(real, spread(scales, real.shape[1]), scheme).to(torch.int8)
+
+
+def simulated(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
+    """What integers leave of weights [N, K], in a third of the memory traffic."""
+    scales = spread(weight_scales(real, scheme), real.shape[1])
+    return _nearest(real, scales, scheme).mul_(scales)
+
+
+def _nearest(real: torch.Tensor, scales: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
+    return (real / scales).round_().clamp_(-scheme.qmax, scheme.qmax)
 
 
 def dequantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -79,8 +89,7 @@ def _least_error(grouped: torch.Tensor, full: torch.Tensor, scheme: WeightScheme
     best, least = full, torch.full_like(full, math.inf)
     for share in _SHRUNKEN:
         scales = (full * share).clamp_min(_LEAST_SCALE)
-        integers = torch.clamp(torch.round(grouped / scales[..., None]), -scheme.qmax, scheme.qmax)
-        error = (integers * scales[..., None] - grouped).square().sum(-1)
+        error = _nearest(grouped, scales[..., None], scheme).mul_(scales[..., None]).sub_(grouped).square_().sum(-1)
         best = torch.where(error < least, scales, best)
         least = torch.minimum(error, least)
     return best
