@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -301,7 +302,9 @@ def test_a_write_of_a_size_that_is_not_shown_to_fit() -> None:
     x, compiled = torch.randn(12, 5), torch.compile(clear, backend="sashiko", dynamic=True)
     expected = x.clone()
     clear(expected, torch.zeros(3))
-    with pytest.warns(UserWarning, match="leaves a graph to PyTorch"):
+    # Later ones show that it fits.
+    unknown = pytest.warns(UserWarning, match="leaves a graph to PyTorch") if torch.__version__ < "2.14" else nullcontext()
+    with unknown:
         compiled(x, torch.zeros(3))
     assert_close(x, expected)
 
