@@ -82,6 +82,8 @@ def _rounded_example(rng: random.Random) -> Value:
 def unrounded_factors(m: Match) -> Value | Mismatch:
     """The numbers of a narrow model are what the integers stand for, rounded. Without that rounding, rules below take the product."""
     x, scale, zero = m["x"], m.get("s"), m.get("z")
+    if m.root.inputs[0].dtype not in (bf16, f16):
+        return m.fail(f"a product in {m.root.inputs[0].dtype}", x)
     if not all(number is None or by_row(x, number) for number in (scale, zero)):
         return m.fail("the scale or zero point changes within a row", x)
     why = refused(m, x, m["w"])

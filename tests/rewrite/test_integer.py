@@ -8,7 +8,7 @@ import torch
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.types import DType, QParams, bf16, f16, f32, i8, i32, i64, u8
+from sashiko.graph.types import DType, QParams, bf16, f16, f32, f64, i8, i32, i64, u8
 from sashiko.rewrite import apply, explain
 from sashiko.rewrite.rules import INTEGER
 
@@ -40,6 +40,11 @@ def ops(graph: Graph) -> list[str]:
 def test_a_rounding_of_factors_to_a_narrow_type_is_left_out(zero: bool, dtype: DType) -> None:
     graph = rewritten(b.linear(b.cast(dynamic(zero), dtype), b.cast(b.dequantize(WEIGHT), dtype), b.cast(BIAS, dtype)))
     assert ("int_linear" if zero else "qlinear") in ops(graph) and "linear" not in ops(graph)
+
+
+def test_a_product_in_a_wide_type_stays_one() -> None:
+    graph = rewritten(b.linear(b.cast(dynamic(True), f64), b.cast(b.dequantize(WEIGHT), f64), b.cast(BIAS, f64)))
+    assert graph.outputs[0].op == "linear" and graph.outputs[0].dtype == f64
 
 
 def test_a_rounded_weight_with_a_zero_point_stays_rounded() -> None:
