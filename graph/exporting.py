@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
@@ -112,7 +113,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     be done node by node, torch traces the whole again, which takes longer than the first time; views are decomposed there all the same,
     or its functionalization could not see the aliasing.
     """
-    if all(_stays(node) for node in program.graph.nodes):
+    apart = not any(_used_as_a_whole(node) for node in program.graph.nodes)
+    if apart and all(_stays(node) for node in program.graph.nodes):
         return program
     table: Any = torch.export.default_decompositions()
     for op in TABLE:
@@ -124,11 +126,17 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     try:
         # torch asks things of sizes for its own sake, such as whether a result that is a view is like its base: no assumptions.
         with quiet(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-            found = by_node(program, table, lambda node: _stays(node) or _kept(node.target))
+            found = by_node(program, table, lambda node: _stays(node) or _kept(node.target)) if apart else None
             # Without dropout: torch would copy there, and writes behind it would not reach what is before it.
             return found or (by_node(program, {}, lambda node: True) or program).run_decompositions(table)
     except Exception as error:
         raise translated(error) from error
+
+
+def _used_as_a_whole(node: torch.fx.Node) -> bool:
+    """Whether a node is a tensor made of others and goes into an operation, of which only tracing it tells what it does with these."""
+    made_of_others: bool = is_traceable_wrapper_subclass(node.meta.get("val"))
+    return made_of_others and any(user.target is not PART_OF for user in node.users)
 
 
 def _kept(op: object) -> bool:

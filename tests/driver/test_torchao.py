@@ -160,6 +160,29 @@ def test_the_other_layers_can_be_quantized(name: str, sites: list[str]) -> None:
         assert (got - want).norm() <= 0.03 * want.norm()
 
 
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, DEPTH), nn.Linear(DEPTH, WIDTH)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.table(words))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["weights", "weights, any bits", "weights, 4 bits"])
+def test_tables_are_integers_too(name: str) -> None:
+    """`Int8Tensor` leaves a lookup in the exported program, which only tracing it takes apart."""
+    model, words = Words().eval(), torch.randint(50, (2, 7))
+    Q.quantize_(model, config(name), filter_fn=lambda module, path: isinstance(module, (nn.Embedding, nn.Linear)))
+    compiled = sashiko.compile(model, (words,), strict=True)
+    assert products(compiled) == [PRODUCTS[name][0]] and all("_f32_f32_f32" not in note.kernel for note in notes(compiled))
+    torch.testing.assert_close(compiled(words), model(words))
+    small = sashiko.quantize(model, [words])
+    got, want = sashiko.compile(small, (words,), strict=True)(words), model(words)
+    assert (got - want).norm() <= 0.03 * want.norm()
+
+
 @torch.no_grad()
 def test_what_was_quantized_twice_is_saved(tmp_path: Path) -> None:
     model, x = quantized("weights")
