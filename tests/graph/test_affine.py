@@ -67,6 +67,33 @@ def test_round_trips(block: tuple[int, ...], zeros: bool, dtypes: tuple[torch.dt
         torch.testing.assert_close(real, want, rtol=torch.finfo(kind).eps, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mapping", ["SYMMETRIC", "SYMMETRIC_NO_CLIPPING_ERR", "ASYMMETRIC"])
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_chosen_parameters(block: tuple[int, ...], mapping: str, dtype: torch.dtype) -> None:
+    """To the bit, with rows that are zero, of one sign, and small."""
+
+    class Choose(nn.Module):
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+            self.options = options
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            found: tuple[Tensor, Tensor] = Q.choose_qparams_affine(x, Q.MappingType[mapping], block, torch.int8, **self.options)
+            return found
+
+    x = torch.randn(SHAPE).to(dtype)
+    x[0, 0], x[0, 1], x[0, 2], x[0, 3] = 0, x[0, 1].abs(), -x[0, 2].abs(), x[0, 3] * 1e-7
+    plain: dict[str, Any] = {"zero_point_dtype": torch.int8}
+    kept = {**plain, "scale_dtype": torch.float32, "keepdim": block != (1, 1, 1)}  # torch takes no axes for all of them
+    for options in (plain, {"eps": 2.0**-20, "quant_min": -8, "quant_max": 7}, kept):
+        model = Choose(**options)
+        graph = captured(model, x).graph
+        assert not any(v.op == "aten" for v in graph.order)
+        for got, want in zip(run(graph, [x]), model(x), strict=True):
+            assert got.dtype == want.dtype and got.shape == want.shape and torch.equal(got, want)
+
+
 @pytest.mark.parametrize(("block", "ops"), [
     ((1, 64), {"dequantize"}), ((40, 64), {"dequantize"}), ((40, 1), {"dequantize"}), ((1, 32), {"dequantize_groups"}),
 ], ids=str)
