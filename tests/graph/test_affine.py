@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from sashiko.graph.aten.call import Call
 from sashiko.graph.build import input_
 from sashiko.graph.capture import Captured, export, from_exported
 from sashiko.graph.interpret import run
-from sashiko.graph.types import TensorType, f32, i8
+from sashiko.graph.ir import Graph
+from sashiko.graph.types import FROM_TORCH, TensorType, TupleType, f32, i8
+from sashiko.graph.verify import verify
 
 Q: Any = pytest.importorskip("torchao.quantization.quant_primitives", reason="torchao is not installed")
 
@@ -36,18 +39,21 @@ def parameters(block: tuple[int, ...], dtype: torch.dtype, zeros: bool) -> tuple
     return (torch.rand(shape) * 0.02 + 0.01).to(dtype), zero.to(torch.int8)
 
 
-class Both(nn.Module):
-    """A round trip with parameters that come with the call, or are the model's."""
+def kind_of(tensor: Tensor) -> TensorType:
+    return TensorType(FROM_TORCH[tensor.dtype], tuple(tensor.shape))
 
-    def __init__(self, block: tuple[int, ...], out: torch.dtype, scale: Tensor | None = None, zero: Tensor | None = None) -> None:
-        super().__init__()
-        self.block, self.out = block, out
-        self.scale, self.zero = scale, zero
 
-    def forward(self, x: Tensor, scale: Tensor, zero: Tensor) -> tuple[Tensor, Tensor]:
-        scale, zero = (scale if self.scale is None else self.scale), (zero if self.zero is None else self.zero)
-        q = Q.quantize_affine(x, self.block, scale, zero, torch.int8, -128, 127)
-        return q, Q.dequantize_affine(q, self.block, scale, zero, torch.int8, -128, 127, output_dtype=self.out)
+def computed(row: Callable[..., Any], wanted: Sequence[Tensor], x: Tensor, *arguments: Any) -> list[Tensor]:
+    """What a row makes of tensors, which are inputs of its graph, and of other arguments."""
+    tensors = [x, *(a for a in arguments if isinstance(a, Tensor))]
+    values = {id(t): input_(n, FROM_TORCH[t.dtype], tuple(t.shape)) for n, t in enumerate(tensors)}
+    types = [kind_of(t) for t in wanted]
+    call = Call(types[0] if len(types) == 1 else TupleType(tuple(types)), frozenset(range(len(types))))
+    made = row(call, values[id(x)], *(values.get(id(a), a) for a in arguments))
+    graph = Graph(tuple(values.values()), made if isinstance(made, tuple) else (made,))
+    verify(graph)
+    assert [(v.dtype, v.shape) for v in graph.outputs] == [(t.dtype, t.shape) for t in types]
+    return run(graph, tensors)
 
 
 @pytest.mark.parametrize("dtypes", [
@@ -56,15 +62,16 @@ class Both(nn.Module):
 @pytest.mark.parametrize("zeros", [False, True], ids=["symmetric", "affine"])
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_round_trips(block: tuple[int, ...], zeros: bool, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    """To the bit, in the types in which torch computes."""
+    """Integers to the bit, in the types in which torch computes."""
     kind, of_scale = dtypes
-    x, given = torch.randn(SHAPE).to(kind), parameters(block, of_scale, zeros)
-    for model in (Both(block, kind), Both(block, kind, *given)):
-        program = captured(model, x, *given)
-        q, real = run(program.graph, [x, *given])
-        want_q, want = model(x, *given)
-        assert torch.equal(q, want_q)
-        torch.testing.assert_close(real, want, rtol=torch.finfo(kind).eps, atol=0)
+    x, (scale, zero) = torch.randn(SHAPE).to(kind), parameters(block, of_scale, zeros)
+    limits = torch.int8, -128, 127
+    want = Q.quantize_affine(x, block, scale, zero, *limits)
+    (integers,) = computed(affine.quantize, [want], x, block, scale, zero, *limits)
+    assert torch.equal(integers, want)
+    want = Q.dequantize_affine(integers, block, scale, zero, *limits, output_dtype=kind)
+    (real,) = computed(affine.dequantize, [want], integers, block, scale, zero, *limits, kind)
+    torch.testing.assert_close(real, want, rtol=torch.finfo(kind).eps, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -72,26 +79,31 @@ def test_round_trips(block: tuple[int, ...], zeros: bool, dtypes: tuple[torch.dt
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_chosen_parameters(block: tuple[int, ...], mapping: str, dtype: torch.dtype) -> None:
     """To the bit, with rows that are zero, of one sign, and small."""
-
-    class Choose(nn.Module):
-        def __init__(self, **options: Any) -> None:
-            super().__init__()
-            self.options = options
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            found: tuple[Tensor, Tensor] = Q.choose_qparams_affine(x, Q.MappingType[mapping], block, torch.int8, **self.options)
-            return found
-
     x = torch.randn(SHAPE).to(dtype)
     x[0, 0], x[0, 1], x[0, 2], x[0, 3] = 0, x[0, 1].abs(), -x[0, 2].abs(), x[0, 3] * 1e-7
-    plain: dict[str, Any] = {"zero_point_dtype": torch.int8}
-    kept = {**plain, "scale_dtype": torch.float32, "keepdim": block != (1, 1, 1)}  # torch takes no axes for all of them
-    for options in (plain, {"eps": 2.0**-20, "quant_min": -8, "quant_max": 7}, kept):
-        model = Choose(**options)
-        graph = captured(model, x).graph
-        assert not any(v.op == "aten" for v in graph.order)
-        for got, want in zip(run(graph, [x]), model(x), strict=True):
-            assert got.dtype == want.dtype and got.shape == want.shape and torch.equal(got, want)
+    kept = block != (1, 1, 1)  # torch takes no axes for all of them
+    for limits, eps, types in (((None, None), None, (None, torch.int8, False)), ((-8, 7), 2.0**-20, (torch.float32, torch.int32, kept))):
+        wanted = Q.choose_qparams_affine(x, Q.MappingType[mapping], block, torch.int8, *limits, eps, *types)
+        found = computed(affine.choose, wanted, x, mapping, block, torch.int8, *limits, eps, *types)
+        for got, want in zip(found, wanted, strict=True):
+            assert torch.equal(got, want)
+
+
+class Both(nn.Module):
+    """A round trip by row, with scales from the data."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        block = (1, 1, 8)
+        scale, zero = Q.choose_qparams_affine(x, Q.MappingType.ASYMMETRIC, block, torch.int8, zero_point_dtype=torch.int8)
+        q = Q.quantize_affine(x, block, scale, zero, torch.int8, -128, 127)
+        return scale, zero, q, Q.dequantize_affine(q, block, scale, zero, torch.int8, -128, 127)
+
+
+def test_programs() -> None:
+    """The operators stay whole in programs."""
+    x = torch.randn(SHAPE)
+    for got, want in zip(run(captured(Both(), x).graph, [x]), Both()(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=torch.finfo(torch.float32).eps, atol=0)
 
 
 @pytest.mark.parametrize(("block", "ops"), [
