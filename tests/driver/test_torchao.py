@@ -193,7 +193,7 @@ def test_what_was_quantized_twice_is_saved(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_a_weight_that_is_used_as_a_whole() -> None:
-    """torch.export takes such tensors apart wherever they are used; a program that does not is refused."""
+    """What `functional` has not taken apart is refused."""
     model, x = quantized("weights")
     program = torch.export.export(model, (x,))
     for node in program.graph.find_nodes(op="call_function", target=PART_OF):
