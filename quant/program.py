@@ -218,7 +218,8 @@ def _read_parts(graph: Graph, attributes: dict[str, Any]) -> None:
     for node in graph.find_nodes(op="call_function", target=PART_OF):
         whole, name = node.args
         if all(user.target is PART_OF for user in whole.users):
-            wholes.setdefault(whole.target, attributes.pop(whole.target, None))
+            if whole.target not in wholes:  # no attribute may lie below one that is a tensor
+                wholes[whole.target] = attributes.pop(whole.target)
             if (whole.target, name) not in parts:
                 with graph.inserting_before(node):
                     part = getattr(wholes[whole.target], name)

@@ -68,6 +68,7 @@ def matmul_weight(m: Match) -> Value | Mismatch:
 
 
 def _linear(m: Match, w: Value) -> Value | Mismatch:
+    """The product with a weight, of integers where it was one of integers."""
     if not is_weight(w):
         return m.fail("the right operand is no constant", w)
     return m.make("int_linear" if m.root.op == "int_matmul" else "linear", m["x"], w)
