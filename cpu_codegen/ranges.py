@@ -15,12 +15,13 @@ from ..graph.types import boolean
 from ..stitch.loops import Body, LoopKernel, Node
 
 _MOST = 8  # ranges of one kernel: each is code of its own
+_WORTH = 1.5  # a range that fills its vectors badly still takes less than all parts at every column, up to so much for all of them
 
 
 def column_ranges(kernel: LoopKernel, least: int) -> tuple[LoopKernel, ...]:
-    """Kernels for one range of columns each, at least `least` wide, that do together what `kernel` does; itself where it asks nothing.
+    """Kernels for one range of columns each that do together what `kernel` does; itself where it asks nothing.
 
-    All have the rows of the kernel. What goes around the caches must start at whole registers, and stays in one piece.
+    least: columns that take as long as fewer do. All have the rows of the kernel. What goes around the caches must start at whole registers, and stays in one piece.
     """
     body, columns = kernel.body, kernel.cols
     if kernel.rows is None or not isinstance(columns, int) or any(node.axis == "c" for node in body.nodes):
@@ -30,7 +31,7 @@ def column_ranges(kernel: LoopKernel, least: int) -> tuple[LoopKernel, ...]:
     cuts = sorted({cut for n in range(len(body.nodes)) if (cut := _cut(body.nodes, n)) is not None and 0 < cut < columns})
     edges = [0, *cuts, columns]
     widths = [high - low for low, high in pairwise(edges)]
-    if not cuts or len(widths) > _MOST or min(widths) < least:
+    if not cuts or len(widths) > _MOST or sum(-(-width // least) * least for width in widths) > _WORTH * columns:
         return (kernel,)
     return tuple(replace(kernel, body=_within(body, low, width), cols=width) for low, width in zip(edges, widths))
 

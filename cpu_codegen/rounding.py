@@ -15,8 +15,8 @@ from math import frexp
 
 from ..graph.types import DType, f32, f64, u8
 from ..platforms.target import Target
+from ..stitch.elementwise import MAGIC
 from ..stitch.loops import Body, Node
-from ..stitch.lower import MAGIC
 from . import convert, elementwise
 from .builder import I8, I16, I32, Function, Val, const
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, product, symbols
+from ..graph.dims import Dim, less, non_negative, product, symbols
 from ..graph.ir import Value
 from ..graph.ops import OPS
-from ..graph.types import DType, boolean, f32, i32, i64
+from ..graph.types import DType, boolean, f32, i64
 from ..graph.updates import inside
 from .costs import below_windows, is_expensive, reads
+from .elementwise import elementwise
 from .loops import BodyBuilder, Node
+from .repeats import Repeats
 from .steps import by_pieces
 from .views import VIEWS, Index, axes, broadcast_index, offset, through
-
-# 1.5 * 2^23: a float of magnitude below 2^22 added to it is rounded to an integer, which the low bits of the sum are.
-MAGIC = float(3 << 22)
 
 
 class NeedsBuffer(Exception):
@@ -52,8 +50,14 @@ class Lowering:
     inlined: dict[Value, None] = field(default_factory=dict)
     _memo: dict[tuple[Value, Index, int], int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.repeats = Repeats(self.builder, frozenset([name for name, _ in self.reduce_axes]))
+
     def value(self, value: Value, index: Index, guard: int = -1) -> int:
-        """Position of the node that is `value` at `index`. Raises NeedsBuffer."""
+        """Position of the node that is `value` at `index`, where `guard` is true; what is inside in any case is not guarded.
+        Raises NeedsBuffer."""
+        if guard >= 0 and all(map(_is_inside, index, value.shape)):
+            guard = -1
         key = (value, index, guard)
         node = self._memo.get(key)
         if node is None:
@@ -129,9 +133,17 @@ class Lowering:
         if group == "elementwise" and self._repeated(index) and is_expensive(value, self.stored) and reads(value, self.stored):
             raise NeedsBuffer(value, "it would be computed again in every turn of a loop around its own")
         self.inlined[value] = None
+        start = len(self.builder.nodes)
+        node = self._computed(value, index, guard)
+        if self.repeats.add(value, index, start):
+            raise NeedsBuffer(value, "it would be computed at several places for each point")
+        return node
+
+    def _computed(self, value: Value, index: Index, guard: int) -> int:
+        group = OPS[value.op].group
         if group == "elementwise":
             args = [self.value(v, broadcast_index(index, v.shape), guard) for v in value.inputs]
-            return self._elementwise(value, args, index)
+            return elementwise(self.builder, value, args)
         if group == "reduce":
             return self._scan(value, index, guard) if value.op == "scan" else self._reduce(value, index, guard)
         row = _ROWS.get(value.op)
@@ -148,72 +160,6 @@ class Lowering:
     def _load(self, value: Value, index: Index, guard: int) -> int:
         other = self.builder.const(0, value.dtype) if guard >= 0 else -1
         return self.builder.load(self.buffer(value), offset(value.tensor, index), guard, other)
-
-    def _elementwise(self, value: Value, args: list[int], index: Index) -> int:
-        if value.op == "cast":
-            return self.builder.cast(args[0], value.dtype)
-        if value.op == "quantize":
-            return self._quantize(value, args[0], index)
-        if value.op == "dequantize":
-            return self._dequantize(value, args[0], index)
-        if value.op == "piecewise":
-            return self._piecewise(value, *args)
-        return self.builder.op(value.op, value.dtype, *args)
-
-    def _scale(self, scale: tuple[float, ...], axis: int | None, invert: bool) -> int:
-        if axis is not None and len(scale) > 1:
-            raise AssertionError("per-channel scales of activations are constants, folded before stitching")
-        return self.builder.const(1.0 / scale[0] if invert else scale[0], f32)
-
-    def _quantize(self, value: Value, x: int, index: Index) -> int:
-        """clamp(round(x * (1 / scale)) + zero_point); a NaN becomes qmin, because the comparison is false for it."""
-        assert isinstance(value.attrs, A.QuantizeAttrs)
-        q, b = value.attrs.qparams, self.builder
-        real = b.op("round", f32, b.op("mul", f32, b.cast(x, f32), self._scale(q.scale, q.axis, True)))
-        if q.zero_point:
-            real = b.op("add", f32, real, b.const(float(q.zero_point), f32))  # exact, or beyond the range anyway
-        return b.cast(self._saturated(real, q.qmin, q.qmax), value.dtype)
-
-    def _saturated(self, real: int, least: int | None, greatest: int | None) -> int:
-        """A number that is no less than `least`, which NaN becomes, and no more than `greatest`."""
-        b = self.builder
-        for bound, op in ((least, "gt"), (greatest, "lt")):
-            if bound is not None:
-                limit = b.const(float(bound), f32)
-                real = b.op("where", f32, b.op(op, boolean, real, limit), real, limit)
-        return real
-
-    def _piecewise(self, value: Value, x: int, factor: int = -1) -> int:
-        """The number of the piece is the low bits of MAGIC + x * density. A NaN without a `least` becomes the integer 0 when it is cast."""
-        assert isinstance(value.attrs, A.PiecewiseAttrs)
-        a, b = value.attrs, self.builder
-
-        def between(y: int, low: float, high: float) -> int:
-            y = b.op("maximum", f32, y, b.const(low, f32)) if low > -inf else y
-            return b.op("minimum", f32, y, b.const(high, f32)) if high < inf else y
-
-        u = between(x, a.low, a.high)
-        piece = b.op("add", f32, b.op("mul", f32, u, b.const(a.density, f32)), b.const(MAGIC, f32))
-        piece = between(piece, MAGIC + a.first if a.low == -inf else -inf, MAGIC + a.last if a.high == inf else inf)
-        numbers = [b.add(Node("lookup", f32, (piece,), numbers=row)) for row in a.coefficients]
-        total = numbers.pop()
-        while numbers:
-            at = x if a.line and len(numbers) == 1 else u
-            total = b.op("add", f32, b.op("mul", f32, total, at), numbers.pop())
-        if a.dtype == f32:
-            return total
-        if factor >= 0:
-            total = b.op("mul", f32, total, factor)
-            total = b.op("add", f32, total, b.const(float(a.zero), f32)) if a.zero else total
-        return b.cast(self._saturated(b.op("round", f32, total), a.least, a.greatest), value.dtype)
-
-    def _dequantize(self, value: Value, x: int, index: Index) -> int:
-        q, b = value.inputs[0].tensor.qparams, self.builder
-        assert q is not None
-        whole = b.cast(x, i32)
-        if q.zero_point:
-            whole = b.op("sub", i32, whole, b.const(q.zero_point, i32))
-        return b.op("mul", f32, b.cast(whole, f32), self._scale(q.scale, q.axis, False))
 
     def _reduce(self, value: Value, index: Index, guard: int) -> int:
         assert isinstance(value.attrs, A.ReduceAttrs)
@@ -246,6 +192,12 @@ class Lowering:
             raise NeedsBuffer(value, "not every row of it is computed once")
         arg = self.value(value.inputs[0], index, guard)
         return self.builder.add(Node("scan", value.dtype, (arg,), kind=value.attrs.kind, axis="c"))
+
+
+def _is_inside(position: Dim, extent: Dim) -> bool:
+    """Whether a position lies in [0, extent). The first element of a size that a call gives may be missing: only loops know."""
+    known = isinstance(extent, int) or bool(symbols(position))
+    return known and non_negative(position) and less(position, extent)
 
 
 def _full(low: Lowering, value: Value, index: Index, guard: int) -> int:
@@ -290,10 +242,11 @@ def _concat(low: Lowering, value: Value, index: Index, guard: int) -> int:
     axis, result = value.attrs.axis, -1
     start: Dim = 0
     for piece in value.inputs:
-        position = index[axis] - start
+        first, position = len(low.builder.nodes), index[axis] - start
         here = _inside(low, position, piece.shape[axis], guard)
         node = low.value(piece, index[:axis] + (position,) + index[axis + 1 :], here)
         result = node if result < 0 else low.builder.op("where", value.dtype, here, node, result)
+        low.repeats.share(first, piece.shape[axis], value.shape[axis])
         start = start + piece.shape[axis]
     return result
 

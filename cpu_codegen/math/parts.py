@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...platforms.target import Target
-from ...stitch.lower import MAGIC
+from ...stitch.elementwise import MAGIC
 from ..builder import I1, I32, Function, Ty, Val, const, i64
 
 _ALL_LANES = Val(Ty("i16"), "-1")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
 
+from ...diagnostics.errors import InvalidGraph
 from ...graph import attrs as A
 from ...graph import build as b
 from ...graph.aten.windows import dense, surrounded, windows
@@ -177,8 +178,11 @@ class Convolution:
         step, apart = zip(*((w.step, w.dilation) for w in (next(each) if more else A.WindowAttrs(0, 1) for more in several)), strict=True)
         assert isinstance(channels, int) and isinstance(width, int)
         found = cls(image, weight, bias, step, padding, apart, channels // width)
-        with b.at(linear.origin):
-            return found if _same(found.whole(), linear) else None
+        try:
+            with b.at(linear.origin):
+                return found if _same(found.whole(), linear) else None
+        except InvalidGraph:
+            return None  # such numbers fit together in no convolution: the image is padded in another layout, for example
 
     @property
     def depth(self) -> int:

@@ -10,8 +10,8 @@ from sashiko.cpu_codegen import lookup
 from sashiko.cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, i64
 from sashiko.cpu_codegen.slots import Slots
 from sashiko.graph.types import f32
+from sashiko.stitch.elementwise import MAGIC
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis, hoist_numbers
-from sashiko.stitch.lower import MAGIC
 from tests.cpu_codegen.kernels import buffers, empty, run, same
 from tests.emulation import Runner, runners
 

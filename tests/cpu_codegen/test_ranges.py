@@ -41,7 +41,7 @@ def beside(widths: tuple[int, ...], known: bool = True, shown: int | None = None
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("runner", few())
 def test_parts_side_by_side(runner: Runner, known: bool) -> None:
-    for widths in ((16, 16), (32, 7), (64, 100, 48), (16,) * 9):
+    for widths in ((16, 16), (32, 7), (1, 99), (3, 60, 1), (64, 100, 48), (16,) * 9):
         parts = [normal(ROWS, width, seed=n) for n, width in enumerate(widths)]
         out = run(runner, beside(widths, known), [*parts, empty(ROWS, sum(widths))], {"S": sum(widths)})[-1]
         assert torch.equal(out, torch.cat(parts, 1).relu())
@@ -67,5 +67,11 @@ def test_each_range_reads_one_part_without_asking() -> None:
 
 
 def test_what_stays_whole() -> None:
-    for kernel in (beside((64, 8)), beside((64, 64), known=False), beside((16,) * 9)):
+    for kernel in (beside((8, 8)), beside((5, 20, 5)), beside((64, 64), known=False), beside((16,) * 9)):
         assert column_ranges(kernel, 16) == (kernel,)
+
+
+def test_a_few_columns_beside_many_are_cut_off() -> None:
+    """One column takes as long as a vector of them, which is little beside the others; masks would take time in all vectors."""
+    assert [k.cols for k in column_ranges(beside((1, 99)), 16)] == [1, 99]
+    assert [k.cols for k in column_ranges(beside((64, 8, 3)), 16)] == [64, 8, 3]

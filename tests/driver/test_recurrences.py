@@ -183,7 +183,7 @@ def test_saved(tmp_path: Path) -> None:
 def test_explained_and_timed() -> None:
     compiled = sashiko.compile(layer("lstm"), (torch.randn(2, 50, 12),))
     text = sashiko.explain(compiled)
-    assert text.count(", 50 times") == 2 and "sigmoid" in text
+    assert text.count(", 50 times") == 3 and "sigmoid" in text  # the product, what the cell remembers, and what it says beside that
     x = torch.randn(2, 50, 12)
     times = {t.label: t.seconds for t in compiled.times(x)}
     assert all(seconds > 0 for seconds in times.values())

@@ -138,6 +138,25 @@ def test_only_what_is_a_convolution_is_cut(dtype: DType) -> None:
         assert Convolution.of(dense(other, w, None, 1)) is None
 
 
+@pytest.mark.parametrize(("size", "channels"), [(24, 3), (28, 48), (12, 12)])
+def test_images_that_were_padded_before_are_left(size: int, channels: int) -> None:
+    """Below the windows lies a padding, but of channels before lines; its numbers may make no convolution at all."""
+
+    class Padded(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(channels, 16, 3, stride=2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(torch.nn.functional.pad(x, (0, 1, 0, 1)))  # type: ignore[no-any-return]
+
+    model, image = Padded().eval(), torch.randn(1, channels, size, size)
+    graph = captured_of(model, (image,), {}, None).graph
+    assert by_bands(graph) is graph
+    with torch.no_grad():
+        assert torch.allclose(sashiko.compile(model, (image,))(image), model(image), atol=1e-5)
+
+
 def test_sizes_that_are_not_known_are_left() -> None:
     model = torch.nn.Conv2d(8, 8, 3, padding=12, dilation=12).eval()
     graph = captured_of(model, (torch.randn(2, 8, 14, 14),), {}, ({2: Dim("height", min=2, max=99)},)).graph

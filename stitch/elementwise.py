@@ -1,0 +1,85 @@
+"""Elementwise operations as nodes of a loop body, those with attributes spelled out."""
+
+from __future__ import annotations
+
+from math import inf
+
+from ..graph import attrs as A
+from ..graph.ir import Value
+from ..graph.types import boolean, f32, i32
+from .loops import BodyBuilder, Node
+
+# 1.5 * 2^23: a float of magnitude below 2^22 added to it is rounded to an integer, which the low bits of the sum are.
+MAGIC = float(3 << 22)
+
+
+def elementwise(b: BodyBuilder, value: Value, args: list[int]) -> int:
+    """The node that computes an element of `value` from those of its operands."""
+    if value.op == "cast":
+        return b.cast(args[0], value.dtype)
+    if value.op == "quantize":
+        return _quantize(b, value, args[0])
+    if value.op == "dequantize":
+        return _dequantize(b, value, args[0])
+    if value.op == "piecewise":
+        return _piecewise(b, value, *args)
+    return b.op(value.op, value.dtype, *args)
+
+
+def _scale(b: BodyBuilder, scale: tuple[float, ...], axis: int | None, invert: bool) -> int:
+    if axis is not None and len(scale) > 1:
+        raise AssertionError("per-channel scales of activations are constants, folded before stitching")
+    return b.const(1.0 / scale[0] if invert else scale[0], f32)
+
+
+def _quantize(b: BodyBuilder, value: Value, x: int) -> int:
+    """clamp(round(x * (1 / scale)) + zero_point); a NaN becomes qmin, because the comparison is false for it."""
+    assert isinstance(value.attrs, A.QuantizeAttrs)
+    q = value.attrs.qparams
+    real = b.op("round", f32, b.op("mul", f32, b.cast(x, f32), _scale(b, q.scale, q.axis, True)))
+    if q.zero_point:
+        real = b.op("add", f32, real, b.const(float(q.zero_point), f32))  # exact, or beyond the range anyway
+    return b.cast(_saturated(b, real, q.qmin, q.qmax), value.dtype)
+
+
+def _saturated(b: BodyBuilder, real: int, least: int | None, greatest: int | None) -> int:
+    """A number that is no less than `least`, which NaN becomes, and no more than `greatest`."""
+    for bound, op in ((least, "gt"), (greatest, "lt")):
+        if bound is not None:
+            limit = b.const(float(bound), f32)
+            real = b.op("where", f32, b.op(op, boolean, real, limit), real, limit)
+    return real
+
+
+def _piecewise(b: BodyBuilder, value: Value, x: int, factor: int = -1) -> int:
+    """The number of the piece is the low bits of MAGIC + x * density. A NaN without a `least` becomes the integer 0 when it is cast."""
+    assert isinstance(value.attrs, A.PiecewiseAttrs)
+    a = value.attrs
+
+    def between(y: int, low: float, high: float) -> int:
+        y = b.op("maximum", f32, y, b.const(low, f32)) if low > -inf else y
+        return b.op("minimum", f32, y, b.const(high, f32)) if high < inf else y
+
+    u = between(x, a.low, a.high)
+    piece = b.op("add", f32, b.op("mul", f32, u, b.const(a.density, f32)), b.const(MAGIC, f32))
+    piece = between(piece, MAGIC + a.first if a.low == -inf else -inf, MAGIC + a.last if a.high == inf else inf)
+    numbers = [b.add(Node("lookup", f32, (piece,), numbers=row)) for row in a.coefficients]
+    total = numbers.pop()
+    while numbers:
+        at = x if a.line and len(numbers) == 1 else u
+        total = b.op("add", f32, b.op("mul", f32, total, at), numbers.pop())
+    if a.dtype == f32:
+        return total
+    if factor >= 0:
+        total = b.op("mul", f32, total, factor)
+        total = b.op("add", f32, total, b.const(float(a.zero), f32)) if a.zero else total
+    return b.cast(_saturated(b, b.op("round", f32, total), a.least, a.greatest), value.dtype)
+
+
+def _dequantize(b: BodyBuilder, value: Value, x: int) -> int:
+    q = value.inputs[0].tensor.qparams
+    assert q is not None
+    whole = b.cast(x, i32)
+    if q.zero_point:
+        whole = b.op("sub", i32, whole, b.const(q.zero_point, i32))
+    return b.op("mul", f32, b.cast(whole, f32), _scale(b, q.scale, q.axis, False))
