@@ -21,7 +21,8 @@ _WORTH = 1.5  # a range that fills its vectors badly still takes less than all p
 def column_ranges(kernel: LoopKernel, least: int) -> tuple[LoopKernel, ...]:
     """Kernels for one range of columns each that do together what `kernel` does; itself where it asks nothing.
 
-    least: columns that take as long as fewer do. All have the rows of the kernel. What goes around the caches must start at whole registers, and stays in one piece.
+    least: as many columns take as long as fewer. All kernels have the rows of this one. What goes around the caches must start at whole
+    registers, and stays in one piece.
     """
     body, columns = kernel.body, kernel.cols
     if kernel.rows is None or not isinstance(columns, int) or any(node.axis == "c" for node in body.nodes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..graph import attrs as A
 from ..graph.ir import Value
 from ..graph.ops import OPS, TRANSCENDENTAL
@@ -15,29 +17,31 @@ PASS = 8  # a pass of its own over what is stored, in elementwise operations
 
 def is_expensive(value: Value, stored: set[Value]) -> bool:
     """Whether evaluating `value` twice costs more than storing and loading it."""
-    count, stack = 0, [value]
-    while stack:
-        v = stack.pop()
+    count = 0
+    for v in _below(value, stored):
         if (v in stored and v is not value) or OPS[v.op].group == "leaf":
             continue
-        if v.op in EXPENSIVE:
-            return True
         count += v.op not in VIEWS
-        if count > CHEAP_OPS:
+        if v.op in EXPENSIVE or count > CHEAP_OPS:
             return True
-        stack.extend(v.inputs)
     return False
 
 
 def reads(value: Value, stored: set[Value]) -> bool:
     """Whether anything but numbers and ranges is below `value`."""
-    stack = [value]
+    return any(v in stored or v.op in ("input", "constant") for v in _below(value, stored))
+
+
+def _below(value: Value, stored: set[Value]) -> Iterator[Value]:
+    """`value` and what it is computed from, down to what is stored, each once."""
+    stack, seen = [value], {value}
     while stack:
         v = stack.pop()
-        if v in stored or v.op in ("input", "constant"):
-            return True
-        stack.extend(v.inputs)
-    return False
+        yield v
+        if v is value or v not in stored:
+            new = [operand for operand in v.inputs if operand not in seen]
+            seen.update(new)
+            stack.extend(dict.fromkeys(new))
 
 
 def below_windows(view: Value, stored: set[Value]) -> Value | None:
@@ -48,15 +52,11 @@ def below_windows(view: Value, stored: set[Value]) -> Value | None:
         if isinstance(source.attrs, A.WindowAttrs):
             factor *= max(1.0, source.attrs.size / source.attrs.step)
         source = source.inputs[0]
-    if factor == 1.0:
+    if factor == 1.0 or source in stored:
         return None
-    work, stack = -1, [source]
-    while stack:
-        value = stack.pop()
+    work = -1
+    for value in _below(source, stored):
         work += value.op not in VIEWS
-        if value in stored:
-            continue
-        if value.op in EXPENSIVE:
+        if value not in stored and value.op in EXPENSIVE:
             return value
-        stack.extend(value.inputs)
     return source if work > 1 and (factor - 1) * work > PASS else None  # one operation is done while its operand is loaded

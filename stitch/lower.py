@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ..graph import attrs as A
 from ..graph.dims import Dim, less, non_negative, product, symbols
@@ -194,6 +195,7 @@ class Lowering:
         return self.builder.add(Node("scan", value.dtype, (arg,), kind=value.attrs.kind, axis="c"))
 
 
+@lru_cache(maxsize=1 << 12)
 def _is_inside(position: Dim, extent: Dim) -> bool:
     """Whether a position lies in [0, extent). The first element of a size that a call gives may be missing: only loops know."""
     known = isinstance(extent, int) or bool(symbols(position))
