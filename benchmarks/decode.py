@@ -69,6 +69,14 @@ def gpt2() -> Any:
     return GPT2LMHeadModel(GPT2Config())
 
 
+def qwen2() -> Any:
+    """The 0.5 billion weights and 24 layers of the smallest Qwen 2."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    size = {"hidden_size": 896, "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True}
+    return Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2, **size))
+
+
 def tiny() -> Any:
     """For a look at whether all of this works."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -77,7 +85,7 @@ def tiny() -> Any:
     return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **size))
 
 
-MODELS: Mapping[str, Callable[[], Any]] = {"llama": llama, "gpt2": gpt2, "tiny": tiny}
+MODELS: Mapping[str, Callable[[], Any]] = {"llama": llama, "gpt2": gpt2, "qwen2": qwen2, "tiny": tiny}
 
 
 def writer(job: Job) -> Callable[[], list[int]]:
