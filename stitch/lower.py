@@ -55,10 +55,7 @@ class Lowering:
         self.repeats = Repeats(self.builder, frozenset([name for name, _ in self.reduce_axes]))
 
     def value(self, value: Value, index: Index, guard: int = -1) -> int:
-        """Position of the node that is `value` at `index`, where `guard` is true; what is inside in any case is not guarded.
-        Raises NeedsBuffer."""
-        if guard >= 0 and all(map(_is_inside, index, value.shape)):
-            guard = -1
+        """Position of the node that is `value` at `index`, where `guard` is true. Raises NeedsBuffer."""
         key = (value, index, guard)
         node = self._memo.get(key)
         if node is None:
@@ -159,6 +156,8 @@ class Lowering:
         return True in around and False in around[: len(around) - around[::-1].index(True)]
 
     def _load(self, value: Value, index: Index, guard: int) -> int:
+        if guard >= 0 and all(map(_is_inside, index, value.shape)):
+            guard = -1  # what is there in any case is read without a mask
         other = self.builder.const(0, value.dtype) if guard >= 0 else -1
         return self.builder.load(self.buffer(value), offset(value.tensor, index), guard, other)
 
@@ -197,8 +196,9 @@ class Lowering:
 
 @lru_cache(maxsize=1 << 12)
 def _is_inside(position: Dim, extent: Dim) -> bool:
-    """Whether a position lies in [0, extent). The first element of a size that a call gives may be missing: only loops know."""
-    known = isinstance(extent, int) or bool(symbols(position))
+    """Whether a position lies in [0, extent). Of a size that a call gives, the first and the last element may be missing, unless a loop
+    runs over it."""
+    known = isinstance(extent, int) or any(s.extent is not None for s in symbols(position))
     return known and non_negative(position) and less(position, extent)
 
 

@@ -14,7 +14,7 @@ from .views import Index
 
 _TYPICAL = 64  # a size that has no greatest value
 _LONG = 2 * PASS  # what transcendental functions take
-_CALL = 1 << 12  # and a kernel of its own, of the operations of one element that vectors do meanwhile
+_CALL = 1 << 12  # what a kernel of its own takes besides, in operations on one element, many of which a vector does at once
 _LEAST = 32  # a shorter piece of a concatenation takes as long as so many elements
 _MOST = 16  # places at which one kernel computes a value: each of them is code
 Axes = frozenset[Symbol]

@@ -98,6 +98,17 @@ def test_what_lies_inside_is_not_guarded() -> None:
     assert guarded == {x, table}
 
 
+def test_an_element_of_a_size_that_may_be_zero_stays_guarded() -> None:
+    """Proofs take sizes for 1 at least, but a call may bring none: neither the first nor the last element is there then."""
+    rows = symbol("R", 1, 512)
+    x, y = b.input_(0, f32, (rows, 1)), b.input_(1, f32, (6, SIZE))
+    for start in (0, rows - 1):
+        one = b.expand(b.slice_(x, 0, start, 1), (6, 1))
+        (item,) = check([b.concat([y, one], 1)], [x, y], [torch.randn(4, 1), torch.randn(6, SIZE)], {"R": 4}).items
+        assert isinstance(item, LoopItem)
+        assert x in {item.operands[n.buffer] for n in item.kernel.body.nodes if n.op == "load" and n.args}
+
+
 def test_typical_sizes() -> None:
     assert typical(7) == 7
     assert typical(symbol("N", 1, 16) * 3 + 1) == 49
