@@ -20,10 +20,9 @@ from ..graph.capture import from_fx
 from ..graph.exporting import decompositions
 from ..platforms.host import default_target
 from .aliases import merged, without_views
-from .build import Options, build
-from .model import CompiledModel
+from .build import Options
+from .model import CompiledModel, build_model
 from .pipeline import PRECISIONS
-from .signature import signature_of
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 _IDLE = 128  # calls after which weights that came with none of them are forgotten, or twice as many as there are sets of weights
@@ -139,8 +138,8 @@ class _Inference:
                 raise
             warnings.warn(f"sashiko leaves a graph to PyTorch as a whole: {error.what}", stacklevel=2)
             return None
-        built = build(captured, Options(default_target(), self.settings["precision"], bool(self.settings.get("strict")), name="dynamo"))
-        return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
+        strict = bool(self.settings.get("strict"))
+        return build_model(captured, Options(default_target(), self.settings["precision"], strict, name="dynamo"))
 
     def boxed(self) -> Boxed:
         return _box(self.call if self.native else self.graph.forward)

@@ -14,12 +14,11 @@ from ..platforms.host import resolve
 from ..platforms.target import Target
 from ..quant import QATModule
 from ..rewrite import RuleSet
-from .build import Options, build
+from .build import Options
 from .captures import captured_of
 from .measure import Example
-from .model import CompiledModel
+from .model import CompiledModel, build_model
 from .pipeline import PRECISIONS
-from .signature import signature_of
 from .tuning import SECONDS, tuned
 
 
@@ -68,8 +67,7 @@ def compiled(
         captured = captured_of(model, args, kwargs, dynamic_shapes)
         if tune > 0:
             return tuned(captured, options, Example(args, kwargs), tune)
-        built = build(captured, options)
-    return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
+        return build_model(captured, options)
 
 
 def arguments(example_inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

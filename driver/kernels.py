@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from ..cpu_codegen import cache
+from ..cpu_codegen import cache, jit
 from ..cpu_codegen.builder import Module
 from ..cpu_codegen.contract import KernelCode, ParamSlot
 from ..cpu_codegen.loops import emit_loop_kernel
 from ..diagnostics import env
-from ..diagnostics.dump import dump_stage
+from ..diagnostics.dump import dump_stage, say
 from ..diagnostics.errors import Unsupported
 from ..graph.attrs import CallAttrs
 from ..graph.ir import Value
@@ -22,6 +22,9 @@ from ..kernels.spec import GemmCode, GemmSpec
 from ..platforms.target import Target
 from ..stitch.loops import LoopKernel
 from .recall import Code, Spec, name_of, recalled, remember
+
+CODE = 4
+"""The level of SASHIKO_DEBUG that shows it."""
 
 GemmChoice = Selection[table.Kernel]
 AttentionChoice = Selection[attention_table.AttentionKernel]
@@ -52,7 +55,8 @@ class Kernels:
             if plain not in self._wanted:
                 self._wanted[plain] = spec.name if isinstance(spec, LoopKernel) else self._choice(plain).kernel.name
         self._note = name_of(self._wanted, self.target)
-        found = recalled(self._note, self._wanted) if env.dump_dir() is None else None  # a dump shows the text
+        shown = env.dump_dir() is not None or env.debug_level() >= CODE  # what is recalled has no text
+        found = None if shown else recalled(self._note, self._wanted)
         if found is not None:
             self._object, self._codes = found.data, dict(zip(self._wanted, found.codes, strict=True))
 
@@ -60,7 +64,9 @@ class Kernels:
         """The object of all kernels. name: of the compilation, for dumps."""
         if self._object is None:
             text = self.module.text()
-            dump_stage(name, 90, "llvm", text)
+            for number, stage, shown in ((90, "llvm", lambda: text), (91, "assembly", lambda: jit.assembly(text, self.target))):
+                dump_stage(name, number, stage, shown)
+                say(CODE, shown)
             self._object = cache.compiled(text, self.target)
             if self._note:
                 assert list(self._codes) == list(self._wanted), "other kernels were emitted than expected"
@@ -71,6 +77,7 @@ class Kernels:
         key = replace(kernel, name="", params=())
         if key not in self._codes:
             named = replace(kernel, name=f"{self._name('loop', LoopKernel)}_{kernel.name}")
+            say(CODE, lambda: str(named))
             self._codes[key] = emit_loop_kernel(self.module, self.target, named)
         code = self._codes[key]
         assert isinstance(code, KernelCode)

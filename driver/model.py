@@ -8,17 +8,19 @@ from typing import Any
 
 import torch
 
+from ..diagnostics.dump import say
 from ..diagnostics.errors import ArtifactError, InputError, Unsupported
 from ..graph import container
+from ..graph.captured import Captured
 from ..quant import QuantizedModule
 from ..quant import save as saved
 from ..runtime import save as artifact
 from ..runtime.executable import Executable
 from ..runtime.timing import StepTime
-from .build import Built
+from .build import Built, Options, build
 from .explain import explained
 from .found import SearchResult
-from .signature import Signature, from_json, to_json
+from .signature import Signature, from_json, signature_of, to_json
 
 
 class CompiledModel:
@@ -105,6 +107,13 @@ class CompiledModel:
         plan = self.executable.plan
         native = sum(hasattr(s, "steps") for s in plan.segments)
         return f"CompiledModel({plan.name}: {native} native segments, {len(plan.segments) - native} operations left to PyTorch)"
+
+
+def build_model(captured: Captured, options: Options) -> CompiledModel:
+    """Compile a captured program; errors as in `build`."""
+    built = build(captured, options)
+    say(3, lambda: explained(built))
+    return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
 
 
 def load(path: str | os.PathLike[str]) -> CompiledModel | QuantizedModule:

@@ -15,17 +15,16 @@ from ..quant import QuantizedModule, Scheme, calibrate
 from ..quant.presets import AUTO, resolve
 from ..quant.record import Metric
 from ..quant.scheme import Operation, Where
-from .build import Options, build
+from .build import Options
 from .captures import captured_of
 from .found import SearchResult
 from .judge import EvalFn, Goal, Judge, goal_of
 from .levels import Compile, Lab
 from .measure import Example, HostTimer, Timer
-from .model import CompiledModel
+from .model import CompiledModel, build_model
 from .pipeline import PRECISIONS
 from .reasons import choices
 from .search import Budget, Search
-from .signature import signature_of
 
 _SAMPLE_SHARE = 0.02
 """Of the budget, for one run of the model over the sample; the simulation of a mix takes some times as long."""
@@ -156,7 +155,6 @@ class _Maker:
         captured = captured_of(module, self.example.args, self.example.kwargs, self.dynamic_shapes)
 
         def compile(precision: str, wide: frozenset[str]) -> CompiledModel:
-            built = build(captured, replace(self.options, precision=precision, wide=wide))
-            return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
+            return build_model(captured, replace(self.options, precision=precision, wide=wide))
 
         return compile

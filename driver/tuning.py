@@ -20,12 +20,11 @@ from ..graph.captured import Captured
 from ..kernels.alternatives import alternatives
 from ..kernels.spec import Choice, GemmSpec
 from ..platforms.host import cpu_model, host
-from .build import Options, build
+from .build import Options
 from .measure import Example
-from .model import CompiledModel
+from .model import CompiledModel, build_model
 from .recall import spelled
 from .segments import Choices
-from .signature import signature_of
 
 SECONDS = 10.0
 """What `tune=True` may take."""
@@ -58,7 +57,7 @@ def tuned(captured: Captured, options: Options, example: Example, seconds: float
     if options.target != host():
         raise InputError(f"tune=... measures on this machine, the target is {options.target.name}", hint="leave out target or tune")
     deadline = time.perf_counter() + seconds
-    usual = _model(captured, options)
+    usual = build_model(captured, options)
     sizes = _sizes(example)
     assert usual.built is not None
     products = tuple(dict.fromkeys(spec for spec in usual.built.measurable if spec is not None))
@@ -67,7 +66,7 @@ def tuned(captured: Captured, options: Options, example: Example, seconds: float
     new = _measured(captured, options, example, usual, unknown, deadline) if unknown else {}
     findings = known | new
     choices = {spec: found.choice for spec, found in findings.items() if found.choice != Choice()}
-    best = _model(captured, replace(options, choices=choices)) if choices else usual
+    best = build_model(captured, replace(options, choices=choices)) if choices else usual
     if choices and new:
         best = _faster(example, usual, best, deadline)
     in_vain = bool(choices) and best is usual
@@ -77,11 +76,6 @@ def tuned(captured: Captured, options: Options, example: Example, seconds: float
     assert best.built is not None
     best.built.tuning = _told(products, findings, in_vain)
     return best
-
-
-def _model(captured: Captured, options: Options) -> CompiledModel:
-    built = build(captured, options)
-    return CompiledModel(signature_of(captured), built.executable, [s.tensor for s in captured.state], built)
 
 
 def _faster(example: Example, usual: CompiledModel, other: CompiledModel, deadline: float) -> CompiledModel:
@@ -101,7 +95,7 @@ def _measured(
     for number in range(max(map(len, ways.values()), default=0)):
         started = time.perf_counter()
         rounds.append({spec: each[number] for spec, each in ways.items() if number < len(each)})
-        models.append(_model(captured, replace(options, choices=rounds[-1])))
+        models.append(build_model(captured, replace(options, choices=rounds[-1])))
         now = time.perf_counter()
         if 2 * now - started > (begin + deadline) / 2:
             break

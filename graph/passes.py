@@ -56,6 +56,8 @@ def run(graph: Graph, passes: Sequence[Pass], *, declared: Iterable[Dim] = (), r
         if reports is not None:
             reports.append(report)
         say(2, lambda r=report: f"pass {r.name}: {r.before} -> {r.after} values in {r.seconds * 1e3:.1f} ms")  # type: ignore[misc]
+        if result is not graph:
+            say(3, lambda g=result: to_text(g))  # type: ignore[misc]
         dump_stage(graph.name, number, step.name, lambda g=result: to_text(g))  # type: ignore[misc]
         graph = result
     return graph

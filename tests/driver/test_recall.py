@@ -108,6 +108,20 @@ def test_dumps_show_the_text(emitted: list[str], tmp_path: Path, monkeypatch: py
     compiled()
     assert len(emitted) == 2
     assert "define" in (tmp_path / "dump" / "Block" / "90_llvm.txt").read_text()
+    assert "\tret" in (tmp_path / "dump" / "Block" / "91_assembly.txt").read_text()
+
+
+def test_the_ladder_shows_what_its_page_says(
+    emitted: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, compiled = block()
+    choices, code = ("graph Block\n", "segment 0: native, "), ("kernel loop0_", "define void @", "\tret")
+    for level, shown in ((1, ()), (2, ()), (3, choices), (4, (*choices, *code))):
+        monkeypatch.setenv("SASHIKO_DEBUG", str(level))
+        compiled()
+        text = capsys.readouterr().err
+        assert [part for part in (*choices, *code) if part in text] == list(shown), level
+    assert len(emitted) == 2, "what was compiled before is compiled again only to show it"
 
 
 def loop(value: float, high: int = 9) -> LoopKernel:
