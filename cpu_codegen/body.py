@@ -185,7 +185,7 @@ class BodyEmitter:
         chain = self._chains.get(n)
         if chain is not None:
             x = self.operand(chain.node, lanes, point)
-            return rounding.emit(self.fn, self.target, chain, x, node.dtype)
+            return rounding.emit(self.fn, self.target, chain, self._zero(chain), x, node.dtype)
         source = self.body.nodes[node.args[0]].dtype
         return convert.cast(self.fn, self.target, self.operand(node.args[0], lanes, point), source, node.dtype)
 
@@ -252,6 +252,9 @@ class BodyEmitter:
                     self._transfers.store_joined(self.body.stores[n], self._joined(n, parts[n]), group[0])
                     parts[n] = []
 
+    def _zero(self, chain: rounding.Chain) -> rounding.Zero:
+        return rounding.Zero(self.fn, self.slots, self._scopes, self.body.nodes[chain.zero] if chain.zero >= 0 else None)
+
     def _chain(self, n: int) -> rounding.Chain | None:
         """The chain that a store ends, if that is computed here."""
         node = self.body.stores[n].node
@@ -266,7 +269,7 @@ class BodyEmitter:
         dtype = self.body.buffers[spec.buffer]
         if chain is None:
             return self.fn.concatenate([convert.to_memory(self.fn, part, dtype) for part in parts])
-        return rounding.emit_joined(self.fn, self.target, chain, parts, dtype)
+        return rounding.emit_joined(self.fn, self.target, chain, self._zero(chain), parts, dtype)
 
     def stores(self, point: Point, which: Iterable[int] | None = None) -> None:
         """Emits the stores whose index depends on the column and the checks that do, or the given stores (positions)."""

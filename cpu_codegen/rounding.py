@@ -9,16 +9,18 @@ That is what quantization looks like. Clamping first is the same, since rounding
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import frexp
 
 from ..graph.types import DType, f32, f64, u8
 from ..platforms.target import Target
 from ..stitch.elementwise import MAGIC
-from ..stitch.loops import Body, Node
+from ..stitch.loops import Body, Node, is_whole
 from . import convert, elementwise
-from .builder import I8, I16, I32, Function, Val, const
+from .builder import I8, I16, I32, Function, Ty, Val, const
+from .scopes import Scopes
+from .slots import Slots
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl")
 _EXTREMES = {"gt": "maximum", "lt": "minimum"}
@@ -26,11 +28,47 @@ _EXTREMES = {"gt": "maximum", "lt": "minimum"}
 
 @dataclass(frozen=True)
 class Chain:
-    """Clamp node by these in this order, round it to an integer, add `zero`."""
+    """Round node to an integer, add the value of node `zero` (-1: nothing), clamp the sum by these in this order."""
 
     node: int
     clamps: tuple[Clamp, ...]
-    zero: int
+    zero: int = -1
+    natural: bool = True
+    """Whether what is added is known not to be below 0."""
+
+
+class Zero:
+    """What a chain adds. node: a constant, a number of the kernel, or None for nothing."""
+
+    def __init__(self, fn: Function, slots: Slots, scopes: Scopes, node: Node | None) -> None:
+        self._fn, self._slots, self._scopes, self._node = fn, slots, scopes, node
+
+    @property
+    def _number(self) -> int | None:
+        """Which number of the kernel it is."""
+        return int(self._node.value) if self._node is not None and self._node.op == "param" else None
+
+    @property
+    def _value(self) -> int:
+        return 0 if self._node is None else int(self._node.value)
+
+    def integer(self, ty: Ty) -> Val:
+        """It as integers."""
+        if self._number is None:
+            return const(ty, self._value)
+        return self._once(("zero", ty), self._number, ty.lanes, lambda zero: convert.round_to_int(self._fn, zero, ty.bits))
+
+    def before(self, bound: int, ty: Ty) -> Val:
+        """What a bound of the sum is before the addition, as floats."""
+        if self._number is None:
+            return const(ty, bound - self._value)
+        return self._once(("before", bound, ty), self._number, ty.lanes, lambda zero: self._fn.sub(const(ty, bound), zero))
+
+    def _once(self, key: tuple[Hashable, ...], number: int, lanes: int, make: Callable[[Val], Val]) -> Val:
+        """What is made of a number of the kernel, in the entry block."""
+        zero = self._slots.number(number, lanes)
+        with self._scopes.entry():
+            return self._scopes.find((*key, number)) or self._scopes.put((*key, number), make(zero))
 
 
 @dataclass(frozen=True)
@@ -67,15 +105,16 @@ def rounded_chain(nodes: Sequence[Node], cast: Node) -> Chain | None:
     while (bounded := _bounded(nodes, n)) is not None:
         n, clamp = bounded
         clamps.insert(0, clamp)
-    zero = 0
+    zero = -1
     if nodes[n].op == "add":
-        split = _with_integer(nodes, n)
+        split = next(((a, b) for a, b in (nodes[n].args, nodes[n].args[::-1]) if _is_zero(nodes[b])), None)
         if split is None:
             return None
         n, zero = split
     if nodes[n].op != "round":
         return None
-    return Chain(nodes[n].args[0], tuple(replace(each, bound=each.bound - zero) for each in clamps), zero)
+    natural = zero < 0 or nodes[zero].kind == "natural" or (nodes[zero].op == "const" and nodes[zero].value >= 0)
+    return Chain(nodes[n].args[0], tuple(clamps), zero, natural)
 
 
 def contracts(nodes: Sequence[Node], node: Node) -> bool:
@@ -120,19 +159,23 @@ def _with_integer(nodes: Sequence[Node], n: int) -> tuple[int, int] | None:
 
 
 def _is_integer(node: Node) -> bool:
-    return node.op == "const" and abs(node.value) < 1 << 22 and node.value == int(node.value)
+    return node.op == "const" and is_whole(node.value)
 
 
-def emit(fn: Function, target: Target, chain: Chain, x: Val, dtype: DType) -> Val:
+def _is_zero(node: Node) -> bool:
+    return _is_integer(node) or (node.op == "param" and node.kind in ("natural", "whole"))
+
+
+def emit(fn: Function, target: Target, chain: Chain, zero: Zero, x: Val, dtype: DType) -> Val:
     """The chain applied to the value of its node."""
     narrows = dtype == u8 and x.ty.lanes > 0 and _bounds(chain) == (0, 255) and _nan(chain) == 0 and target.has(*_AVX512)
     if not narrows:
-        whole = _whole(fn, target, chain, chain.clamps, x, dtype)
+        whole = _whole(fn, target, chain, zero, chain.clamps, x, dtype)
         return whole if dtype.bits == whole.ty.bits else _cut(fn, target, whole, dtype)
     # VPMOVUSDB does for the upper bound. What it narrows is not below 0, or what the conversion gives for numbers that no integer holds:
     # the least one, which is greater than all others without a sign.
     least = tuple(replace(each, takes_nan=True) for each in chain.clamps if each.op == "maximum")
-    whole = _whole(fn, target, chain, least, x, dtype)
+    whole = _whole(fn, target, chain, zero, least, x, dtype)
     return fn.convert("trunc", fn.intrinsic("umin", whole.ty, [whole, const(whole.ty, 255)]), whole.ty.of("i8"))
 
 
@@ -147,19 +190,19 @@ def _cut(fn: Function, target: Target, whole: Val, dtype: DType) -> Val:
     return fn.shuffle(moved, moved, range(16))
 
 
-def emit_joined(fn: Function, target: Target, chain: Chain, xs: Sequence[Val], dtype: DType) -> Val:
+def emit_joined(fn: Function, target: Target, chain: Chain, zero: Zero, xs: Sequence[Val], dtype: DType) -> Val:
     """The chain applied to vectors beside each other, in one vector."""
     bounds, nan = _bounds(chain), _nan(chain)
     if dtype.bits != 8 or len(xs) != 4 or not target.has("avx2") or xs[0].ty.lanes != target.lanes(32):
-        return fn.concatenate([emit(fn, target, chain, x, dtype) for x in xs])
+        return fn.concatenate([emit(fn, target, chain, zero, x, dtype) for x in xs])
     low, high = (0, 255) if dtype == u8 else (-128, 127)
     clamps = chain.clamps
     # Packing gives the lowest for a NaN that no clamp has taken, cutting off its bits 0.
     inside = bounds is not None and low <= bounds[0] and bounds[1] <= high and (nan == low or any(each.takes_nan for each in clamps))
-    if bounds is not None and inside and bounds[0] == low == nan and chain.zero >= 0:
+    if bounds is not None and inside and bounds[0] == low == nan and chain.natural:
         # Packing saturates. Only numbers that no integer holds would come out on the wrong side, the least integer, if they are large.
         clamps = tuple(replace(each, takes_nan=False) for each in clamps if each.op == "minimum")
-    wholes = [_whole(fn, target, chain, clamps, x, dtype) for x in xs]
+    wholes = [_whole(fn, target, chain, zero, clamps, x, dtype) for x in xs]
     if not inside:
         wholes = [fn.and_(whole, const(whole.ty, 255)) for whole in wholes]
     return _packed(fn, target, wholes, inside and dtype != u8)
@@ -178,10 +221,10 @@ def _packed(fn: Function, target: Target, wholes: Sequence[Val], signed: bool) -
     return fn.convert("bitcast", words, packed.ty)
 
 
-def _whole(fn: Function, target: Target, chain: Chain, clamps: Sequence[Clamp], x: Val, dtype: DType) -> Val:
+def _whole(fn: Function, target: Target, chain: Chain, zero: Zero, clamps: Sequence[Clamp], x: Val, dtype: DType) -> Val:
     """The integers of a chain, of 32 bits and more, with these clamps."""
     for clamp in clamps:
-        bound = const(x.ty, clamp.bound)
+        bound = zero.before(clamp.bound, x.ty)
         if clamp.takes_nan:
             x = fn.select(fn.fcmp("ogt" if clamp.op == "maximum" else "olt", x, bound), x, bound)
         else:
@@ -190,7 +233,7 @@ def _whole(fn: Function, target: Target, chain: Chain, clamps: Sequence[Clamp], 
         whole = _whole_neon(fn, chain, x, dtype)
     else:
         whole = convert.round_to_int(fn, x, max(32, dtype.bits))
-    return fn.add(whole, const(whole.ty, chain.zero)) if chain.zero else whole
+    return whole if chain.zero < 0 else fn.add(whole, zero.integer(whole.ty))
 
 
 def _whole_neon(fn: Function, chain: Chain, x: Val, dtype: DType) -> Val:
@@ -205,10 +248,10 @@ def _whole_neon(fn: Function, chain: Chain, x: Val, dtype: DType) -> Val:
 
 def _bounds(chain: Chain) -> tuple[int, int] | None:
     """The least and the greatest integer of a chain that has one clamp on each side."""
-    bounds = {each.op: each.bound + chain.zero for each in chain.clamps}
+    bounds = {each.op: each.bound for each in chain.clamps}
     return (bounds["maximum"], bounds["minimum"]) if len(chain.clamps) == len(bounds) == 2 else None
 
 
-def _nan(chain: Chain) -> int:
-    """The integer that NaN becomes on x86, where its conversion gives one with no low bits."""
-    return next((each.bound for each in chain.clamps if each.takes_nan), 0) + chain.zero
+def _nan(chain: Chain) -> int | None:
+    """The integer that NaN becomes on x86: its conversion gives one with no low bits where no clamp takes it. None: what is added then."""
+    return next((each.bound for each in chain.clamps if each.takes_nan), None if chain.zero >= 0 else 0)

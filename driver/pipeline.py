@@ -12,6 +12,7 @@ from ..graph.simplify import canonical, cse
 from ..graph.sites import site_of
 from ..graph.types import bf16
 from ..graph.updates import concatenated, separated
+from ..kernels.table import unsigned_step
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
 from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
@@ -20,6 +21,7 @@ from ..rewrite.rules.permutes import sink_permutes
 from ..rewrite.rules.precision import lower_precision
 from ..rewrite.rules.short import shorten
 from ..rewrite.rules.tables import tabulate
+from ..rewrite.rules.unsigned import unsigned_rows
 from ..stitch.constants import own_results
 from ..stitch.expand import expand_contractions, expand_unsupported
 from ..stitch.steps import together
@@ -53,6 +55,7 @@ def passes(
     def narrowed(graph: Graph) -> Graph:
         return lower_precision(graph, bf16, narrows)
 
+    step = unsigned_step(target)
     narrow = precision == "bf16" or (precision == "auto" and fast_bf16(target))
     return (
         Pass("bands", lambda graph: by_bands(graph, narrows, _TILE_ROWS if target.has("amx_tile") else 1)),
@@ -66,6 +69,7 @@ def passes(
         *((Pass("precision", narrowed),) if narrow else ()),
         Pass("unsupported", lambda graph: expand_unsupported(graph, has_kernel)),
         Pass("contractions", expand_contractions),
+        *((Pass("unsigned", lambda graph: unsigned_rows(graph, step)),) if step else ()),
         *((Pass("tables", lambda graph: tabulate(graph, target.lookup_entries)),) if target.lookup_entries else ()),
         Pass("short", lambda graph: shorten(graph, looked_up(target))),
         Pass("fold", canonical),

@@ -14,10 +14,11 @@ from ..cpu_codegen.builder import Module
 from ..graph.dims import bounds, evaluate
 from ..graph.types import DType, bf16, f32, i4, i8, u8
 from ..platforms.target import Target
+from ..stitch.loops import Body
 from . import amx, gemm, mkl, neon, packing, reference, weight_only, winograd, winograd_emit, x86_vector
 from .micro import MicroKernel
 from .selection import Selection, first_accepting, lacks
-from .spec import GemmCode, GemmSpec
+from .spec import GemmCode, GemmSpec, dense
 from .weight_only import Small
 
 FEW_ROWS = 4
@@ -62,6 +63,17 @@ def select(target: Target, spec: GemmSpec) -> Selection[Kernel]:
 def accepting(target: Target, spec: GemmSpec) -> list[Kernel]:
     """All rows that accept `spec` on `target`, but for the last one, which always does."""
     return [row for row in TABLE[:-1] if row.when(target, spec) is None]
+
+
+def unsigned_step(target: Target) -> int:
+    """Of how many k the 8-bit products of `target` read whole rows in place where the lhs is unsigned; 0: a signed one will do as well."""
+    signed, unsigned = (_eight_bit_tile(target, lhs) for lhs in (i8, u8))
+    return unsigned.step_k if unsigned.layout.direct and not signed.layout.direct else 0
+
+
+def _eight_bit_tile(target: Target, lhs: DType) -> MicroKernel:
+    spec = GemmSpec(lhs, i8, 1024, 1024, 1024, dense(1024, 1024), Body((), (), ()))
+    return (select(target, spec).kernel.micros or reference.plain(lhs, i8))[0]
 
 
 def operands(lhs: DType, rhs: DType, spec: GemmSpec) -> str | None:

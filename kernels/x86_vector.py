@@ -1,6 +1,6 @@
 """Micro-kernels of x86-64 on vectors: AVX-512 and AVX2.
 
-All of them keep the packed lhs in rows and broadcast from it. Integer products are exact: VPDPBUSD takes an unsigned lhs, so a signed
+All of them broadcast from rows of the lhs. Integer products are exact: VPDPBUSD takes an unsigned lhs, and reads it where it lies; a signed
 one is shifted by 128 while it is packed, and the accumulators start at -128 times the column sums; VPMADDWD works on 16-bit
 operands, where pairs of 8-bit products cannot overflow. VPMADDUBSW, which saturates, is used nowhere.
 """
@@ -96,7 +96,7 @@ class VnniMicro(VectorMicro):
 
     @property
     def layout(self) -> Lhs:
-        return Lhs(I8)
+        return Lhs(I8, direct=self.lhs != i8)
 
     @property
     def sums_factor(self) -> int:

@@ -34,7 +34,8 @@ class Node:
     op            args             fields used
     load          [guard, other]   buffer, index: element of a buffer; where guard (bool) is false nothing is read and `other` is the value
     const                          value
-    param                          value: which of the kernel's numbers; the same code serves instances with other numbers
+    param                          value: which of the kernel's numbers; the same code serves instances with other numbers. kind: what is
+                                   known of all of them, see `hoist_numbers`
     index                          index: the integer value of an index expression, dtype i64 or i32
     acc                            the accumulator that a contraction hands to its epilogue (r = row, c = column of the result)
     reduce        x                kind: sum prod max min any all argmax argmin; axis "c" or "k"; dtype of the result
@@ -247,14 +248,27 @@ class BodyBuilder:
 _PLAIN = (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 127.0, -127.0, 128.0, -128.0, 255.0, float("inf"), float("-inf"))
 
 
+def is_whole(value: float) -> bool:
+    """Whether f32 holds a number and those near it as integers."""
+    return abs(value) < 1 << 22 and value == int(value)
+
+
+def _kind(value: float) -> str:
+    return "" if not is_whole(value) else "natural" if value >= 0 else "whole"
+
+
 def hoist_numbers(body: Body) -> tuple[Body, tuple[float, ...]]:
-    """Replace f32 constants other than the plainest by parameters, so that layers that differ in scales share code."""
+    """Replace f32 constants other than the plainest by parameters, so that layers that differ in scales share code.
+
+    The zero points of quantization are of kind "natural", or "whole" below 0: rounding is recognized by them.
+    """
     values: list[float] = []
     nodes: list[Node] = []
-    for node in body.nodes:
+    rounded = {n for node in body.nodes if node.op == "add" and any(body.nodes[a].op == "round" for a in node.args) for n in node.args}
+    for n, node in enumerate(body.nodes):
         if node.op == "const" and node.dtype == f32 and node.value not in _PLAIN and node.value == node.value:
             values.append(float(node.value))
-            node = Node("param", f32, value=len(values) - 1)
+            node = Node("param", f32, value=len(values) - 1, kind=_kind(node.value) if n in rounded else "")
         if node.op == "lookup":
             hoisted = replace(node, numbers=(), value=len(values), count=len(node.numbers))
             values.extend(node.numbers)

@@ -13,7 +13,7 @@ from sashiko.cpu_codegen.loops import emit_loop_kernel
 from sashiko.cpu_codegen.streams import streaming
 from sashiko.graph.types import DType, boolean, f32, i8, u8
 from sashiko.platforms.catalogue import NEOVERSE_N1
-from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis
+from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis, hoist_numbers
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same
 from tests.emulation import Runner
 
@@ -64,10 +64,13 @@ def test_quantization_is_one_conversion(runner: Runner, dtype: DType, low: int, 
         limit = builder.const(float(bound), f32)
         value = builder.op("where", f32, builder.op(op, boolean, value, limit), value, limit)
     builder.store(target, AXIS, builder.cast(value, dtype))
-    body = builder.finish()
+    body, numbers = hoist_numbers(builder.finish())  # as stitching does: what is added is a number of the kernel
     [chain] = rounding.chains(body).values()
-    assert body.nodes[chain.node].op == "load" and (len(chain.clamps), chain.zero) == (2, zero)
-    _, got = run(runner, LoopKernel("quantized", body, None, SIZE), [x, empty(SIZE, dtype=dtype.torch)])
+    added = body.nodes[chain.zero]
+    assert body.nodes[chain.node].op == "load" and [clamp.bound for clamp in chain.clamps] == [low, high]
+    assert numbers == ((zero,) if zero else ()) and added.kind == ("natural" if zero > 0 else "whole" if zero else "")
+    assert chain.natural == (zero >= 0)
+    _, got = run(runner, LoopKernel("quantized", body, None, SIZE, params=numbers), [x, empty(SIZE, dtype=dtype.torch)])
     rounded = torch.where(x.isnan(), torch.tensor(float(low)), (x.round() + zero).clamp(low, high))
     assert torch.equal(got, rounded.to(dtype.torch))
 
@@ -110,7 +113,8 @@ def test_joined_vectors_hold_what_single_ones_do(runner: Runner, dtype: DType, z
             else:
                 value = builder.op(op, f32, value, limit)
         builder.store(target, index, builder.cast(value, dtype))
-        kernel = streaming(runner.target, LoopKernel("joined", builder.finish(), None, len(x)), {1})
+        body, numbers = hoist_numbers(builder.finish())
+        kernel = streaming(runner.target, LoopKernel("joined", body, None, len(x), params=numbers), {1})
         _, got = run(runner, kernel, [x, empty(len(x), dtype=dtype.torch)], align=64)
         whole = (x.round() + zero).clamp(*bounds) if bounds else x.round() + zero
         assert torch.equal(got.view(19, 19), got[:19].expand(19, 19)), (takes_nan, bounds)
