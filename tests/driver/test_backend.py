@@ -15,7 +15,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import sashiko
-from sashiko.driver.build import build
+from sashiko.driver.model import build_model
 
 
 @pytest.fixture(autouse=True)
@@ -272,7 +272,7 @@ def test_equal_layers_compile_once_each(monkeypatch: pytest.MonkeyPatch, by_laye
     model, x = Breaking().eval(), torch.randn(3, 16)
     expected = model(x).detach()
     built = []
-    monkeypatch.setattr(sashiko.driver.backend, "build", lambda *a: built.append(a) or build(*a))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(sashiko.driver.backend, "build_model", lambda *a: built.append(a) or build_model(*a))  # type: ignore[func-returns-value]
     if by_layer:
         for layer in model.layers:
             layer.compile(backend="sashiko")
