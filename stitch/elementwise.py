@@ -36,7 +36,10 @@ def _quantize(b: BodyBuilder, value: Value, x: int) -> int:
     """clamp(round(x * (1 / scale)) + zero_point); a NaN becomes qmin, because the comparison is false for it."""
     assert isinstance(value.attrs, A.QuantizeAttrs)
     q = value.attrs.qparams
-    real = b.op("round", f32, b.op("mul", f32, b.cast(x, f32), _scale(b, q.scale, q.axis, True)))
+    scaled = b.cast(x, f32)
+    if q.scale != (1.0,):  # as it is where rows have scales of their own
+        scaled = b.op("mul", f32, scaled, _scale(b, q.scale, q.axis, True))
+    real = b.op("round", f32, scaled)
     if q.zero_point:
         real = b.op("add", f32, real, b.const(float(q.zero_point), f32))  # exact, or beyond the range anyway
     return b.cast(_saturated(b, real, q.qmin, q.qmax), value.dtype)
