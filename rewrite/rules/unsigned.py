@@ -32,7 +32,7 @@ def unsigned_rows(graph: Graph, unit: int) -> Graph:
             q = value.attrs.qparams
             q = replace(q, zero_point=q.zero_point + _SHIFT, qmin=q.qmin + _SHIFT, qmax=q.qmax + _SHIFT)
             return make("quantize", *inputs, attrs=replace(value.attrs, dtype=u8, qparams=q), origin=value.origin)
-        if inputs == value.inputs or inputs[0].dtype != u8 or value.inputs[0].dtype != i8:
+        if value.op not in ("reshape", "int_linear") or inputs[0].dtype == value.inputs[0].dtype:
             return with_inputs(value, inputs)
         again = make(value.op, *inputs, attrs=value.attrs, origin=value.origin)
         if value.op == "reshape":

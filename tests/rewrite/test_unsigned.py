@@ -90,6 +90,22 @@ def test_only_processors_that_read_nothing_else_in_place_ask_for_it() -> None:
     assert [target for target, step in steps.items() if step] == [X86_64_VNNI] and steps[X86_64_VNNI] == 4
 
 
+def test_operations_of_several_results_may_follow() -> None:
+    class Factored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(32, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, r = torch.linalg.qr(self.linear(x))
+            product: torch.Tensor = q @ r
+            return product
+
+    model, x = Factored().eval(), torch.randn(20, 32)
+    small = sashiko.quantize(model, [(x,)], preset="int8", progress=False)
+    assert "gemm_i32_u8_i8" in sashiko.compile(small, (x,), target=X86_64_VNNI).explain()
+
+
 @pytest.mark.parametrize("preset", ["int8", "int8-symmetric", "int8-static"])
 def test_quantized_models_have_unsigned_rows(preset: str) -> None:
     torch.manual_seed(0)
