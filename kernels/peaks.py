@@ -21,11 +21,8 @@ from ..cpu_codegen.rate import LINE, USUAL, Bound, Effort, aligned, best_rate, l
 from ..graph.types import DType, bf16, f32, i8, u8
 from ..platforms.host import cpu_model, host
 from ..platforms.target import Target
-from ..stitch.loops import Body
-from . import reference
 from .micro import MicroKernel, Start, Tile
-from .spec import GemmSpec, dense
-from .table import TABLE
+from .table import tiles
 
 # The kinds of products, and the types of the operands that count as one.
 KINDS: dict[str, tuple[tuple[DType, DType], ...]] = {"fp32": ((f32, f32),), "bf16": ((bf16, bf16),), "int8": ((i8, i8), (u8, i8))}
@@ -87,13 +84,6 @@ def measure_kind(target: Target, kind: str, effort: Effort = USUAL) -> ProductPe
     micros = [micro for types in KINDS[kind] for micro in tiles(target, *types)]
     found = [ProductPeak(kind, micro.name, _measured(target, micro, effort)) for micro in micros]
     return max(found, key=lambda peak: peak.giga)
-
-
-def tiles(target: Target, lhs: DType, rhs: DType) -> tuple[MicroKernel, ...]:
-    """The largest tile of every generated row of the kernel table that `target` can run; the reference where there is none."""
-    spec = GemmSpec(lhs, rhs, 1024, 1024, 1024, dense(1024, 1024), Body((), (), ()))
-    rows = (row for row in TABLE if row.micros and row.when(target, spec) is None)
-    return tuple(row.micros[0] for row in rows) or reference.plain(lhs, rhs)
 
 
 def steps_in_l1(target: Target, micro: MicroKernel) -> int:

@@ -67,13 +67,15 @@ def accepting(target: Target, spec: GemmSpec) -> list[Kernel]:
 
 def unsigned_step(target: Target) -> int:
     """Of how many k the 8-bit products of `target` read whole rows in place where the lhs is unsigned; 0: a signed one will do as well."""
-    signed, unsigned = (_eight_bit_tile(target, lhs) for lhs in (i8, u8))
+    signed, unsigned = (tiles(target, lhs, i8)[0] for lhs in (i8, u8))
     return unsigned.step_k if unsigned.layout.direct and not signed.layout.direct else 0
 
 
-def _eight_bit_tile(target: Target, lhs: DType) -> MicroKernel:
-    spec = GemmSpec(lhs, i8, 1024, 1024, 1024, dense(1024, 1024), Body((), (), ()))
-    return (select(target, spec).kernel.micros or reference.plain(lhs, i8))[0]
+def tiles(target: Target, lhs: DType, rhs: DType) -> tuple[MicroKernel, ...]:
+    """The largest tile of every generated row that `target` can run, the fastest first; the reference where there is none."""
+    spec = GemmSpec(lhs, rhs, 1024, 1024, 1024, dense(1024, 1024), Body((), (), ()))
+    rows = (row for row in TABLE if row.micros and row.when(target, spec) is None)
+    return tuple(row.micros[0] for row in rows) or reference.plain(lhs, rhs)
 
 
 def operands(lhs: DType, rhs: DType, spec: GemmSpec) -> str | None:

@@ -12,7 +12,7 @@ from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.rate import Bound, Effort, aligned, loaded
 from sashiko.graph.types import bf16, f32, i8
-from sashiko.kernels import peaks
+from sashiko.kernels import peaks, table
 from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N2, X86_64_AMX, X86_64_V3
 from sashiko.platforms.target import Target
 
@@ -22,36 +22,36 @@ TYPES = [types for kinds in peaks.KINDS.values() for types in kinds]
 
 
 def test_every_row_that_a_machine_can_run_is_tried() -> None:
-    assert [m.isa for m in peaks.tiles(X86_64_V3, f32, f32)] == ["avx2"]
-    assert {"amxint8", "avx512vnni"} <= {m.isa for m in peaks.tiles(X86_64_AMX, i8, i8)}
-    assert {m.isa for m in peaks.tiles(X86_64_AMX, bf16, bf16)} >= {"amxbf16"}
-    assert {"smmla", "sdot"} <= {m.isa for m in peaks.tiles(NEOVERSE_N2, i8, i8)}
+    assert [m.isa for m in table.tiles(X86_64_V3, f32, f32)] == ["avx2"]
+    assert {"amxint8", "avx512vnni"} <= {m.isa for m in table.tiles(X86_64_AMX, i8, i8)}
+    assert {m.isa for m in table.tiles(X86_64_AMX, bf16, bf16)} >= {"amxbf16"}
+    assert {"smmla", "sdot"} <= {m.isa for m in table.tiles(NEOVERSE_N2, i8, i8)}
     # Only the largest tile of a family: those of few rows are slower by design.
-    assert min(m.mr for m in peaks.tiles(X86_64_AMX, i8, i8)) > 4
+    assert min(m.mr for m in table.tiles(X86_64_AMX, i8, i8)) > 4
 
 
 def test_a_machine_without_any_tile_has_the_reference() -> None:
     plain = Target("plain", "x86_64-unknown-linux-gnu", "x86-64", frozenset(), 128, 16, 32 << 10, 1 << 20, 0)
-    (micro,) = peaks.tiles(plain, f32, f32)
+    (micro,) = table.tiles(plain, f32, f32)
     assert jit.compile_object(peaks.emit(micro, 4).text(), plain)
 
 
 @pytest.mark.parametrize("machine", CATALOGUE, ids=lambda machine: machine.name)
 def test_there_is_code_for_every_machine(machine: Target) -> None:
     for lhs, rhs in TYPES:
-        for micro in peaks.tiles(machine, lhs, rhs):
+        for micro in table.tiles(machine, lhs, rhs):
             steps = peaks.steps_in_l1(machine, micro)
             assert steps >= 1
             assert jit.compile_object(peaks.emit(micro, steps).text(), machine)
 
 
 def test_operands_fit_into_half_of_l1() -> None:
-    (micro, *_) = peaks.tiles(X86_64_AMX, i8, i8)
+    (micro, *_) = table.tiles(X86_64_AMX, i8, i8)
     assert peaks.steps_in_l1(X86_64_AMX, micro) * micro.step_k * (micro.mr + micro.nr) <= X86_64_AMX.l1d // 2
 
 
 def test_each_pass_adds_the_whole_product(target: Target) -> None:
-    micro = peaks.tiles(target, f32, f32)[0]
+    micro = table.tiles(target, f32, f32)[0]
     steps = 3
     lhs, rhs, out = aligned(1 << 16), aligned(1 << 16), aligned(4 * micro.mr * micro.nr)
     lhs.view(np.float32)[:] = 2
