@@ -9,6 +9,7 @@ from math import gcd
 
 from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
+from .few_rows import PASS_COST, heights, takers, tile_cost
 from .micro import MicroKernel
 from .spec import GemmSpec
 
@@ -17,7 +18,6 @@ _WAY = 4096  # bytes of L1 that lie in different sets; where rows share more of 
 _SCRATCH_TILES_BYTES = 96 << 10
 _GROUP_COLUMNS = 256
 _SHARING, _MOST_TILES = 4, 16  # of rows in a block
-_PASS_COST = 3.0  # of another variant, which reads all panels once more; in rows, like the cost of a tile
 _STACK_BYTES = 512 << 10  # for packed rows; the stacks of threads are small on some systems
 
 
@@ -37,6 +37,7 @@ class Variant:
     piece: int
     direct: bool
     streams: bool
+    alone: bool = False
 
     @property
     def packed_bytes(self) -> int:
@@ -56,7 +57,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Blocking:
-    """variants: most rows first. k_block: k of a piece; pieces: how many there are, None when that is not known.
+    """variants: most rows first. takers: for each number of rows, as many as are listed, which variant takes all of them; where it is
+    none of them, and for more rows, they take what is theirs in turn. k_block: k of a piece; pieces: how many there are, None when that is
+    not known.
 
     panel_block: panels whose accumulators wait in scratch while the pieces of k pass. out_pitch: columns that the epilogue takes at a
     time; a tile in scratch is [nr / out_pitch][mr][out_pitch]. packed_most: room for packed rows, in bytes.
@@ -68,6 +71,7 @@ class Blocking:
     panel_block: int
     out_pitch: int
     packed_most: int
+    takers: tuple[int, ...] = ()
 
     def turn_bytes(self, variant: Variant) -> int:
         """From tile to tile in scratch."""
@@ -86,8 +90,10 @@ class Blocking:
         return max(v.micro.panels * v.micro.unpacked_panels * v.micro.unpacked_bytes(self.k_block) for v in self.variants)
 
     def partial_tiles(self, m: Dim) -> list[bool]:
-        """For each variant whether some of `m` rows, or of those that are left from a whole number of the first tiles on, are a tile of it
-        that is not whole."""
+        """For each variant whether some of `m` rows, or of those that are left from a whole number of the first tiles on, may be a tile of
+        it that is not whole."""
+        if self.takers:
+            return [True] * len(self.variants)
         result: list[bool] = []
         for variant in self.variants:
             m = mod(m, variant.micro.mr)
@@ -107,21 +113,27 @@ class Blocking:
 def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blocking:
     """Returns the blocking of `spec` with these tiles (most rows first) for the caches of `target`."""
     micros = _used(spec, micros)
+    least = {micro: _least(micros[n:]) for n, micro in enumerate(micros)}
+    few = () if isinstance(spec.rows, int) else takers(micros, list(least.values()), heights(micros))
+    micros = sorted({*micros, *(micro for micro in few if micro is not None)}, key=lambda micro: -micro.mr)
     pieces, k_block = _pieces(target, spec, micros)
     widest = max(micro.panels for micro in micros)
     nr = micros[0].packing.nr
     panel_block = max(widest, _group_columns(target, spec, micros[0]) // nr // widest * widest)
     most = min(target.l2 // 2, _STACK_BYTES)
     variants: list[Variant] = []
-    for position, micro in enumerate(micros):
+    for micro in micros:
         pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
-        rows, least = _rows(target, spec, micro, pitch, pieces, panel_block * nr), _least(micros[position:])
+        rows, alone = _rows(target, spec, micro, pitch, pieces, panel_block * nr), micro not in least
+        fewest = least.get(micro, 1)
         row = spec.lhs_strides.row
         if isinstance(row, int) and _direct(target, spec, micro, row * spec.lhs.bytes, most):
-            variants.append(Variant(micro, rows, least, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, rows > micro.mr))
+            variants.append(Variant(micro, rows, fewest, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, rows > micro.mr, alone))
         else:
-            variants.append(Variant(micro, rows, least, pitch, rows * pitch, False, rows > micro.mr))
-    return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), most)
+            variants.append(Variant(micro, rows, fewest, pitch, rows * pitch, False, rows > micro.mr, alone))
+    numbers = {micro: number for number, micro in enumerate(micros)}
+    taken = tuple(len(micros) if micro is None else numbers[micro] for micro in few)
+    return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), most, taken)
 
 
 def tailored(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
@@ -137,7 +149,7 @@ def tailored(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKer
     if rest == 0 or full == 0:
         return (even,)
     last = _of_height(rest, first, widths)
-    apart = full * tile_cost(first) + tile_cost(last) + _PASS_COST
+    apart = full * tile_cost(first) + tile_cost(last) + PASS_COST
     return (even,) if tiles * tile_cost(even) <= apart else (first, last)
 
 
@@ -165,7 +177,8 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     """Number and length of the pieces of k, which are of equal length.
 
     Rows of a tile that are read in place take at most two thirds of L1. Packed ones stream well, measured up to twice that; short
-    pieces cost more in loads and stores of accumulators.
+    pieces cost more in loads and stores of accumulators. Where there may be few rows, k is in one piece if it fits a part of L2: panels
+    from memory are read a sixth slower in pieces, and many rows are as fast either way.
     """
     widest = max(-(-micro.mr * micro.step_bytes // micro.step_k) for micro in micros)
     pad = max(micro.packing.pad for micro in micros)
@@ -174,7 +187,8 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, up(highest, pad))
-    pieces = spec.choice.pieces or max(1, -(-spec.k // most))
+    one = not isinstance(spec.rows, int) and micros[0].layout.direct and not micros[0].overlaps and spec.k * widest <= target.l2 // 4
+    pieces = spec.choice.pieces or (1 if one else max(1, -(-spec.k // most)))
     k_block = max(pad, up(-(-spec.k // pieces), pad))
     return max(1, -(-spec.k // k_block)), k_block
 
@@ -234,11 +248,6 @@ def _least(micros: Sequence[MicroKernel]) -> int:
     while count > 1 and tile_cost(first) <= _cover_cost(count - 1, others):
         count -= 1
     return count
-
-
-def tile_cost(micro: MicroKernel) -> float:
-    """Time of one tile in rows of a vector kernel, reading the panels included."""
-    return micro.mr * micro.row_cost + micro.panel_cost
 
 
 def _cover_cost(count: int, micros: Sequence[MicroKernel]) -> float:

@@ -26,6 +26,7 @@ from .pack_lhs import emit_pack_lhs
 from .panels import PanelReader, Panels
 from .pending import Pending, least_share, share
 from .pieces import PieceReader
+from .shares import shares_of
 from .spec import GemmSpec
 
 State = list[Val]  # the arguments of the epilogue that is pending, after the slots; empty where tiles do not overlap
@@ -73,21 +74,15 @@ class Body:
         self.columns = PanelReader(fn, slots, target, spec, blocking, self.rhs)
 
     def emit(self) -> None:
-        fn = self.fn
-        begin = self.r0
-        for variant, partial_tiles in zip(self.blocking.variants, self.blocking.partial_tiles(self.spec.rows), strict=True):
-            left = fn.sub(self.r1, begin)
-            full = fn.mul(fn.div(left, i64(variant.micro.mr)), i64(variant.micro.mr))
-            taken = fn.select(fn.icmp("sge", fn.sub(left, full), i64(variant.least)), left, full)
-            end = fn.add(begin, taken)
-
+        partial_tiles_of = self.blocking.partial_tiles(self.spec.rows)
+        shares = shares_of(self.fn, self.blocking, self.r0, self.r1)
+        for variant, partial_tiles, (begin, whole, end) in zip(self.blocking.variants, partial_tiles_of, shares, strict=True):
             if variant.direct and variant.rows > variant.micro.mr:  # a last tile that is not whole is packed alone
-                self._blocks(variant, begin, fn.add(begin, full))
+                self._blocks(variant, begin, whole)
                 if partial_tiles:
-                    self._blocks(replace(variant, rows=variant.micro.mr), fn.add(begin, full), end)
+                    self._blocks(replace(variant, rows=variant.micro.mr), whole, end)
             else:
                 self._blocks(variant, begin, end)
-            begin = end
 
     def _blocks(self, variant: Variant, begin: Val, end: Val) -> None:
         """Rows [begin, end) in blocks of one variant."""
@@ -175,7 +170,7 @@ class Body:
                     self._tile(block, micro.begins, block.a, i, steps, out, p, panels, block.variant.left(self.spec.k), state[1:])
                     return self._later(block, out, i, p)
 
-                if finished.applies(self.target, self.spec, micro):
+                if finished.applies(self.target, self.spec, micro) and not block.variant.alone:
                     later = self._in_registers(block, i, steps, p, panels, through_memory)
                 else:
                     later = through_memory()

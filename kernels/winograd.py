@@ -21,7 +21,8 @@ from ..graph.dims import Dim, Shape, evaluate, floordiv, product, symbols
 from ..graph.types import f32
 from ..platforms.target import Target
 from ..stitch.views import delinearize
-from .blocking import tile_cost, up
+from .blocking import up
+from .few_rows import tile_cost
 from .micro import MicroKernel
 from .packing import int_of, pack_rhs
 from .spec import BATCH, GemmSpec, Pieces

@@ -142,11 +142,14 @@ def run(
     runner: Runner, emit: Emit, pack: Callable[[torch.Tensor], torch.Tensor], cases: Sequence[Case], lhs: DType, rhs: DType,
     known_rows: bool = False,
 ) -> None:
-    """Runs products through both of their kernels and compares them with the exact ones."""
+    """Runs products through both of their kernels and compares them with the exact ones. Cases that differ in rows share the code."""
     products = Together(runner)
+    codes: dict[tuple[GemmSpec, Target], GemmCode] = {}
     for case in cases:
-        spec = spec_of(case, lhs, rhs, m=case.m if known_rows else M)
-        code = emit(products.module, case.on(runner.target), spec, products.name())
+        known = spec, target = spec_of(case, lhs, rhs, m=case.m if known_rows else M), case.on(runner.target)
+        if known not in codes:
+            codes[known] = emit(products.module, target, spec, products.name())
+        code = codes[known]
         x, w = random((case.m, case.k + case.pitch), lhs, 1), random((case.n, case.k), rhs, 2)
         packed, sizes = pack(w), {"M": case.m}
         assert packed.numel() == evaluate(code.packed_bytes, sizes)
