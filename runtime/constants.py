@@ -19,6 +19,7 @@ from ..diagnostics.errors import InputError
 from ..diagnostics.surroundings import undisturbed
 from .plan import ConstantSource
 from .runner import CHANGED, HEADER, Absent, Runner
+from .shared import in_common
 
 NO_VERSION = -1
 
@@ -152,7 +153,7 @@ def _derived(source: ConstantSource, old: torch.Tensor | None) -> torch.Tensor:
     if old is not None and (tensor.shape != old.shape or tensor.dtype != old.dtype):
         was, now = (f"{t.dtype}{list(t.shape)}" for t in (old, tensor))
         raise InputError(f"{label} was {was} when the model was compiled and is now {now}", hint="compile the model again")
-    return tensor
+    return in_common(tensor, source.watched)
 
 
 def _native_watch_available() -> bool:
