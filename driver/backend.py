@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..diagnostics.collector import paused
 from ..diagnostics.errors import InputError, Unsupported
 from ..graph.aten.recurrent import Layers
 from ..graph.capture import from_fx
 from ..graph.exporting import decompositions
+from ..graph.recurrence import CELLS
 from ..platforms.host import default_target
 from .aliases import merged, without_views
 from .build import Options
@@ -53,8 +56,17 @@ def backend(
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
-    with Layers():
+    # A mode is asked about every operation of a trace, with its sizes a tenth of the time.
+    with paused(), Layers() if _recurs(module) else nullcontext():
         return compiled(module, example_inputs)
+
+
+def _recurs(module: GraphModule) -> bool:
+    """Whether a graph or one inside it has recurrent layers."""
+    graphs = (each.graph for each in module.modules() if isinstance(each, GraphModule))
+    return any(getattr(node.target, "__name__", "") in CELLS for graph in graphs for node in graph.nodes) or any(
+        isinstance(each, torch.nn.RNNBase) for each in module.modules()
+    )
 
 
 def _as_it_is(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
