@@ -28,6 +28,7 @@ from .turns import CALLERS
 # 20 us. Two threads that are awake gain from 4 us of work on, but waking one that sleeps costs up to 8 us.
 MIN_WORK = 1 << 19
 MAX_FRAMES = 64  # frames that a context keeps, and shapes that an executable keeps
+_MORE_EVEN = 0.9  # of the largest share, from which on another cut is worth what its threads read twice
 
 
 @dataclass(frozen=True)
@@ -259,9 +260,9 @@ def _cut(step: Step, segment: NativeSegment, machine: Machine, site: Site) -> _C
     code, other = _kernel(step, segment, numbers), step.alternative
     rows = number(numbers, code.domain)
     threads = team(number(numbers, step.kernel.work), site.threads, machine.min_work)
-    if other is not None and pieces(rows, code.grain) < threads:
+    if other is not None and threads > 1:
         domain = number(numbers, other.domain)
-        if pieces(domain, other.grain) > pieces(rows, code.grain):
+        if largest_share(domain, other.grain, threads) < _MORE_EVEN * largest_share(rows, code.grain, threads):
             code, rows = other, domain
     return _Cut(code, rows, max(1, min(threads, pieces(rows, code.grain))))
 
@@ -277,6 +278,11 @@ def _kernel(step: Step, segment: NativeSegment, numbers: Numbers) -> KernelCode:
 def pieces(rows: int, grain: int) -> int:
     """How many pieces of whole grains a step can be cut into."""
     return -(-rows // grain)
+
+
+def largest_share(rows: int, grain: int, threads: int) -> float:
+    """What part of the rows one of the threads gets, in whole grains; the others wait for it."""
+    return min(rows, -(-pieces(rows, grain) // threads) * grain) / max(rows, 1)
 
 
 def team(work: int, threads: int, min_work: int) -> int:

@@ -68,7 +68,7 @@ class Step:
 
     `writes`: numbers of the operands that are written. `reuses`: pairs (written operand, read operand) that may be the same
     memory, for kernels that read every element before they write it. `alternative`: the same work cut along another domain,
-    used when that one has too few pieces for the threads; it has the same operands. `large`: the same kernel for results of
+    used when that gives the threads more even shares; it has the same operands. `large`: the same kernel for results of
     `large_from` bytes and more, which it stores around the caches.
     """
 

@@ -14,7 +14,7 @@ from sashiko.cpu_codegen.contract import BufferSlot, KernelCode
 from sashiko.graph.dims import Dim, symbol
 from sashiko.graph.types import TensorType, f32, i64
 from sashiko.runtime.executable import Code, Executable
-from sashiko.runtime.frames import MIN_WORK, pieces, team
+from sashiko.runtime.frames import MIN_WORK, largest_share, pieces, team
 from sashiko.runtime.plan import Buffer, InputTensor, NativeSegment, Operand, OutputTensor, Plan, SegmentOutput, Step
 
 N: Dim = symbol("n", 0)
@@ -85,10 +85,25 @@ def test_team() -> None:
     assert pieces(17, 16) == 2
 
 
-def test_an_alternative_is_used_when_it_has_more_pieces(code: Code) -> None:
+def test_an_alternative_is_used_when_it_has_enough_pieces(code: Code) -> None:
     rows_kernel = ranges_plan(MIN_WORK, 100, KernelCode("ranges", (BufferSlot(0),), N, 10, MIN_WORK))
     assert begins(rows_kernel, code, 100) == [0, 50]
     assert begins(rows_kernel, code, 10) == [0], "one piece each way: the first form stays"
+
+
+def test_an_alternative_is_used_when_its_threads_have_more_even_shares(code: Code) -> None:
+    plan = ranges_plan(MIN_WORK, 100, KernelCode("ranges", (BufferSlot(0),), N, 10, MIN_WORK))
+    assert begins(plan, code, 300) == [0, 150], "not two hundred and one hundred"
+    assert begins(plan, code, 1900) == [0, 900], "ten pieces of nineteen are even enough"
+
+
+def test_the_largest_share() -> None:
+    assert largest_share(200, 100, 2) == 0.5
+    assert largest_share(300, 100, 2) == 2 / 3
+    assert largest_share(16, 14, 2) == 14 / 16
+    assert largest_share(16, 14, 8) == 14 / 16
+    assert largest_share(10, 100, 4) == 1
+    assert largest_share(0, 100, 4) == 0
 
 
 def check_plan() -> Plan:
