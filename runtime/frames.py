@@ -281,8 +281,14 @@ def pieces(rows: int, grain: int) -> int:
 
 
 def largest_share(rows: int, grain: int, threads: int) -> float:
-    """What part of the rows one of the threads gets, in whole grains; the others wait for it."""
-    return min(rows, -(-pieces(rows, grain) // threads) * grain) / max(rows, 1)
+    """What part of the rows one of the threads gets, as `team.py` cuts them into whole grains; the others wait for it. The last thread is
+    the first to get a grain more, and has the grain that is not whole."""
+    grains = pieces(rows, grain)
+    if not grains:
+        return 0.0
+    each, more = divmod(grains, min(threads, grains))
+    last = rows - (grains - each - (more > 0)) * grain
+    return max(last, (each + (more > 1)) * grain if threads > 1 < grains else 0) / rows
 
 
 def team(work: int, threads: int, min_work: int) -> int:

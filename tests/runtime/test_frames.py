@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -93,17 +94,21 @@ def test_an_alternative_is_used_when_it_has_enough_pieces(code: Code) -> None:
 
 def test_an_alternative_is_used_when_its_threads_have_more_even_shares(code: Code) -> None:
     plan = ranges_plan(MIN_WORK, 100, KernelCode("ranges", (BufferSlot(0),), N, 10, MIN_WORK))
-    assert begins(plan, code, 300) == [0, 150], "not two hundred and one hundred"
+    assert begins(plan, code, 300) == [0, 150], "not one hundred and two hundred"
     assert begins(plan, code, 1900) == [0, 900], "ten pieces of nineteen are even enough"
+    assert begins(plan, code, 210) == [0, 100], "the last of three pieces is small"
 
 
-def test_the_largest_share() -> None:
-    assert largest_share(200, 100, 2) == 0.5
-    assert largest_share(300, 100, 2) == 2 / 3
-    assert largest_share(16, 14, 2) == 14 / 16
-    assert largest_share(16, 14, 8) == 14 / 16
-    assert largest_share(10, 100, 4) == 1
-    assert largest_share(0, 100, 4) == 0
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 7])
+def test_the_largest_share(threads: int) -> None:
+    for rows in range(1, 60):
+        for grain in (1, 4, 14):
+            grains = pieces(rows, grain)
+            parts = min(threads, grains)
+            ends = [min(rows, grains * share // parts * grain) for share in range(parts + 1)]
+            largest = max(b - a for a, b in pairwise(ends))
+            assert largest_share(rows, grain, threads) == largest / rows
+    assert largest_share(0, 4, threads) == 0
 
 
 def check_plan() -> Plan:
