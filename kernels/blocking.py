@@ -114,8 +114,8 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     """Returns the blocking of `spec` with these tiles (most rows first) for the caches of `target`."""
     micros = _used(spec, micros)
     least = {micro: _least(micros[n:]) for n, micro in enumerate(micros)}
-    few = () if isinstance(spec.rows, int) else takers(micros, list(least.values()), heights(micros))
-    micros = sorted({*micros, *(micro for micro in few if micro is not None)}, key=lambda micro: -micro.mr)
+    few = () if isinstance(spec.rows, int) else takers(bounds(spec.rows)[1], micros, list(least.values()), heights(micros))
+    micros = sorted(dict.fromkeys((*micros, *(micro for micro in few if micro is not None))), key=lambda micro: -micro.mr)
     pieces, k_block = _pieces(target, spec, micros)
     widest = max(micro.panels for micro in micros)
     nr = micros[0].packing.nr

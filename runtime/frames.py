@@ -286,9 +286,10 @@ def largest_share(rows: int, grain: int, threads: int) -> float:
     grains = pieces(rows, grain)
     if not grains:
         return 0.0
-    each, more = divmod(grains, min(threads, grains))
+    parts = min(threads, grains)
+    each, more = divmod(grains, parts)
     last = rows - (grains - each - (more > 0)) * grain
-    return max(last, (each + (more > 1)) * grain if threads > 1 < grains else 0) / rows
+    return (last if parts == 1 else max(last, (each + (more > 1)) * grain)) / rows
 
 
 def team(work: int, threads: int, min_work: int) -> int:

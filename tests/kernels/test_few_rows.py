@@ -46,8 +46,12 @@ def test_the_height_that_wastes_least_takes_all_rows() -> None:
 
 def test_what_a_taker_costs_is_never_more() -> None:
     least = [12, 2, 1]
-    for rows, micro in enumerate(takers(FMA, least, heights(FMA))):
+    for rows, micro in enumerate(takers(None, FMA, least, heights(FMA))):
         assert micro is None or evenly(rows, micro) < in_turn(rows, FMA, least)
+
+
+def test_heights_that_so_few_rows_do_not_need_are_left_out() -> None:
+    assert {micro.mr for micro in takers(7, FMA, [12, 2, 1], heights(FMA)) if micro is not None} == {6, 8}
 
 
 def test_other_heights_take_all_rows_or_none() -> None:
