@@ -1,4 +1,4 @@
-"""Layers whose number of rows comes with the call, beside the same layers compiled for that number, and eager PyTorch.
+"""Layers whose number of rows comes with the call, beside the same layers compiled for that number, and eager PyTorch in fp32 or bf16.
 
     python -P benchmarks/rows.py [--rows 1,4,5,...] [--precision fp32,bf16,int8] [--size 1024x4096] [--layers 6] [--json F]
 
@@ -31,7 +31,8 @@ MOST = 512
 
 @dataclass(frozen=True)
 class Row:
-    """ms: of a call that brings so many rows. to_own: how many times as long as the layers compiled for that number; to_eager: as eager."""
+    """ms: of a call that brings so many rows. to_own: how many times as long as the layers compiled for that number; to_eager: as eager,
+    which for int8 is eager fp32."""
 
     precision: str
     rows: int
@@ -43,6 +44,12 @@ class Row:
 def stack(k: int, n: int, layers: int) -> nn.Module:
     """[rows, k] to [rows, k] by way of [rows, n], so many times."""
     return nn.Sequential(*(nn.Linear(*sizes) for _ in range(layers) for sizes in ((k, n), (n, k)))).eval()
+
+
+def stack_in_bf16(model: nn.Module) -> nn.Module:
+    """The same layers with weights in bf16, for eager PyTorch."""
+    assert isinstance(model, nn.Sequential)
+    return nn.Sequential(*(nn.Linear(each.in_features, each.out_features, dtype=torch.bfloat16) for each in model)).eval()
 
 
 def narrowed(model: nn.Module, k: int, precision: str) -> nn.Module:
@@ -69,12 +76,6 @@ def measured(model: nn.Module, k: int, precision: str, counts: list[int]) -> lis
         ours = times["any"]
         found.append(Row(precision, rows, ours.median, 1 / ours.ratio_to(times["own"]), 1 / ours.ratio_to(times["eager"])))
     return found
-
-
-def stack_in_bf16(model: nn.Module) -> nn.Module:
-    """The same layers with weights in bf16, for eager PyTorch."""
-    assert isinstance(model, nn.Sequential)
-    return nn.Sequential(*(nn.Linear(each.in_features, each.out_features, dtype=torch.bfloat16) for each in model)).eval()
 
 
 def main() -> None:

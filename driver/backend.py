@@ -56,7 +56,7 @@ def backend(
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
-    # A mode is asked at every operation of a trace and of its sizes, which is a tenth of the time.
+    # A mode is asked at every operation of a trace and of its sizes, which takes time.
     with paused(), Layers() if _recurs(module) else nullcontext():
         return compiled(module, example_inputs)
 

@@ -74,9 +74,9 @@ class Body:
         self.columns = PanelReader(fn, slots, target, spec, blocking, self.rhs)
 
     def emit(self) -> None:
-        partial_tiles_of = self.blocking.partial_tiles(self.spec.rows)
-        shares = shares_of(self.fn, self.blocking, self.r0, self.r1)
-        for variant, partial_tiles, (begin, whole, end) in zip(self.blocking.variants, partial_tiles_of, shares, strict=True):
+        blocking, shares = self.blocking, shares_of(self.fn, self.blocking, self.r0, self.r1)
+        each = zip(blocking.variants, blocking.partial_tiles(self.spec.rows), shares, strict=True)
+        for variant, partial_tiles, (begin, whole, end) in each:
             if variant.direct and variant.rows > variant.micro.mr:  # a last tile that is not whole is packed alone
                 self._blocks(variant, begin, whole)
                 if partial_tiles:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from sashiko.graph.dims import Dim
 from sashiko.graph.types import bf16, f32, i8
 from sashiko.kernels import amx, neon, x86_vector
 from sashiko.kernels.blocking import Blocking, choose
@@ -44,10 +45,26 @@ def test_the_height_that_wastes_least_takes_all_rows() -> None:
     assert [height(found, rows) for rows in (0, 1, 4, 12, 14, 28, 42, 500)] == [None] * 8, "tall tiles, or one low one"
 
 
-def test_what_a_taker_costs_is_never_more() -> None:
+def test_what_rows_cost() -> None:
+    """A tile costs its rows and two for reading the panels; another kind of tile reads them once more, for three."""
     least = [12, 2, 1]
-    for rows, micro in enumerate(takers(None, FMA, least, heights(FMA))):
-        assert micro is None or evenly(rows, micro) < in_turn(rows, FMA, least)
+    assert [in_turn(rows, FMA, least) for rows in (0, 4, 9, 13, 14, 16)] == [0, 6, 6 + 6 + 3 + 3, 16, 16, 16 + 6 + 3]
+    assert [evenly(16, micro) for micro in (FMA[0], *heights(FMA))] == [32, 24, 20, 24]
+
+
+def test_few_rows_are_wasted() -> None:
+    """By tiles of one height: three rows of fourteen at most, for eleven rows."""
+    found = takers(None, FMA, [12, 2, 1], heights(FMA))
+    computed = {rows: -(-rows // micro.mr) * micro.mr for rows, micro in enumerate(found) if micro is not None}
+    assert len(computed) > 20
+    assert all((total - rows) / total <= 3 / 14 for rows, total in computed.items())
+
+
+@pytest.mark.parametrize(("micros", "m", "pieces"), [(FMA, M, 1), (FMA, 100, 3), (x86_vector.fma(8), M, 2), (amx.amx(i8, i8), M, 2)])
+def test_short_pieces_of_panels_become_one(micros: Micros, m: Dim, pieces: int) -> None:
+    """Where there may be few rows, and the tile is so tall that its rows leave L1 little room."""
+    lhs, rhs = micros[0].lhs, micros[0].rhs
+    assert choose(TARGET, spec_of(Case(100, 80, 1024), lhs, rhs, m=m), micros).pieces == pieces
 
 
 def test_heights_that_so_few_rows_do_not_need_are_left_out() -> None:
