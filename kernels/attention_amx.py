@@ -75,10 +75,6 @@ class AmxStream(PairStream):
         most = bounds(spec.s)[1]
         self.streamed = most is None or most * (spec.depth + spec.width) * 2 > target.l1d // 2
 
-    def _group(self) -> Val:
-        b, g = self.batch_group
-        return self.fn.add(self.fn.mul(b, self.slots.dim(self.spec.groups)), g)
-
     # -- products -----------------------------------------------------------------------------------------------
     def products(self, start: Val, count: Val) -> None:
         fn, layout = self.fn, self.layout
@@ -95,7 +91,7 @@ class AmxStream(PairStream):
 
             fn.loop(i64(0), count, KEYS, [], rows)
             return
-        number = fn.add(fn.mul(self._group(), self.slots.dim(layout.blocks)), fn.udiv(start, i64(KEYS)))
+        number = fn.add(fn.mul(self.group(), self.slots.dim(layout.blocks)), fn.udiv(start, i64(KEYS)))
         base = fn.gep(fn.gep(self.slots.buffer(WORKSPACE), self.slots.dim(layout.k_start)), number, scale=layout.k_block)
 
         def packed(at: Val, _: list[Val]) -> list[Val]:
@@ -137,7 +133,7 @@ class AmxStream(PairStream):
     # -- weighted values ----------------------------------------------------------------------------------------
     def accumulate(self, start: Val, count: Val, alpha: list[Val]) -> None:
         fn, layout, vectors = self.fn, self.layout, self.tiling.vectors
-        number = fn.add(fn.mul(self._group(), self.slots.dim(layout.blocks)), fn.udiv(start, i64(KEYS)))
+        number = fn.add(fn.mul(self.group(), self.slots.dim(layout.blocks)), fn.udiv(start, i64(KEYS)))
         base = fn.gep(self.slots.buffer(WORKSPACE), number, scale=layout.v_block)
         steps = fn.udiv(fn.add(count, i64(KEYS - 1)), i64(KEYS))
 

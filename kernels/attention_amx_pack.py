@@ -16,7 +16,7 @@ from ..cpu_codegen.slots import Slots
 from ..graph.dims import Dim, bounds, ceildiv, product
 from ..graph.types import bf16
 from .amx import ROW_BYTES, ROWS, TILE_BYTES
-from .attention_rows import copy_row, emit_transpose, zero_row
+from .attention_rows import copy_row, emit_transpose, head_start, zero_row
 from .attention_spec import WORKSPACE, AttentionSpec, HeadStrides, K, V
 
 KEYS = 32  # keys of one tile of v, and of two tiles of k
@@ -112,8 +112,7 @@ class _Pack:
         """Rows of the block, zeros beyond the last column and the last key."""
         fn, dim = self.fn, self.slots.dim
         b, g = fn.udiv(head, dim(self.spec.groups)), fn.urem(head, dim(self.spec.groups))
-        at = fn.add(fn.add(dim(strides.offset), fn.mul(b, dim(strides.batch))), fn.mul(g, dim(strides.head)))
-        first = fn.gep(self.slots.buffer(operand), fn.add(at, fn.mul(key, dim(strides.row))), I16)
+        first = fn.gep(head_start(fn, self.slots, operand, strides, I16, b, g), fn.mul(key, dim(strides.row)), I16)
         valid = fn.smin(i64(KEYS), fn.sub(dim(self.spec.s), key))
 
         def row(index: Val, _: list[Val]) -> list[Val]:

@@ -7,16 +7,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
-from ..cpu_codegen.builder import BF16, Function, Val, i64
+from ..cpu_codegen.builder import BF16, Function, Module, Val, i64
 from ..cpu_codegen.slots import Slots
+from ..graph.dims import ceildiv, product
 from ..graph.types import bf16
 from ..platforms.target import Target
 from ..stitch.loops import Body
-from .attention_rows import copy_row, pair_rows, together
-from .attention_spec import AttentionSpec
+from .attention_blocks import emit_blocks
+from .attention_pairs_pack import PairLayout, emit_pair_pack, pair_of_keys
+from .attention_rows import copy_row, together
+from .attention_spec import WORKSPACE, AttentionCode, AttentionSpec, heads_as_queries
 from .attention_stream import Stream
 from .attention_tiling import PADDING, Tiling
 from .attention_vector import VectorFamily, VectorStream
@@ -75,10 +78,23 @@ class PairStream(Stream):
 class DotStream(PairStream, VectorStream):
     """`Stream` by VDPBF16PS or BFDOT: `VectorStream` whose elements of 32 bits are pairs. v is always copied: neighbouring keys meet so.
 
-    Numbers below 2^-126 count as zero.
+    Numbers below 2^-126 count as zero. packed: where v lies in pairs already; None: each block of queries copies it.
     """
 
     pack = 2
+
+    def __init__(
+        self,
+        fn: Function,
+        target: Target,
+        spec: AttentionSpec,
+        slots: Slots,
+        body: Body,
+        tiling: Tiling,
+        packed: PairLayout | None,
+    ) -> None:
+        super().__init__(fn, target, spec, slots, body, tiling)
+        self.packed = packed
 
     def keys(self, start: Val, count: Val) -> tuple[Val, Val]:
         """In place where all elements have their neighbours beside them."""
@@ -94,21 +110,16 @@ class DotStream(PairStream, VectorStream):
         return self.stage(count, units, copy)
 
     def values(self, start: Val, count: Val) -> tuple[Val, Val]:
-        """Pairs of keys; the last one is mixed with zeros where it is alone, since what lies beyond may be NaN."""
+        """Pairs of keys: those of the workspace, or of this block of keys alone."""
         fn, spec = self.fn, self.spec
+        if self.packed is not None:
+            pitch, pair = self.packed.pitch, fn.mul(self.group(), self.slots.dim(self.packed.pairs))
+            return fn.gep(self.slots.buffer(WORKSPACE), fn.add(pair, fn.udiv(start, i64(2))), scale=pitch), i64(pitch)
         row_bytes, col = self.slots.dim(spec.v.row * 2), self.slots.dim(spec.v.col)
-        first = fn.gep(self.v, fn.mul(start, row_bytes))
+        first, lanes = fn.gep(self.v, fn.mul(start, row_bytes)), 2 * self.tiling.lanes
 
-        def copy(index: Val, to: Val) -> None:
-            key = fn.mul(index, i64(2))
-            even = fn.gep(first, fn.mul(key, row_bytes))
-
-            def pair(odd: Val | None) -> list[Val]:
-                pair_rows(fn, even, odd, col, spec.width, to, 2 * self.tiling.lanes)
-                return []
-
-            together = fn.icmp("slt", fn.add(key, i64(1)), count)
-            fn.branch(together, lambda: pair(fn.gep(even, row_bytes)), lambda: pair(None))
+        def copy(pair: Val, to: Val) -> None:
+            pair_of_keys(fn, first, row_bytes, col, pair, count, spec.width, to, lanes)
 
         return self.stage(self.steps(count), spec.width, copy)
 
@@ -132,12 +143,27 @@ class DotStream(PairStream, VectorStream):
         return self.fn.call(_PAIRS[self.tiling.lanes], value.ty, operands)
 
 
+@dataclass(frozen=True)
 class DotFamily(VectorFamily):
     """Blocks by `DotStream`."""
+
+    packed: PairLayout | None
 
     def tilings(self, target: Target, spec: AttentionSpec) -> tuple[Tiling, ...]:
         """8 keys are enough to hide the latency, and leave less of a rest than 12: 2 to 5 % faster on Zen 4."""
         return tuple(replace(tiling, keys=min(8, tiling.keys)) for tiling in super().tilings(target, spec))
 
     def stream(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> Stream:
-        return DotStream(fn, target, spec, slots, body, tiling)
+        return DotStream(fn, target, spec, slots, body, tiling, self.packed)
+
+
+def emit_dots(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
+    """Adds the kernel, and one that packs v where several blocks of queries share it."""
+    spec = heads_as_queries(spec)
+    family = DotFamily(None)
+    blocks = product((ceildiv(spec.m, family.tilings(target, spec)[0].queries), spec.heads))
+    if blocks == spec.groups:
+        return AttentionCode(emit_blocks(module, target, spec, name, family))
+    layout = PairLayout(spec)
+    run = emit_blocks(module, target, spec, name, DotFamily(layout))
+    return AttentionCode(run, emit_pair_pack(module, target, layout, f"{name}.pack"), layout.bytes)

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ..cpu_codegen import convert
-from ..cpu_codegen.builder import BF16, F32, I16, I32, I64, PTR, VOID, Function, Module, Val, const, i64
+from ..cpu_codegen.builder import BF16, F32, I16, I32, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
+from ..cpu_codegen.slots import Slots
 from ..graph.types import DType, bf16, f32
 from ..platforms.target import Target
+from .attention_spec import HeadStrides
 
 # Longer rows are copied by a loop, which keeps the code small.
 _UNROLLED = 8
+
+
+def head_start(fn: Function, slots: Slots, operand: int, strides: HeadStrides, element: Ty, b: Val, h: Val) -> Val:
+    """Where the rows of head h of item b of an operand begin."""
+    at = fn.add(fn.add(slots.dim(strides.offset), fn.mul(b, slots.dim(strides.batch))), fn.mul(h, slots.dim(strides.head)))
+    return fn.gep(slots.buffer(operand), at, element)
 
 
 def pieces(count: int, lanes: int) -> Iterator[tuple[int, int]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from ..cpu_codegen import elementwise
+from ..cpu_codegen import convert, elementwise
 from ..cpu_codegen.builder import F32, I64, VOID, Function, Val, const, i64
 from ..cpu_codegen.scopes import Point
 from ..cpu_codegen.slots import Slots
@@ -25,7 +25,7 @@ from ..graph.types import f32
 from ..platforms.target import Target
 from ..stitch.loops import Body
 from .attention_beside import TURNED, Beside
-from .attention_rows import emit_transpose, read_row, together, write_row
+from .attention_rows import emit_transpose, head_start, read_row, together, write_row
 from .attention_score import ScoreEmitter, is_causal, minus_infinity
 from .attention_softmax import octaves, short_weight, weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
@@ -109,9 +109,7 @@ class Stream(ABC):
 
     def _operand(self, index: int, strides: HeadStrides, b: Val, h: Val) -> Val:
         """Where the rows of a head begin."""
-        fn, dim = self.fn, self.slots.dim
-        at = fn.add(fn.add(dim(strides.offset), fn.mul(b, dim(strides.batch))), fn.mul(h, dim(strides.head)))
-        return fn.gep(self.slots.buffer(index), fn.mul(at, i64(self.spec.dtype.bytes)))
+        return head_start(self.fn, self.slots, index, strides, convert.memory_type(self.spec.dtype), b, h)
 
     def _point(self, v: int) -> Point:
         fn, tiling = self.fn, self.tiling
@@ -132,6 +130,11 @@ class Stream(ABC):
             return []
 
         fn.loop(i64(0), i64(-(-self.spec.width // 16) * 16), 1, [], row)
+
+    def group(self) -> Val:
+        """The number of this block's keys and values among those of all items."""
+        b, g = self.batch_group
+        return self.fn.add(self.fn.mul(b, self.slots.dim(self.spec.groups)), g)
 
     def place(self, base: Val, element: Val, v: int) -> Val:
         """Address of vector v of a row of scratch that begins at `element`."""

@@ -10,7 +10,7 @@ from ..graph.types import DType, bf16, f16, f32
 from ..platforms.target import Target
 from .attention_amx import emit_amx
 from .attention_blocks import Family, emit_blocks
-from .attention_pairs import DotFamily
+from .attention_pairs import emit_dots
 from .attention_reference import emit_reference
 from .attention_spec import AttentionCode, AttentionSpec, heads_as_queries
 from .attention_vector import VectorFamily
@@ -65,8 +65,8 @@ _VECTORS = (("avx512", _AVX512), ("avx2", ("avx2", "fma", "f16c")), ("neon", ("n
 
 ATTENTION: tuple[AttentionKernel, ...] = (
     _row(bf16, "amxbf16", ("amx_bf16", *_AVX512), emit_amx),
-    _row(bf16, "avx512bf16", ("avx512_bf16", *_AVX512), _blocks(DotFamily())),
-    _row(bf16, "bfdot", ("bf16", "neon"), _blocks(DotFamily())),
+    _row(bf16, "avx512bf16", ("avx512_bf16", *_AVX512), emit_dots),
+    _row(bf16, "bfdot", ("bf16", "neon"), emit_dots),
     *(_row(dtype, isa, features, _blocks(VectorFamily())) for dtype in (f32, bf16, f16) for isa, features in _VECTORS),
     AttentionKernel("attention_reference", lambda target, spec: None, _reference),
 )

@@ -114,12 +114,14 @@ def check_that_nan_stays_in_its_row(runner: Runner, emit: Emit, short: bool) -> 
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+@pytest.mark.parametrize("name", ["plain", "long"])
 @pytest.mark.parametrize("runner", MACHINES)
-def test_what_follows_the_keys_does_not_matter(runner: Runner, dtype: DType) -> None:
-    """The number of keys is odd and the next head's are NaN, which stays in that head."""
-    given = problem(BY_NAME["plain"], dtype)
+def test_what_follows_the_keys_does_not_matter(runner: Runner, name: str, dtype: DType) -> None:
+    """The number of keys is odd and the next head's are NaN, which stays in that head, be it packed before or not."""
+    case = BY_NAME[name]
+    given = problem(case, dtype)
     for array in given.arrays[1:]:
-        array.reshape(2, 3, 37, 32)[:, 1] = 0x7FC0 if dtype == bf16 else float("nan")
+        array.reshape(case.batch, case.heads, case.s, -1)[:, 1] = 0x7FC0 if dtype == bf16 else float("nan")
     got = run(runner, selected, given)
     assert got[:, 1].isnan().all() and not got[:, ::2].isnan().any()
 
@@ -171,6 +173,26 @@ def test_dots_take_lanes_of_registers() -> None:
     """No vector is made of a key's pair or a value's before BFDOT multiplies by it."""
     products = re.findall(r"\n\s+bfdot\s+(.*)", assembly(NEOVERSE_N2, "bert"))
     assert products and all(re.search(r"\.2h\[\d\]$", operands) for operands in products)
+
+
+@pytest.mark.parametrize(("name", "packed"), [("plain", False), ("decode", False), ("bert", True), ("long", True), ("grouped", True)])
+def test_values_are_packed_where_blocks_of_queries_share_them(name: str, packed: bool) -> None:
+    """Not for 20 queries, which are one block."""
+    code = dotted(Module(), DOTS, problem(BY_NAME[name], bf16).spec, "attention")
+    assert (code.pack is not None) == packed == (code.workspace_bytes != 0)
+
+
+def test_a_single_query_of_each_head_makes_a_block_of_its_group() -> None:
+    """4 heads of 2 groups, one query each: a group's are one block, so nothing is packed; 40 heads of a group are two blocks."""
+    for heads, groups, packed in ((4, 2, False), (80, 2, True)):
+        code = dotted(Module(), DOTS, problem(Case("group", 1, heads, groups, 1, 33, 64, 64), bf16).spec, "attention")
+        assert (code.pack is not None) == packed
+
+
+@pytest.mark.parametrize("runner", PAIRS)
+def test_values_packed_for_heads_of_a_group(runner: Runner) -> None:
+    given = problem(Case("group", 1, 80, 2, 1, 33, 64, 64), bf16)
+    check(run(runner, dotted, given), given)
 
 
 def assembly(target: Target, name: str) -> str:
