@@ -53,16 +53,12 @@ class Layout:
         return -(-self.spec.depth // 32)
 
     @property
-    def groups(self) -> Dim:
-        return product((self.spec.batch, self.spec.groups))
-
-    @property
     def k_start(self) -> Dim:
-        return product((self.groups, self.blocks, self.v_block))
+        return product((self.spec.all_groups, self.blocks, self.v_block))
 
     @property
     def bytes(self) -> Dim:
-        return product((self.groups, self.blocks, self.v_block + self.k_block))
+        return product((self.spec.all_groups, self.blocks, self.v_block + self.k_block))
 
 
 def layout_of(spec: AttentionSpec) -> Layout:
@@ -81,8 +77,8 @@ def emit_pack(module: Module, layout: Layout, name: str) -> KernelCode:
     fn.loop(fn.args[1], fn.args[2], 1, [], pack.block)
     fn.ret()
     fn.finish()
-    work = product((layout.groups, spec.s, spec.depth + spec.width))
-    return KernelCode(name, slots.order, product((layout.groups, layout.blocks)), 1, work)
+    work = product((spec.all_groups, spec.s, spec.depth + spec.width))
+    return KernelCode(name, slots.order, product((spec.all_groups, layout.blocks)), 1, work)
 
 
 class _Pack:

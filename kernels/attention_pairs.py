@@ -158,7 +158,7 @@ class DotFamily(VectorFamily):
 
 
 def emit_dots(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
-    """Adds the kernel, and one that packs v where several blocks of queries share it."""
+    """Adds the kernel, and one that packs v where several blocks of queries share it, or may where their number comes with the call."""
     spec = heads_as_queries(spec)
     family = DotFamily(None)
     blocks = product((ceildiv(spec.m, family.tilings(target, spec)[0].queries), spec.heads))

@@ -37,12 +37,8 @@ class PairLayout:
         return (self.spec.width + PADDING) * 4
 
     @property
-    def groups(self) -> Dim:
-        return product((self.spec.batch, self.spec.groups))
-
-    @property
     def bytes(self) -> Dim:
-        return product((self.groups, self.pairs, self.pitch))
+        return product((self.spec.all_groups, self.pairs, self.pitch))
 
 
 def pair_of_keys(fn: Function, first: Val, row_bytes: Val, col: Val, pair: Val, keys: Val, width: int, to: Val, lanes: int) -> None:
@@ -82,4 +78,4 @@ def emit_pair_pack(module: Module, target: Target, layout: PairLayout, name: str
     fn.loop(fn.args[1], fn.args[2], 1, [], piece)
     fn.ret()
     fn.finish()
-    return KernelCode(name, slots.order, product((layout.groups, pieces)), 1, product((layout.groups, spec.s, spec.width)))
+    return KernelCode(name, slots.order, product((spec.all_groups, pieces)), 1, product((spec.all_groups, spec.s, spec.width)))

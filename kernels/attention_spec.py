@@ -60,6 +60,11 @@ class AttentionSpec:
         return product((self.batch, self.heads, self.m))
 
     @property
+    def all_groups(self) -> Dim:
+        """How many heads k and v have, those of all items together."""
+        return product((self.batch, self.groups))
+
+    @property
     def work(self) -> Dim:
         """Multiplications of the whole."""
         return product((self.rows, self.s, self.depth + self.width))

@@ -132,7 +132,7 @@ class Stream(ABC):
         fn.loop(i64(0), i64(-(-self.spec.width // 16) * 16), 1, [], row)
 
     def group(self) -> Val:
-        """The number of this block's keys and values among those of all items."""
+        """Which of the spec's `all_groups` this block reads."""
         b, g = self.batch_group
         return self.fn.add(self.fn.mul(b, self.slots.dim(self.spec.groups)), g)
 
