@@ -24,6 +24,7 @@ from ...graph.types import DType, QParams, f32
 Function = Callable[[torch.Tensor], torch.Tensor]
 ERROR = 1 / 16  # of a step, before rounding: of many results at most so many differ, by one
 _TAIL = 1 / 64  # of a step: what is left to change outside the interval
+_APART = 1 / 64  # of a step: how far the code may be from the polynomials here, by fused roundings and between the numbers that are tried
 SPREAD = 2.0**20  # of the magnitudes of factors, the greatest over the least
 _LINE = 2.0**20  # from here on a function that ever becomes a line is one
 _LEADING = 2.0**-126  # a coefficient that makes infinity of an infinite number, and nothing of others
@@ -280,7 +281,8 @@ def _verified(function: Function, rounding: Rounding, interval: _Interval, found
     if not bool((rounding.error(y[:-3].double(), function(x[:-3].double())) <= ERROR).all()):
         return None
     finite = y[~y.isnan()]
-    beyond = rounding.largest is not None or bool((finite < rounding.least - 0.5).any() or (finite > rounding.greatest + 0.5).any())
+    room = 0.5 - _APART  # up to half a step beyond an end is rounded to it
+    beyond = rounding.largest is not None or bool((finite < rounding.least - room).any() or (finite > rounding.greatest + room).any())
     if rounding.nan and (beyond or rounding.least != 0):
         found = replace(found, least=rounding.least, greatest=rounding.greatest if beyond else None)
     elif beyond:

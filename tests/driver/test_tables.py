@@ -47,6 +47,19 @@ class Rounded(nn.Module):
         return torch.clamp(torch.round(self.function(x + self.bias) * self.scale) + zero, self.low, self.low + 255).to(self.dtype)
 
 
+class Half(nn.Module):
+    """GELU in uint8 with a step of which its least value is `zero` and a half."""
+
+    def __init__(self, zero: int) -> None:
+        super().__init__()
+        least = float(F.gelu(torch.linspace(-1.0, -0.5, 10001, dtype=torch.float64)).min())
+        self.zero, self.step = zero, -least / (zero + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rounded: torch.Tensor = torch.ops.quantized_decomposed.quantize_per_tensor(F.gelu(x), self.step, self.zero, 0, 255, torch.uint8)
+        return rounded
+
+
 class Scaled(nn.Module):
     """Two linear layers, and between them a factor for each channel after GELU."""
 
@@ -75,6 +88,16 @@ def test_functions(name: str, low: int, dtype: torch.dtype, target: Target) -> N
     difference = (got.int() - model(x).int()).abs()[~real.isnan()]
     assert difference.max() <= 1 and difference.float().mean() < 0.05
     assert not got[real.isnan()].any()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_least_value_half_a_step_below_zero(target: Target) -> None:
+    """It is 0, and not the 255 that -1 is in eight bits, whatever the roundings on the way are."""
+    for zero in (3, 14, 25, 90):
+        model = Half(zero).eval()
+        x = torch.linspace(-4, 4, 20000)
+        got = sashiko.compile(model, (x,), target=target)(x)
+        assert (got.int() - model(x).int()).abs().max() <= 1, zero
 
 
 @pytest.mark.parametrize("target", TARGETS)

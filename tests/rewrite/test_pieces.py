@@ -145,6 +145,19 @@ def test_saturation_is_part_of_the_polynomials_where_it_can_be() -> None:
     assert fit(FOLLOWED["gelu cut off at zero"][0], Rounding(u8, None, 0, 255, False), 32) is None, "NaN would not stay what it is"
 
 
+@pytest.mark.parametrize("beyond", [0.49999, 0.5])
+def test_half_a_step_beyond_the_end_is_saturated(beyond: float) -> None:
+    """The least value of GELU is that far below 0, give or take what a fused multiply-add makes of it: -1 would be 255."""
+    x = torch.linspace(-1.0, -0.5, 10001, dtype=torch.float64)
+    least, cut = float(gelu(x).min()), 0
+    for zero in range(100):
+        found = fit(lambda x: gelu(x) * ((zero + beyond) / -least) + zero, UNSIGNED, 8)
+        if found is not None and found.least is None:
+            assert polynomials(x.float(), found).min() > -0.49, "the polynomials are as far off as they may be"
+        cut += found is not None and found.least is not None
+    assert cut > 20
+
+
 def test_a_fit_takes_milliseconds() -> None:
     """A millisecond or two is what the function itself takes for as many numbers as f16 has, on any machine."""
     function, rounding = FOLLOWED["gelu"]
