@@ -18,9 +18,9 @@ from ..quant.sensitivity import site_sqnr
 from .measure import kernels
 from .model import CompiledModel
 
-QUANTIZED, ROWS, NARROW, FLOAT = "quantized", "rows", "bf16", "fp32"
-LEVELS = (QUANTIZED, ROWS, NARROW, FLOAT)
-"""From the least accurate to the most: what the scheme says, a scale for each row, bf16, fp32."""
+QUANTIZED, FINE, NARROW, FLOAT = "quantized", "fine", "bf16", "fp32"
+LEVELS = (QUANTIZED, FINE, NARROW, FLOAT)
+"""From the least accurate to the most: what the scheme says, integers that are finer than that, bf16, fp32."""
 
 Mix = Mapping[str, str]
 """The level of every operation, by its name."""
@@ -85,13 +85,15 @@ class Lab:
         """What a level means for a site; None when it has no such level."""
         if level == QUANTIZED:
             return site.scheme if site.name in self.quantized else None
-        if level == ROWS:
-            return _by_rows(site) if site.name in self.quantized else None
+        if level == FINE:
+            return _finer(site) if site.name in self.quantized else None
         return BF16 if level == NARROW else FP32
 
     def label(self, site: QuantSite, level: str) -> str:
         scheme = self.scheme(site, level)
-        return level if scheme is None else scheme.label
+        if scheme is None:
+            return level
+        return f"{scheme.label}, all bits" if level == FINE and scheme.label == site.scheme.label else scheme.label
 
     def units(self, timed: Collection[str]) -> tuple[Unit, ...]:
         """All operations in program order. timed: those with a time of their own in floating point; a product of activations without
@@ -166,12 +168,16 @@ class Lab:
         return choice
 
 
-def _by_rows(site: QuantSite) -> OpScheme | None:
-    """A scale for each row instead of one for the tensor, where that is possible and not what the scheme does anyway."""
+def _finer(site: QuantSite) -> OpScheme | None:
+    """A scale for each row instead of one for the tensor, where that is possible, and weights with all their bits; None where the scheme
+    has both."""
     scheme = site.scheme
-    if scheme.activation is None or scheme.weight is None or scheme.activation.granularity == "row" or site.operation != "linear":
+    if scheme.activation is None or scheme.weight is None:
         return None
-    return OpScheme(ActivationScheme(granularity="row"), scheme.weight)
+    by_row = scheme.activation.granularity == "tensor" and site.operation == "linear"
+    activation = ActivationScheme(granularity="row") if by_row else scheme.activation
+    finer = OpScheme(activation, replace(scheme.weight, sums16=1))
+    return None if finer == scheme else finer
 
 
 def in_words(mix: Mix, lab: Lab) -> str:

@@ -72,7 +72,7 @@ def quantize_and_compile(
     first = _First(transform)
     calibration = calibrate(
         model, batches, _with_products(scheme) if searched else scheme,
-        exclude=exclude, transform=first, mask=mask, max_batches=max_batches, progress=progress,
+        exclude=exclude, transform=first, mask=mask, max_batches=max_batches, target=target, progress=progress,
     )
     options = Options(resolve_target(target), precision, strict, name=type(model).__name__)
     maker = _Maker(_example(first.batch), dynamic_shapes, options)

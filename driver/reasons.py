@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from .found import SiteChoice
-from .levels import FLOAT, LEVELS, NARROW, QUANTIZED, ROWS, Lab, Unit
+from .levels import FINE, FLOAT, LEVELS, NARROW, QUANTIZED, Lab, Unit
 from .search import MIXED, Found
 
 
@@ -21,7 +21,7 @@ def _choice(name: str, unit: Unit, found: Found, lab: Lab) -> SiteChoice:
     labels = {level: lab.label(site, level) for level in LEVELS}
     times = found.times.get(unit.name, {})
     chosen = found.mix[name]
-    error = next((found.errors[unit.name, level] for level in (chosen, QUANTIZED, ROWS) if (unit.name, level) in found.errors), None)
+    error = next((found.errors[unit.name, level] for level in (chosen, QUANTIZED, FINE) if (unit.name, level) in found.errors), None)
     seconds = tuple((labels[level], times[level]) for level in LEVELS if level in times)
     reason = _reason(unit, chosen, labels, found, name in lab.quantized)
     return SiteChoice(name, labels[chosen], seconds, decibels(error), reason)
@@ -41,7 +41,7 @@ def _reason(unit: Unit, chosen: str, labels: Mapping[str, str], found: Found, qu
     if FLOAT not in times:
         return "it has no time of its own"
     fused = f"one with {', '.join(s.name for s in unit.sites)}; " if len(unit.sites) > 1 else ""
-    if chosen in (QUANTIZED, ROWS):
+    if chosen in (QUANTIZED, FINE):
         return f"{fused}{labels[chosen]} {_gain('saves', unit, chosen, found)}"
     if begun != chosen:
         return f"{fused}{labels[begun]} {_gain('would save', unit, begun, found)}"
@@ -59,7 +59,7 @@ def _not_faster(chosen: str, labels: Mapping[str, str], times: Mapping[str, floa
     slow = [
         f"{labels[level]} was {'hardly' if times[level] < times[chosen] else 'not'} faster here "
         f"({_ms(times[level])} against {_ms(times[chosen])})"
-        for level in (QUANTIZED, ROWS) if level in times
+        for level in (QUANTIZED, FINE) if level in times
     ]
     if not slow:
         slow = [f"there is no code for it in {labels[QUANTIZED]}" if quantized else "the scheme leaves it in floating point"]

@@ -19,7 +19,7 @@ import torch
 
 from .found import Candidate, Trial
 from .judge import Judge, Verdict
-from .levels import FLOAT, LEVELS, NARROW, QUANTIZED, ROWS, Lab, Mix, Runnable, Unit, in_words
+from .levels import FINE, FLOAT, LEVELS, NARROW, QUANTIZED, Lab, Mix, Runnable, Unit, in_words
 from .measure import Timer
 from .mixing import MARGIN, Move, Rung, fewest, hull, moved, moves, worthwhile
 from .model import CompiledModel
@@ -137,7 +137,7 @@ class Search:
 
     def _error(self, name: str, level: str) -> float:
         """Squared error with one unit alone at a level; nothing for floating point, which is tried before it is given up."""
-        return self.errors.get((name, level), 1.0) if level in (QUANTIZED, ROWS) else 0.0
+        return self.errors.get((name, level), 1.0) if level in (QUANTIZED, FINE) else 0.0
 
     def _meets(self, mix: Mix) -> bool:
         """Whether a mix keeps the bound; fp32 does by definition."""
@@ -182,8 +182,8 @@ class Search:
         if self.budget.left < self._judging:
             self._hurried = True
             return {unit.name: FLOAT for unit in self.units}
-        if any(self.lab.level_of(unit, ROWS) for unit in self.units) and self.budget.left > self.budget.reserve:
-            self._take_down(ROWS, self._timed(ROWS)[ROWS])
+        if any(self.lab.level_of(unit, FINE) for unit in self.units) and self.budget.left > self.budget.reserve:
+            self._take_down(FINE, self._timed(FINE)[FINE])
         self._ask_each()
         ladders = {unit.name: hull(self._rungs(unit)) for unit in self.units}
         start = {name: rungs[0].level for name, rungs in ladders.items()}
@@ -221,7 +221,7 @@ class Search:
         Their order comes from the noise on their own results, and so do the answers for which there is no time.
         """
         end = self.budget.spent + _SENSITIVITY_SHARE * max(self.budget.left, 0.0)
-        asked = [(unit, rung.level) for unit in self.units for rung in self._rungs(unit) if rung.level in (QUANTIZED, ROWS)]
+        asked = [(unit, rung.level) for unit in self.units for rung in self._rungs(unit) if rung.level in (QUANTIZED, FINE)]
         noise = {level: self.lab.noise(level, self.judge.sample[:1]) for level in sorted({level for _, level in asked})}
         own = {(unit.name, level): sum(noise[level].get(site.name, 0.0) for site in unit.sites) for unit, level in asked}
         asked.sort(key=lambda pair: (-own[pair[0].name, pair[1]] / self._saved(pair[0].name, pair[1]), pair[0].name, pair[1]))

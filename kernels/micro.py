@@ -23,6 +23,8 @@ from ..platforms.target import Target
 from .pending import PENDING, Pending
 from .spec import Packing
 
+_LINE = 64
+
 
 class Start(Enum):
     """What accumulators begin with: zero, a multiple of the column sums, or what `out` holds (a later block of k)."""
@@ -298,20 +300,29 @@ class VectorMicro(MicroKernel):
         return offset(fn, tile.out, self.out_bytes(tile, row, vector * self.lanes))
 
     def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
-        group_bytes = self.packing.nr * self.packing.kr * self.rhs.bytes
-        groups = [fn.gep(panel, index, scale=group_bytes) for panel in tile.b]
-        each = self.packing.nr // self.lanes
+        step_bytes = self.packing.nr * self.step_k * self.rhs.bytes
+        groups = [fn.gep(panel, index, scale=step_bytes) for panel in tile.b]
+        values = self.multiplied(fn, tile, index, groups, accumulators)
+        for group in groups if self.ahead else ():
+            for line in range(0, step_bytes, _LINE):
+                prefetch(fn, offset(fn, group, self.ahead * step_bytes + line))
+                if tile.lhs_streams and self.mr >= self.tall:
+                    prefetch(fn, fn.gep(offset(fn, group, line), tile.next), 2)
+        return values
+
+    def multiplied(self, fn: Function, tile: Tile, index: Val, groups: list[Val], accumulators: list[Val]) -> list[Val]:
+        """The accumulators after the products of step `index`, whose part of each panel is at `groups`."""
         values = list(accumulators)
         for part in range(self.parts):
-            columns = [self.load_b(fn, group, v, part) for group in groups for v in range(each)]
+            columns = self.columns(fn, groups, part)
             for r, a in enumerate(self.load_a(fn, tile, index, part)):
                 for v, b in enumerate(columns):
                     values[r * self.vectors + v] = self.product(fn, values[r * self.vectors + v], a, b)
-        for group in groups if self.ahead else ():
-            prefetch(fn, offset(fn, group, self.ahead * group_bytes))
-            if tile.lhs_streams and self.mr >= self.tall:
-                prefetch(fn, fn.gep(group, tile.next), 2)
         return values
+
+    def columns(self, fn: Function, groups: list[Val], part: int) -> list[Val]:
+        """The operands of all vectors of the panels for a part of a step."""
+        return [self.load_b(fn, group, v, part) for group in groups for v in range(self.packing.nr // self.lanes)]
 
     def finish(self, fn: Function, tile: Tile, accumulators: list[Val]) -> None:
         for position, value in enumerate(accumulators):

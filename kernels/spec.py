@@ -75,7 +75,7 @@ class GemmSpec:
     `rhs_strides` says where it lies, and a native kernel packs it in each call. weights: so many constant ones in turn, b % weights for b.
     routed: they take turns along the rows of the one lhs instead, as `graph.build.routed_linear` says; i64 ends[weights] is the buffer
     behind those of the epilogue. lhs_pieces: where a matrix of the lhs lies instead; its place is still that of `lhs_strides.batch`.
-    choice: what measuring decided.
+    choice: what measuring decided. sums16: `graph.sums16.how_many` of the constant weights, as far as the table wants to know.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 
@@ -95,6 +95,7 @@ class GemmSpec:
     choice: Choice = Choice()
     weights: int = 1
     routed: bool = False
+    sums16: int = 1
 
     def __post_init__(self) -> None:
         if self.dtypes not in _OPERANDS:

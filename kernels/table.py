@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..cpu_codegen.builder import Module
+from ..diagnostics.errors import InputError
+from ..graph import sums16
 from ..graph.dims import bounds, evaluate
 from ..graph.types import DType, bf16, f32, i4, i8, u8
 from ..platforms.target import Target
@@ -65,6 +67,14 @@ def accepting(target: Target, spec: GemmSpec) -> list[Kernel]:
     return [row for row in TABLE[:-1] if row.when(target, spec) is None]
 
 
+def asks_sums16(target: Target, spec: GemmSpec) -> bool:
+    """Whether another row computes a product where the weights are small (`graph.sums16`)."""
+    if not spec.constant_rhs or spec.lhs.is_float:
+        return False
+    small = replace(spec, sums16=sums16.COUNTS[0])
+    return first_accepting(TABLE, target, small).kernel is not first_accepting(TABLE, target, spec).kernel
+
+
 def unsigned_step(target: Target) -> int:
     """Of how many k the 8-bit products of `target` read whole rows in place where the lhs is unsigned; 0: a signed one will do as well."""
     signed, unsigned = (tiles(target, lhs, i8)[0] for lhs in (i8, u8))
@@ -73,7 +83,7 @@ def unsigned_step(target: Target) -> int:
 
 def tiles(target: Target, lhs: DType, rhs: DType) -> tuple[MicroKernel, ...]:
     """The largest tile of every generated row that `target` can run, the fastest first; the reference where there is none."""
-    spec = GemmSpec(lhs, rhs, 1024, 1024, 1024, dense(1024, 1024), Body((), (), ()))
+    spec = GemmSpec(lhs, rhs, 1024, 1024, 1024, dense(1024, 1024), Body((), (), ()), sums16=sums16.COUNTS[0])
     rows = (row for row in TABLE if row.micros and row.when(target, spec) is None)
     return tuple(row.micros[0] for row in rows) or reference.plain(lhs, rhs)
 
@@ -104,6 +114,22 @@ def _small(micros: Micros, features: tuple[str, ...], rate: float, unless: tuple
     """The row of the small tiles of a family, for products that never have many rows."""
     row = _row(micros[1:], features, rate, unless)
     return replace(row, when=lambda target, spec: row.when(target, spec) or many_rows(spec))
+
+
+def _sums16(count: int, row: Kernel) -> Kernel:
+    """The same row for weights of which `count` products are added in 16 bits."""
+    too_large = f"{count} of its products do not fit 16 bits"
+
+    def when(target: Target, spec: GemmSpec) -> str | None:
+        unfit = None if spec.sums16 >= count else too_large if spec.constant_rhs else "is for constant weights"
+        return row.when(target, spec) or unfit
+
+    def pack(weight: torch.Tensor) -> torch.Tensor:
+        if sums16.how_many(weight) < count:
+            raise InputError(f"the weight has become larger: {too_large}", hint="compile the model again")
+        return row.pack(weight)
+
+    return replace(row, when=when, pack=pack)
 
 
 def _windows(dtype: DType, micros: Micros, features: tuple[str, ...], rate: float, unless: tuple[str, ...] = ()) -> Kernel:
@@ -178,8 +204,10 @@ def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
         _row(amx.amx(lhs, i8), ("amx_int8", "avx512_vnni"), 1024),
         _row(x.vnni(lhs, 16), ("avx512_vnni",), 128),
         _row(x.vnni(lhs, 8), ("avx_vnni",), 64),
+        *(_sums16(count, kind(x.maddubs(lhs, count, 16), _AVX512, rate)) for count, rate in ((4, 76), (2, 62)) for kind in (_small, _row)),
         _small(x.madd(lhs, 16), _AVX512, 32),
         _row(x.madd(lhs, 16), _AVX512, 32),
+        *(_sums16(count, kind(x.maddubs(lhs, count, 8), _AVX2, rate)) for count, rate in ((4, 38), (2, 31)) for kind in (_small, _row)),
         _small(x.madd(lhs, 8), _AVX2, 16),
         _row(x.madd(lhs, 8), _AVX2, 16),
         _small(a.smmla(lhs), ("i8mm",), 32),

@@ -2,7 +2,8 @@
 
 All of them broadcast from rows of the lhs. Integer products are exact: VPDPBUSD takes an unsigned lhs, and reads it where it lies; a signed
 one is shifted by 128 while it is packed, and the accumulators start at -128 times the column sums; VPMADDWD works on 16-bit
-operands, where pairs of 8-bit products cannot overflow. VPMADDUBSW, which saturates, is used nowhere.
+operands, where pairs of 8-bit products cannot overflow. VPMADDUBSW, which saturates, is used for weights with which it does not
+(`graph.sums16`).
 """
 
 from __future__ import annotations
@@ -139,8 +140,65 @@ class MaddMicro(VectorMicro):
         return fn.convert("sext", narrow, I16.vec(2 * self.lanes))
 
     def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
-        name = "llvm.x86.avx512.pmaddw.d.512" if self.lanes == 16 else "llvm.x86.avx2.pmadd.wd"
-        return fn.add(acc, fn.call(name, acc.ty, [a, b]))
+        return pairs_added(fn, acc, a, b)
+
+
+@dataclass(frozen=True)
+class MaddubsMicro(VnniMicro):
+    """8-bit with VPMADDUBSW, for weights of which `sums` products, 4 or 2, are added in 16 bits (`graph.sums16`), and VPMADDWD, which adds
+    pairs of these in 32.
+
+    For 64 products of 256 bits that is 5 instructions, or 6; VPMADDWD alone takes 8, and widened operands.
+    """
+
+    sums: int = 4
+
+    ahead = 4
+    tall = 3
+
+    @property
+    def isa(self) -> str:  # type: ignore[override]
+        return f"{'avx512' if self.lanes == 16 else 'avx2'}maddubs{self.sums}"
+
+    @property
+    def parts(self) -> int:  # type: ignore[override]
+        return self.sums // 2
+
+    @property
+    def step_k(self) -> int:
+        return self.packing.kr * self.parts
+
+    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
+        return (self._bytes(fn, value) for value in super().load_a(fn, tile, index, part))
+
+    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
+        half = offset(fn, group, part * self.packing.nr * self.packing.kr)
+        return self._bytes(fn, super().load_b(fn, half, vector, part))
+
+    def multiplied(self, fn: Function, tile: Tile, index: Val, groups: list[Val], accumulators: list[Val]) -> list[Val]:
+        values = list(accumulators)
+        columns = [self.columns(fn, groups, part) for part in range(self.parts)]
+        rows = zip(*(self.load_a(fn, tile, index, part) for part in range(self.parts)), strict=True)
+        for r, row in enumerate(rows):
+            for v, column in enumerate(zip(*columns, strict=True)):
+                first, *others = (self._sums(fn, a, b) for a, b in zip(row, column, strict=True))
+                sums = fn.add(first, *others) if others else first
+                values[r * self.vectors + v] = pairs_added(fn, values[r * self.vectors + v], sums, const(sums.ty, 1))
+        return values
+
+    def _sums(self, fn: Function, a: Val, b: Val) -> Val:
+        """a[2 i] b[2 i] + a[2 i + 1] b[2 i + 1] in 16 bits."""
+        name = "llvm.x86.avx512.pmaddubs.w.512" if self.lanes == 16 else "llvm.x86.avx2.pmadd.ub.sw"
+        return fn.call(name, I16.vec(2 * self.lanes), [a, b])
+
+    def _bytes(self, fn: Function, value: Val) -> Val:
+        return fn.convert("bitcast", value, I8.vec(4 * self.lanes))
+
+
+def pairs_added(fn: Function, acc: Val, a: Val, b: Val) -> Val:
+    """acc[i] + a[2 i] b[2 i] + a[2 i + 1] b[2 i + 1], of 16 bits in 32."""
+    name = "llvm.x86.avx512.pmaddw.d.512" if acc.ty.lanes == 16 else "llvm.x86.avx2.pmadd.wd"
+    return fn.add(acc, fn.call(name, acc.ty, [a, b]))
 
 
 # Rows and panels of the register tiles. 32 registers: 28 accumulators, the vectors of the rhs and a broadcast. 16 registers: 12.
@@ -149,6 +207,9 @@ _NARROW = ((6, 1), (2, 2), (1, 4))
 # The same where a vector of the rhs becomes two, and all of these are held.
 _WIDE_TWICE = ((12, 2), (4, 4), (1, 4))
 _NARROW_TWICE = ((5, 1), (2, 2), (1, 4))
+# With VPMADDUBSW these and ones.
+_WIDE_SUMS = ((12, 2), (4, 4), (1, 4))
+_NARROW_SUMS = ((3, 1), (2, 1), (1, 2))
 
 
 def fma(lanes: int) -> tuple[VectorMicro, ...]:
@@ -175,3 +236,9 @@ def vnni(lhs: DType, lanes: int) -> tuple[VectorMicro, ...]:
 def madd(lhs: DType, lanes: int) -> tuple[VectorMicro, ...]:
     """The 8-bit tiles of VPMADDWD."""
     return tuple(MaddMicro(mr, panels, PACK_PAIRS_I8, lhs, i8, lanes) for mr, panels in (_WIDE if lanes == 16 else _NARROW))
+
+
+def maddubs(lhs: DType, sums: int, lanes: int) -> tuple[VectorMicro, ...]:
+    """The 8-bit tiles of VPMADDUBSW, for weights of which so many products are added in 16 bits. They share the packing of AMX."""
+    tiles = _WIDE_SUMS if lanes == 16 else _NARROW_SUMS
+    return tuple(MaddubsMicro(mr, panels, PACK_QUADS, lhs, i8, lanes, sums) for mr, panels in tiles)

@@ -92,6 +92,12 @@ class Target:
         return self.has("avx512bw", "avx512vl")
 
     @cached_property
+    def sums16(self) -> bool:
+        """Whether its fastest products of bytes add four of them in 16 bits before they are added in 32, for weights that are small enough
+        for it (`graph.sums16`): VPMADDUBSW, where there is no dot product of bytes."""
+        return self.has("avx2", "fma") and not any(self.has(name) for name in ("avx_vnni", "avx512_vnni", "amx_int8"))
+
+    @cached_property
     def tiles(self) -> int:
         """How many matrix tile registers there are: 8 with AMX, else 0."""
         return 8 if self.has("amx_tile") else 0

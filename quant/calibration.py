@@ -10,6 +10,7 @@ from torch.fx import Graph
 
 from ..diagnostics.surroundings import undisturbed
 from ..graph.sites import name_node
+from ..platforms.target import Target
 from .bias import correct
 from .calibrate import watch
 from .constants import Constants
@@ -32,7 +33,7 @@ class Calibration:
     """A model after its calibration data.
 
     program: the exported model in floating point, smoothed where the scheme says so; original: as it was before, with the same names of
-    operations. placement: every site with its scheme.
+    operations. placement: every site with its scheme. target: the machine that it is for.
     observers: of the activations with fixed ranges. sample: the first calls, `scheme.sample` at most. batches: how many were seen.
     weigh: what makes weights integers. means: of each site's result in floating point, by channel, where biases are to be corrected.
     """
@@ -41,6 +42,7 @@ class Calibration:
     original: Program
     placement: Placement
     scheme: Scheme
+    target: Target
     observers: Mapping[ObserverKey, Observer]
     sample: tuple[Call, ...]
     batches: int
@@ -76,7 +78,7 @@ class Calibration:
         sites: list[QuantSite] = []
         left = list(self.placement.left_out)
         for site in self.placement.sites:
-            chosen = replace(site, scheme=fitting(choice.get(site.name, site.scheme), site.operation))
+            chosen = replace(site, scheme=fitting(choice.get(site.name, site.scheme), site.operation, self.target))
             if chosen.scheme == FP32:
                 left.append(LeftOut(site.name, site.op, "fp32 was chosen for it", site.source))
             elif len(self.ranges((chosen,))) < len(set(observed(chosen))):

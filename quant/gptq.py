@@ -20,7 +20,7 @@ from .operands import Operands, operands
 from .program import Program
 from .record import Placement, QuantSite
 from .scheme import WeightScheme
-from .weights import QuantizedWeight, dequantized, quantize_weight, spread, sqnr
+from .weights import QuantizedWeight, dequantized, limited, quantize_weight, settled, spread, sqnr
 
 _DAMPING = 0.05
 """Share of the mean of the diagonal that is added to it. Five per cent is more than usual: it costs a tenth of the gain on the calibration
@@ -112,6 +112,7 @@ class Inputs:
 def compensated(weight: torch.Tensor, inputs: Inputs, scheme: WeightScheme) -> QuantizedWeight:
     """Weights [N, K] as integers. Each row is the better of GPTQ's and the nearest integers."""
     real = weight.detach().to(torch.float32)
+    scheme = settled(real, scheme)
     nearest = quantize_weight(real, scheme)
     values = _columns(real, nearest.scales, inputs, scheme)
     better = _errors(real, values, nearest.scales, inputs.gram) < _errors(real, nearest.values, nearest.scales, inputs.gram)
@@ -139,6 +140,6 @@ def _columns(real: torch.Tensor, scales: torch.Tensor, inputs: Inputs, scheme: W
             errors[:, j - start] = (moved[:, j] - integers[:, j] * steps[:, j]) / factor[j, j]
             moved[:, j + 1 : end] -= torch.outer(errors[:, j - start], factor[j, j + 1 : end])
         moved[:, end:] -= errors @ factor[start:end, end:]
-    values = torch.empty(real.shape, dtype=torch.int8)
-    values[:, inputs.order] = integers.to(torch.int8)
-    return values
+    values = torch.empty_like(integers)
+    values[:, inputs.order] = integers
+    return limited(values, scheme).to(torch.int8)

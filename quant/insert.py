@@ -43,10 +43,11 @@ def _finite(weight: torch.Tensor, site: QuantSite) -> torch.Tensor:
 
 
 def matrix_of(weight: torch.Tensor, found: Operands) -> torch.Tensor:
-    """A weight [N, K], its output channels as rows; of experts those of all matrices, [E N, K]."""
+    """A weight [N, K], its output channels as rows, and as columns what products multiply one after the other: of a convolution its input
+    channels last. Of experts those of all matrices, [E N, K]."""
     if found.operation == "experts":
         return (weight.transpose(1, 2) if found.transposed else weight).flatten(0, 1)
-    matrix = weight.reshape(weight.shape[-2:]) if found.operation == "linear" else weight.flatten(1)
+    matrix = weight.reshape(weight.shape[-2:]) if found.operation == "linear" else weight.movedim(1, -1).flatten(1)
     return matrix.t() if found.transposed else matrix
 
 
@@ -139,7 +140,8 @@ class Inserter:
             matrix = matrix_of(value, found)
             quantized = self.weigh(site, matrix, scheme)
             if found.operation == "convolution":
-                quantized = replace(quantized, values=quantized.values.reshape(value.shape))
+                last = value.movedim(1, -1).shape
+                quantized = replace(quantized, values=quantized.values.reshape(last).movedim(-1, 1).contiguous())
             base = weight.target if weight.op == "get_attr" else f"{site.name.split('#')[0]}.{weight.name}"
             read = self._read_weight(self._free_name(str(base)), quantized, scheme, like)
             if found.operation == "experts":

@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..graph import sums16
 from ..graph.rows import CHOOSE_ROWS, choose_affine_rows, choose_rows, dequantize_rows, quantize_rows
 
 _SCHEMAS = (
@@ -114,3 +115,15 @@ dequantize_per_group: torch._ops.OpOverload = _OPS.dequantize_per_channel_group.
 choose_per_row: torch._ops.OpOverload = CHOOSE_ROWS
 quantize_per_row: torch._ops.OpOverload = _OPS.quantize_per_token.default
 dequantize_per_row: torch._ops.OpOverload = _OPS.dequantize_per_token.default
+
+
+def _small_weight(weight: torch.Tensor, scales: torch.Tensor, count: int) -> torch.Tensor:
+    steps = weight / scales[:, None]
+    return sums16.limited(steps.round().clamp(-127, 127), steps, count) * scales[:, None]
+
+
+torch.library.define("sashiko::small_weight", "(Tensor weight, Tensor scales, int count) -> Tensor")
+torch.library.impl("sashiko::small_weight", "CompositeExplicitAutograd", _small_weight)
+torch.library.register_fake("sashiko::small_weight", lambda weight, scales, count: torch.empty_like(weight))
+small_weight: torch._ops.OpOverload = torch.ops.sashiko.small_weight.default
+"""What integers leave of a weight [N, K], a scale for each row, where `count` products are added in 16 bits: see `graph.sums16`."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from torch.fx import Graph, Node
 
 from ..diagnostics.errors import InputError
+from ..platforms.target import Target
 from .constants import Constants
 from .operands import Operands, operands, packet
 from .record import LeftOut, Placement, QuantSite
@@ -29,8 +30,8 @@ _ROUTER = "it chooses what later products take, and a rounding could choose some
 _LEAST_GROUP = 8
 
 
-def place(graph: Graph, constants: Constants, scheme: Scheme, exclude: Iterable[Where] = ()) -> Placement:
-    """Finds every operation. exclude: overrides to fp32, stronger than those of the scheme.
+def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, exclude: Iterable[Where] = ()) -> Placement:
+    """Finds every operation. target: the machine it is for. exclude: overrides to fp32, stronger than those of the scheme.
 
     Raises InputError for an override or an exclude that matches nothing.
     """
@@ -51,7 +52,7 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, exclude: Iterable[
         reason = found if isinstance(found, str) else ""
         if isinstance(found, Operands):
             chosen = overrides[hits[-1]].scheme if hits else scheme.default
-            site = _site(node, name, found, fitting(chosen, found.operation), constants)
+            site = _site(node, name, found, fitting(chosen, found.operation, target), constants)
             reason = _refusal(site, scheme, by_caller=bool(hits) and overrides[hits[-1]] in excluded)
             if not hits and node in choosing and site.scheme.quantized and site.features[1] <= site.features[0]:
                 reason = reason or _ROUTER
@@ -63,14 +64,18 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, exclude: Iterable[
     return Placement(tuple(sites), tuple(left))
 
 
-def fitting(chosen: OpScheme, operation: str) -> OpScheme:
-    """What a scheme means for a kind of operation: a scale for each row is for linears and experts; a table's activations are its
-    indices. A hidden state has a scale for each row always: what one range for all times leaves of it would be fed back."""
-    if chosen.activation is None or chosen.weight is None or operation in ("linear", "experts"):
+def fitting(chosen: OpScheme, operation: str, target: Target) -> OpScheme:
+    """What a scheme means for a kind of operation on a machine: a scale for each row is for linears and experts; a table's activations are
+    its indices. A hidden state has a scale for each row always: what one range for all times leaves of it would be fed back. Small weights
+    are for products of integers, where the machine multiplies these faster."""
+    weight, activation = chosen.weight, None if operation == "embedding" else chosen.activation
+    if weight is None:
         return chosen
-    if operation == "embedding":
-        return replace(chosen, activation=None)
-    return replace(chosen, activation=replace(chosen.activation, granularity="row" if operation == "recurrence" else "tensor"))
+    if weight.sums16 == "auto":
+        weight = replace(weight, sums16="most" if activation is not None and target.sums16 else 1)
+    if activation is not None and operation not in ("linear", "experts"):
+        activation = replace(activation, granularity="row" if operation == "recurrence" else "tensor")
+    return replace(chosen, activation=activation, weight=weight)
 
 
 def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: Constants) -> QuantSite:

@@ -16,6 +16,8 @@ from torch import nn
 from torch.fx import Node
 
 from ..diagnostics.errors import InputError
+from ..platforms.target import Target
+from . import ops
 from .calibration import Calibration, ObserverKey
 from .constants import Constants
 from .insert import Inserter, matrix_of
@@ -27,7 +29,7 @@ from .program import copied
 from .quantize import calibrate
 from .record import ActivationRange, QuantRecord, QuantSite
 from .scheme import ActivationScheme, Scheme, WeightScheme, Where
-from .weights import QuantizedWeight, dequantized, quantize_weight, rounded, sqnr
+from .weights import QuantizedWeight, dequantized, quantize_weight, rounded, settled, sqnr
 
 aten = torch.ops.aten
 _QAT = "sashiko.qat"
@@ -44,6 +46,7 @@ def prepare_qat(
     mask: str | Literal[False] | None = None,
     sharded: bool = False,
     max_batches: int | None = None,
+    target: Target | str | None = None,
     progress: bool | None = None,
 ) -> QATModule:
     """A copy of `model` to fine-tune: its parameters train, and so does a scale for each static activation and each weight channel.
@@ -56,7 +59,8 @@ def prepare_qat(
     if scheme.correct_bias:
         scheme = replace(scheme, correct_bias=False)  # training does it
     found = calibrate(
-        model, batches, scheme, exclude=exclude, transform=transform, mask=mask, sharded=sharded, max_batches=max_batches, progress=progress
+        model, batches, scheme, exclude=exclude, transform=transform, mask=mask, sharded=sharded, max_batches=max_batches,
+        target=target, progress=progress,
     )
     graph = copied(found.program.graph)
     attributes = {name: _trainable(value) for name, value in found.program.attributes.items()}
@@ -66,8 +70,14 @@ def prepare_qat(
     record = QuantRecord(scheme, results, left, found.batches, found.program.notes)
     module = QATModule.build(attributes, graph, found.program.gate, record)
     assert isinstance(module, QATModule)
-    module.meta[_QAT] = Plan(found, inserter.activation_scales, inserter.weight_scales)
+    module.meta[_QAT] = Plan(_settled(found, inserter.weight_schemes), inserter.activation_scales, inserter.weight_scales)
     return module
+
+
+def _settled(found: Calibration, schemes: Mapping[str, WeightScheme]) -> Calibration:
+    """The same with the schemes of weights as training has begun with them."""
+    sites = [replace(s, scheme=replace(s.scheme, weight=schemes[s.name])) if s.name in schemes else s for s in found.placement.sites]
+    return replace(found, placement=replace(found.placement, sites=tuple(sites)))
 
 
 def _trainable(value: Any) -> Any:
@@ -166,7 +176,8 @@ class _FakeInserter(Inserter):
         super().__init__(*args)
         self.activation_scales: dict[ObserverKey, str] = {}
         self.weight_scales: dict[str, str] = {}
-        self._names: dict[Node, str] = {}
+        self.weight_schemes: dict[str, WeightScheme] = {}
+        self._learnt: dict[Node, tuple[str, WeightScheme]] = {}
 
     def _static(self, activation: Node, name: str, like: Node, chosen: ActivationScheme) -> tuple[Node, ActivationRange]:
         limits = self.ranges[name, chosen]
@@ -198,12 +209,13 @@ class _FakeInserter(Inserter):
         if key not in self._weights:
             value = self.constants.value(weight)
             matrix = matrix_of(value, found)
+            scheme = settled(matrix.detach().to(torch.float32), scheme)
             quantized = quantize_weight(matrix, scheme)
             name = self._free_name(f"{site.name.split('#')[0]}.{weight.name}")
             node = self._fake_weight(weight, found, quantized, scheme, f"{name}_scale", like)
-            self._names[node] = f"{name}_scale"
+            self._learnt[node] = f"{name}_scale", scheme
             self._weights[key] = node, quantized.sqnr
-        self.weight_scales[site.name] = self._names[self._weights[key][0]]
+        self.weight_scales[site.name], self.weight_schemes[site.name] = self._learnt[self._weights[key][0]]
         return self._weights[key]
 
     def _fake_weight(self, weight: Node, found: Operands, quantized: QuantizedWeight, scheme: WeightScheme, name: str, like: Node) -> Node:
@@ -213,6 +225,8 @@ class _FakeInserter(Inserter):
             weight = self._call(aten.reshape.default, (weight, shape[-2:]), like) if len(shape) > 2 else weight
             weight = self._call(aten.t.default, (weight,), like) if found.transposed else weight
             shape = list(weight.meta["val"].shape)
+        elif found.operation == "convolution":
+            weight = self._call(aten.movedim.int, (weight, 1, -1), like)
         scales = quantized.scales.reshape(-1)
         rows = self._call(aten.reshape.default, (self._float(weight, like), [len(scales), -1]), like)
         zeros = f"{name}_zero"
@@ -221,6 +235,13 @@ class _FakeInserter(Inserter):
         parameters = self._learned(name, scales, like), self._read(zeros, self.attributes[zeros], like)
         arguments = (rows, *parameters, 0, -scheme.qmax, scheme.qmax, factor)
         fake = self._fake(aten._fake_quantize_learnable_per_channel_affine.default, arguments)
+        if scheme.sums16 in (2, 4):
+            outside = [self._call(aten.detach.default, (x,), like) for x in (rows, parameters[0], fake)]
+            small = self._call(ops.small_weight, (*outside[:2], scheme.sums16), like)
+            fake = self._call(aten.add.Tensor, (fake, self._call(aten.sub.Tensor, (small, outside[2]), like)), like)
+        if found.operation == "convolution":
+            last = self._call(aten.reshape.default, (fake, [shape[0], *shape[2:], shape[1]]), like)
+            return self._call(aten.movedim.int, (last, -1, 1), like)
         return self._call(aten.reshape.default, (fake, shape), like)
 
     def _fake(self, target: Any, arguments: tuple[Any, ...]) -> Node:

@@ -14,6 +14,8 @@ from torch import nn
 from ..diagnostics.errors import CalibrationError
 from ..diagnostics.surroundings import undisturbed
 from ..graph.exporting import check_module, has_one_mode
+from ..platforms.host import resolve as resolve_target
+from ..platforms.target import Target
 from .bias import output_means
 from .calibrate import call_of, numbered, total
 from .calibration import Calibration, calibrated
@@ -40,6 +42,7 @@ def quantize(
     mask: str | Literal[False] | None = None,
     sharded: bool = False,
     max_batches: int | None = None,
+    target: Target | str | None = None,
     progress: bool | None = None,
 ) -> QuantizedModule:
     """Returns `model` in calibrated, simulated int8: an nn.Module that is called as the model is, and that `compile` makes real.
@@ -54,13 +57,15 @@ def quantize(
     sharded: every process of torch.distributed passes its own part of the data, and all get the module that the whole data gives. An
         error of one is an error of all. Without torch.distributed there is one process.
     max_batches: stop after so many, on each process. progress: show a bar; None shows one on a terminal when the work is long.
+    target: the machine that the integers are for, as in `compile`: they run on any, but some multiply small weights faster
+        (`WeightScheme.sums16`). None: this one.
 
     Errors: CalibrationError for data or a model that cannot be calibrated, InputError for options, Unsupported for a model that
     torch.export does not accept.
     """
     found = calibrate(
         model, batches, resolve(preset), exclude=exclude, transform=transform, mask=mask, sharded=sharded, max_batches=max_batches,
-        progress=progress,
+        target=target, progress=progress,
     )
     return found.build()
 
@@ -76,6 +81,7 @@ def calibrate(
     mask: str | Literal[False] | None = None,
     sharded: bool = False,
     max_batches: int | None = None,
+    target: Target | str | None = None,
     progress: bool | None = None,
 ) -> Calibration:
     """Exports a model, runs the calibration data through it and keeps what was learnt; arguments and errors as in `quantize`."""
@@ -88,14 +94,15 @@ def calibrate(
         sample = tuple(call for _, call in dealt)
         program = export(model, _typical(sample))
         original = program = replace(program, mask=mask_argument(program.gate, mask))
-        placement = place(program.graph, Constants(program.graph, program.attributes), scheme, rules)
+        machine = resolve_target(target)
+        placement = place(program.graph, Constants(program.graph, program.attributes), scheme, machine, rules)
         if scheme.smooth is not None:
             program, placement = smoothed(program, placement, scheme.smooth, dealt)
         shown = _shown(chain(held, stream), total(batches, max_batches), progress if shards.rank == 0 else False)
         observers, grams, count = calibrated(program, placement, shown)
         weigh = Compensation(program, placement, shards.merged(grams))
         count = sum(shards.gather(count))
-        found = Calibration(program, original, placement, scheme, shards.merged(observers), sample, count, weigh)
+        found = Calibration(program, original, placement, scheme, machine, shards.merged(observers), sample, count, weigh)
     found = without_outliers(found) if scheme.outliers is not None else found
     return replace(found, means=output_means(program, found.placement, sample)) if scheme.correct_bias else found
 

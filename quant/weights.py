@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from .scheme import WeightScheme
+from ..graph import sums16
+from .scheme import Sums, WeightScheme
 
 _LEAST_SCALE = 2.0**-126
+_ENOUGH, _LOST = 36.0, 1.5
+"""Decibels: weights with so many, or no more than so much fewer than 8 bits give them, are as small as is fast."""
 _SHRUNKEN = tuple(1.0 - 0.02 * i for i in range(31))
 """Shares of the full range that `clip="mse"` tries."""
 
@@ -26,9 +29,26 @@ class QuantizedWeight:
 def quantize_weight(weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
     """weight: float [N, K], finite. A channel (or group) that is zero throughout gets scale 1."""
     real = weight.detach().to(torch.float32)
+    scheme = settled(real, scheme)
     scales = weight_scales(real, scheme)
     values = rounded(real, scales, scheme)
     return QuantizedWeight(values, scales, sqnr(real, dequantized(values, scales)))
+
+
+def settled(real: torch.Tensor, scheme: WeightScheme) -> WeightScheme:
+    """The scheme for float32 weights [N, K], with `sums16` as a number: as many as leave them enough decibels, by their scales, since the
+    error of rounding is spread evenly over a step."""
+    if scheme.sums16 != "most":
+        return scheme
+    signal = real.square().mean()
+
+    def decibels(count: Sums) -> float:
+        scales = weight_scales(real, replace(scheme, sums16=count))
+        return 10 * math.log10(signal / (scales.square().mean() / 12)) if signal > 0 else math.inf
+
+    least = min(_ENOUGH, decibels(1) - _LOST)
+    counts: tuple[Sums, ...] = (4, 2)
+    return replace(scheme, sums16=next((count for count in counts if decibels(count) >= least), 1))
 
 
 def weight_scales(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
@@ -37,6 +57,8 @@ def weight_scales(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
     full = _scales(grouped.abs().amax(-1), scheme)
     if scheme.clip == "mse":
         full = _least_error(grouped, full, scheme)
+    if scheme.sums16 in (2, 4):
+        full = torch.maximum(full, (sums16.largest(real, scheme.sums16) / sums16.MOST)[:, None])
     if scheme.granularity == "group":
         return full.contiguous()
     return (full.amax().expand(len(full)) if scheme.granularity == "tensor" else full).reshape(-1).contiguous()
@@ -44,13 +66,19 @@ def weight_scales(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
 
 def rounded(real: torch.Tensor, scales: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
     """Integers of weights [N, K], to nearest even, saturated."""
-    return _nearest(real, spread(scales, real.shape[1]), scheme).to(torch.int8)
+    scales = spread(scales, real.shape[1])
+    return limited(_nearest(real, scales, scheme), scheme, real / scales).to(torch.int8)
 
 
 def simulated(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
     """What integers leave of weights [N, K], in a third of the memory traffic."""
     scales = spread(weight_scales(real, scheme), real.shape[1])
     return _nearest(real, scales, scheme).mul_(scales)
+
+
+def limited(values: torch.Tensor, scheme: WeightScheme, real: torch.Tensor | None = None) -> torch.Tensor:
+    """Integers [N, K], in floating point, no larger than `scheme` wants their sums in 16 bits. real: what they are rounded from."""
+    return sums16.limited(values, values if real is None else real, scheme.sums16) if scheme.sums16 in (2, 4) else values
 
 
 def _nearest(real: torch.Tensor, scales: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.export import Dim
 import sashiko
 from sashiko.diagnostics.errors import InputError
 from sashiko.driver.judge import Goal, goal_of
-from sashiko.driver.levels import FLOAT, NARROW, QUANTIZED, ROWS, Capture, Lab, Runnable
+from sashiko.driver.levels import FINE, FLOAT, NARROW, QUANTIZED, Capture, Lab, Runnable
 from sashiko.driver.measure import Example, HostTimer
 from sashiko.driver.model import CompiledModel
 from sashiko.driver.quantized import find
@@ -71,8 +71,8 @@ class FakeTimer:
         return {name: self.whole.get(name, {"mix": 1.0, "bf16": 2.0, "fp32": 3.0}[name]) for name in models}
 
 
-FASTER = {QUANTIZED: 1.0, ROWS: 1.5, NARROW: 5.0, FLOAT: 3.0}
-SLOWER = {QUANTIZED: 3.0, ROWS: 3.0, NARROW: 5.0, FLOAT: 2.0}
+FASTER = {QUANTIZED: 1.0, FINE: 1.5, NARROW: 5.0, FLOAT: 3.0}
+SLOWER = {QUANTIZED: 3.0, FINE: 3.0, NARROW: 5.0, FLOAT: 2.0}
 
 
 def capture(x: torch.Tensor) -> Capture:
@@ -115,7 +115,7 @@ def relative_error(model: nn.Module, fast: Callable[..., Any]) -> float:
 
 def test_only_the_bad_layer_is_taken_back() -> None:
     model = net(1000.0)
-    fast = searched(FakeTimer({**FASTER, ROWS: 3.5}), outlier=1000.0)
+    fast = searched(FakeTimer({**FASTER, FINE: 3.5}), outlier=1000.0)
     assert precisions(fast) == {"first": "int8", "bad": "fp32", "last": "int8"}
     assert fast.search is not None and fast.search.chosen == "mix"
     assert relative_error(model, fast) <= 0.02
@@ -126,7 +126,7 @@ def test_only_the_bad_layer_is_taken_back() -> None:
 
 
 def test_the_module_that_was_compiled_tells_what_was_found() -> None:
-    fast = searched(FakeTimer({**FASTER, ROWS: 3.5}), outlier=1000.0)
+    fast = searched(FakeTimer({**FASTER, FINE: 3.5}), outlier=1000.0)
     assert fast.quantized is not None and fast.search is not None
     record = fast.quantized.record
     assert [item.site.name for item in record.sites] == ["first", "last"]
@@ -200,7 +200,7 @@ def test_a_mix_that_is_hardly_faster_is_not_returned() -> None:
 
 
 def test_bf16_wins_where_it_is_fastest_and_accurate_enough() -> None:
-    times = {QUANTIZED: 3.0, ROWS: 3.0, NARROW: 1.0, FLOAT: 2.0}
+    times = {QUANTIZED: 3.0, FINE: 3.0, NARROW: 1.0, FLOAT: 2.0}
     fast = searched(FakeTimer(times, whole={"bf16": 0.5}))
     assert fast.search is not None and fast.search.chosen == "bf16"
     assert set(precisions(fast).values()) == {"bf16"}
@@ -226,7 +226,7 @@ class Scores:
 def test_eval_fn_decides() -> None:
     model = net(1000.0)
     scores = Scores(model)
-    fast = searched(FakeTimer({**FASTER, ROWS: 3.5}), goal_of(scores, 0.02, None), outlier=1000.0)
+    fast = searched(FakeTimer({**FASTER, FINE: 3.5}), goal_of(scores, 0.02, None), outlier=1000.0)
     assert precisions(fast) == {"first": "int8", "bad": "fp32", "last": "int8"}
     assert fast.search is not None and fast.search.baseline == 1.0
     assert fast.search.score is not None and 0.98 <= fast.search.score < 1.0
@@ -258,7 +258,7 @@ def test_an_expensive_eval_fn_judges_code_where_its_calls_fit(size: int, told: b
             return -float((candidate(data()[0][:size]) - net(1000.0)(data()[0][:size])).norm())
 
     slow = Lab(lab(1000.0).calibration, capture(data()[0]), lab(1000.0).quantized)
-    fast = find(slow, net(1000.0), goal_of(eval_fn, 0.1, None, 3.0), FakeTimer({**FASTER, ROWS: 3.5}), narrow=False)
+    fast = find(slow, net(1000.0), goal_of(eval_fn, 0.1, None, 3.0), FakeTimer({**FASTER, FINE: 3.5}), narrow=False)
     assert isinstance(seen[1], Runnable) and seen[1].refused == told
     assert all(isinstance(model, QuantizedModule) for model in seen[2:]) or not told
     assert fast.search is not None and fast.search.chosen in ("mix", "fp32")

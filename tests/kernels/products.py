@@ -11,18 +11,19 @@ import torch
 
 from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.contract import BufferSlot, KernelCode, ParamSlot
+from sashiko.graph import sums16
 from sashiko.graph.dims import Dim, evaluate, symbol
 from sashiko.graph.types import DType, f32, i32, u8
 from sashiko.kernels import gemm
 from sashiko.kernels.micro import MicroKernel
 from sashiko.kernels.packing import pack_rhs
 from sashiko.kernels.spec import GemmCode, GemmSpec, Strides
+from sashiko.kernels.x86_vector import MaddubsMicro
 from sashiko.platforms.target import Target
 from sashiko.stitch.loops import COLUMN, ROW, Body, BodyBuilder, Node
 from tests.emulation import Array, Buffer, Call, Runner
 
 M: Dim = symbol("M", 1)
-Emit = Callable[[Module, Target, GemmSpec, str], GemmCode]
 Micros = Sequence[MicroKernel]
 
 
@@ -68,6 +69,15 @@ def random(shape: tuple[int, ...], dtype: DType, seed: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype.torch)
     low, high = (0, 256) if dtype == u8 else (-128, 128)
     return torch.randint(low, high, shape, generator=generator).to(dtype.torch)
+
+
+def weight(shape: tuple[int, ...], micros: Micros, seed: int) -> torch.Tensor:
+    """A random rhs of a family; where its products are to be added in 16 bits, of integers as large as that allows."""
+    found = random(shape, micros[0].rhs, seed)
+    if not isinstance(micros[0], MaddubsMicro):
+        return found
+    rows = found.double().clamp(-127, 127).flatten(0, -2)
+    return sums16.limited(rows, rows, micros[0].sums).to(torch.int8).view(shape)
 
 
 def array(tensor: torch.Tensor) -> Array:
@@ -138,20 +148,17 @@ def call(kernel: KernelCode, places: Sequence[int], begin: int, end: int, sizes:
     return Call(kernel.symbol, tuple(slots), begin, end)
 
 
-def run(
-    runner: Runner, emit: Emit, pack: Callable[[torch.Tensor], torch.Tensor], cases: Sequence[Case], lhs: DType, rhs: DType,
-    known_rows: bool = False,
-) -> None:
+def run(runner: Runner, micros: Micros, cases: Sequence[Case], known_rows: bool = False) -> None:
     """Runs products through both of their kernels and compares them with the exact ones. Cases that differ in rows share the code."""
-    products = Together(runner)
+    products, lhs, rhs = Together(runner), micros[0].lhs, micros[0].rhs
     codes: dict[tuple[GemmSpec, Target], GemmCode] = {}
     for case in cases:
         known = spec, target = spec_of(case, lhs, rhs, m=case.m if known_rows else M), case.on(runner.target)
         if known not in codes:
-            codes[known] = emit(products.module, target, spec, products.name())
+            codes[known] = gemm.emit(products.module, target, spec, micros, products.name())
         code = codes[known]
-        x, w = random((case.m, case.k + case.pitch), lhs, 1), random((case.n, case.k), rhs, 2)
-        packed, sizes = pack(w), {"M": case.m}
+        x, w = random((case.m, case.k + case.pitch), lhs, 1), weight((case.n, case.k), micros, 2)
+        packed, sizes = pack_rhs(w, micros[0].packing), {"M": case.m}
         assert packed.numel() == evaluate(code.packed_bytes, sizes)
         out = np.full((case.m, case.n), 77, np.float32 if lhs.is_float else np.int32)
         check = partial(compare, x=x[:, : case.k], w=w, case=case)
@@ -170,11 +177,3 @@ def compare(result: Array, x: torch.Tensor, w: torch.Tensor, case: Case) -> None
     allowed = bound(x, w, case.k) if x.dtype.is_floating_point else torch.zeros_like(reference)
     worst = (difference - allowed).max().item()
     assert worst <= 0, f"{case}: off by {difference.max().item()}, {int((difference > allowed).sum())} of {difference.numel()} elements"
-
-
-def of_micros(micros: Micros) -> tuple[Emit, Callable[[torch.Tensor], torch.Tensor]]:
-    """How to emit a family and pack for it."""
-    return (
-        lambda module, target, spec, name: gemm.emit(module, target, spec, micros, name),
-        lambda weight: pack_rhs(weight, micros[0].packing),
-    )

@@ -13,7 +13,7 @@ from sashiko.kernels.blocking import Blocking, choose
 from sashiko.kernels.few_rows import evenly, heights, in_turn, takers
 from sashiko.platforms.catalogue import CATALOGUE
 from tests.emulation import Runner
-from tests.kernels.products import Case, M, Micros, of_micros, run, spec_of
+from tests.kernels.products import Case, M, Micros, run, spec_of
 from tests.kernels.test_gemm import FEW
 
 TARGET = replace(CATALOGUE[0], l1d=32 << 10, l2=1 << 20)
@@ -90,4 +90,4 @@ def test_any_number_of_rows(micros: Micros, runner: Runner) -> None:
     """Up to two tiles of each height and beyond, in one piece of k and in several; with rows read in place, packed, and a few at a time."""
     counts = (2, 5, 6, 7, 9, 10, 11, 13, 15, 16, 17, 20, 23, 29, 33)
     cases = [Case(rows, 21, 20) for rows in counts] + [Case(rows, 40, 300, 2, (1 << 10, 1 << 12)) for rows in (9, 16, 29)]
-    run(runner, *of_micros(micros), cases, micros[0].lhs, micros[0].rhs)
+    run(runner, micros, cases)

@@ -12,6 +12,7 @@ import torch
 from _pytest.mark.structures import ParameterSet
 
 from sashiko.cpu_codegen.builder import Module
+from sashiko.graph import sums16
 from sashiko.graph.dims import Dim, evaluate, floordiv, mod, symbol
 from sashiko.graph.types import DType, bf16, f16, f32, i8, u8
 from sashiko.kernels import amx, gemm, neon, reference, x86_vector
@@ -19,9 +20,10 @@ from sashiko.kernels.blocking import choose, tailored
 from sashiko.kernels.packing import int_of, pack_rhs
 from sashiko.kernels.spec import BATCH, GemmSpec, Packing, Strides, dense
 from sashiko.kernels.table import TABLE
+from sashiko.kernels.x86_vector import MaddubsMicro
 from sashiko.platforms.target import Target
 from tests.emulation import Array, Native, Runner, runners
-from tests.kernels.products import Case, M, Micros, Together, array, call, compare, of_micros, plain_store, random, run, spec_of
+from tests.kernels.products import Case, M, Micros, Together, array, call, compare, plain_store, random, run, spec_of, weight
 from tests.kernels.tile_emulation import EmulatedTiles, tiles_on
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
@@ -36,6 +38,8 @@ FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
     **{f"vnni8_{lhs}": (x86_vector.vnni(lhs, 8), _VNNI) for lhs in (i8, u8)},
     **{f"madd16_{lhs}": (x86_vector.madd(lhs, 16), _AVX512) for lhs in (i8, u8)},
     **{f"madd8_{lhs}": (x86_vector.madd(lhs, 8), ("avx2",)) for lhs in (i8, u8)},
+    **{f"maddubs{sums}_16_{lhs}": (x86_vector.maddubs(lhs, sums, 16), _AVX512) for lhs in (i8, u8) for sums in (2, 4)},
+    **{f"maddubs{sums}_8_{lhs}": (x86_vector.maddubs(lhs, sums, 8), ("avx2",)) for lhs in (i8, u8) for sums in (2, 4)},
     **{f"amx_emulated_{lhs}": (amx.amx(lhs, i8, EmulatedTiles()), _VNNI) for lhs in (i8, u8)},
     "amx_emulated_bf16": (amx.amx(bf16, bf16, EmulatedTiles()), _AVX512),
     **{f"amx_{lhs}": (amx.amx(lhs, i8), ("amx_int8", *_VNNI)) for lhs in (i8, u8)},
@@ -69,20 +73,20 @@ INTEGERS = tuple(each for each in PAIRS if not each.values[0][0].lhs.is_float)
 
 @pytest.mark.parametrize(("micros", "runner"), PAIRS)
 def test_products_with_all_tails(micros: Micros, runner: Runner) -> None:
-    run(runner, *of_micros(micros), CASES, micros[0].lhs, micros[0].rhs)
+    run(runner, micros, CASES)
 
 
 @pytest.mark.parametrize(("micros", "runner"), FEW)
 def test_products_cut_into_blocks(micros: Micros, runner: Runner) -> None:
     """Pieces of k packed before and in the loop over panels, blocks of several tiles of rows."""
     cases = (Case(33, 100, 300, caches=(1 << 10, 1 << 12)), Case(70, 90, 260, 5, (1 << 12, 1 << 15)))
-    run(runner, *of_micros(micros), cases, micros[0].lhs, micros[0].rhs)
+    run(runner, micros, cases)
 
 
 @pytest.mark.parametrize(("micros", "runner"), [pair for pair in FEW if pair.values[0][0].layout.direct])
 def test_rows_read_in_place_in_pieces(micros: Micros, runner: Runner) -> None:
     """Blocks of several tiles, the last one not whole; k that ends within a step."""
-    run(runner, *of_micros(micros), [Case(45, 50, 1601, caches=(1 << 15, 1 << 18))], micros[0].lhs, micros[0].rhs)
+    run(runner, micros, [Case(45, 50, 1601, caches=(1 << 15, 1 << 18))])
 
 
 @pytest.mark.parametrize("lhs", [i8, bf16], ids=str)
@@ -93,7 +97,7 @@ def test_an_epilogue_between_the_steps_of_the_next_tile(lhs: DType, target: Targ
     assert micros[0].overlaps
     cases = (Case(96, 64, 64), Case(65, 64, 512), Case(33, 70, 2000))
     small = [replace(case, caches=(1 << 12, 1 << 15)) for case in cases]
-    run(Native(target), *of_micros(micros), [*cases, *small], lhs, micros[0].rhs)
+    run(Native(target), micros, [*cases, *small])
 
 
 @pytest.mark.parametrize("lhs", [i8, bf16], ids=str)
@@ -104,7 +108,7 @@ def test_groups_of_columns_that_are_narrower_for_the_sake_of_more_rows(lhs: DTyp
     cases = [Case(150, 200, 300, 0, caches), Case(70, 390, 300, 0, caches)]
     for case in cases:
         assert choose(case.on(target), spec_of(case, lhs, micros[0].rhs), micros).panel_block < 256 // 16
-    run(Native(target), *of_micros(micros), cases, lhs, micros[0].rhs)
+    run(Native(target), micros, cases)
 
 
 @pytest.mark.parametrize(("micros", "runner"), FEW)
@@ -113,7 +117,7 @@ def test_tiles_that_fit_a_known_number_of_rows(micros: Micros, runner: Runner) -
     small = (1 << 10, 1 << 12)
     cases = [Case(9, 10, 7), Case(13, 40, 6), Case(15, 70, 9), Case(31, 47, 10, 2)]
     cases += [Case(30, 80, 300, 0, small), Case(86, 105, 260, 0, small)]
-    run(runner, *of_micros(micros), cases, micros[0].lhs, micros[0].rhs, known_rows=True)
+    run(runner, micros, cases, known_rows=True)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +145,10 @@ def test_extreme_integers_do_not_saturate(micros: Micros, runner: Runner) -> Non
     m, n, k = 4, 4, 260
     x = torch.tensor([[low] * k, [high] * k, [low, high] * (k // 2), [high, high, low, low] * (k // 4)]).to(lhs.torch)
     w = torch.tensor([[-128] * k, [127] * k, [-128, 127] * (k // 2), [127, 127, -128, -128] * (k // 4)]).to(torch.int8)
+    if isinstance(micros[0], MaddubsMicro):
+        w = w.clamp(min=-127).double()
+        w = sums16.limited(w, w, micros[0].sums).to(torch.int8)
+        assert sums16.how_many(w) == micros[0].sums and sums16.how_many(w[:1] - 1) < micros[0].sums, "as large as may be"
     spec = GemmSpec(lhs, i8, M, n, k, Strides(0, k), plain_store(n, micros[0].acc))
     module = Module()
     code = gemm.emit(module, runner.target, spec, micros, "product")
@@ -169,7 +177,7 @@ def test_batches_with_a_dynamic_rhs(micros: Micros, runner: Runner, transposed: 
     code = gemm.emit(product.module, runner.target, spec, micros, product.name())
     assert code.pack is not None and code.columns is not None
     x = random((2, 17, heads, depth), spec.lhs, 3)
-    w = random((2 * heads, 21, depth), spec.rhs, 4)
+    w = weight((2 * heads, 21, depth), micros, 4)
     stored = product.place(array(w.mT if transposed else w))
     packed = product.place(np.zeros(evaluate(code.packed_bytes, sizes), np.int8))
     product.calls.append(call(code.pack, (stored, packed), 0, evaluate(code.pack.domain, sizes), sizes))
@@ -188,7 +196,7 @@ def test_batches_with_a_dynamic_rhs(micros: Micros, runner: Runner, transposed: 
 def test_columns_are_cut_where_tiles_for_few_rows_end(micros: Micros, runner: Runner, most: int) -> None:
     """The tallest tiles of a family, which may be narrower, are none of a product that never has as many rows."""
     case, product = Case(most, 70, 37, 3), Together(runner)
-    x, w = random((case.m, case.k + case.pitch), micros[0].lhs, 1), random((case.n, case.k), micros[0].rhs, 2)
+    x, w = random((case.m, case.k + case.pitch), micros[0].lhs, 1), weight((case.n, case.k), micros, 2)
     spec = spec_of(case, micros[0].lhs, micros[0].rhs, m=symbol("M", 1, most))
     code = gemm.emit(product.module, runner.target, spec, micros, "few")
     out = np.full((case.m, case.n), 77, np.float32 if spec.lhs.is_float else np.int32)
@@ -208,7 +216,7 @@ def test_rows_that_choose_a_weight(micros: Micros, runner: Runner, m: Dim) -> No
     product = Together(runner)
     code = gemm.emit(product.module, runner.target, spec, micros, product.name())
     assert code.columns is not None
-    x, w = random((case.m, case.k + case.pitch), spec.lhs, 1), random((count, case.n, case.k), spec.rhs, 2)
+    x, w = random((case.m, case.k + case.pitch), spec.lhs, 1), weight((count, case.n, case.k), micros, 2)
     lhs = product.place(array(x))
     rhs = product.place(np.concatenate([pack_rhs(each, micros[0].packing).numpy() for each in w]))
     out = np.full((case.m, case.n), 77, np.float32 if spec.lhs.is_float else np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,36 @@ def test_the_fastest_row_is_selected(target: Target, lhs: DType, rhs: DType, m: 
     assert all(reason for _, reason in selection.refusals)
 
 
+SMALL: tuple[tuple[Target, Dim, int, str], ...] = (
+    (X86_64_V3, M, 4, "gemm_i32_u8_i8_3x16x4_avx2maddubs4"),
+    (X86_64_V3, FEW, 4, "gemm_i32_u8_i8_2x16x4_avx2maddubs4"),
+    (X86_64_V3, M, 2, "gemm_i32_u8_i8_3x16x4_avx2maddubs2"),
+    (X86_64_V3, M, 1, "gemm_i32_u8_i8_6x16x2_avx2madd"),
+    (X86_64_V4, M, 4, "gemm_i32_u8_i8_12x32x4_avx512maddubs4"),
+    (X86_64_V4, M, 2, "gemm_i32_u8_i8_12x32x4_avx512maddubs2"),
+    (X86_64_VNNI, M, 4, "gemm_i32_u8_i8_14x32x4_avx512vnni"),
+)
+
+
+@pytest.mark.parametrize(("target", "m", "count", "name"), SMALL)
+def test_small_weights_have_rows_of_their_own(target: Target, m: Dim, count: int, name: str) -> None:
+    spec = replace(spec_of(Case(1, 64, 256), u8, i8, m=m), sums16=count)
+    selection = table.select(target, spec)
+    assert selection.kernel.name == name
+    if count == 1:
+        assert dict(selection.refusals)["gemm_i32_u8_i8_3x16x4_avx2maddubs2"] == "2 of its products do not fit 16 bits"
+    dynamic = replace(spec, constant_rhs=False, rhs_strides=Strides(0, 256), sums16=1)
+    assert dict(table.select(target, dynamic).refusals).get("gemm_i32_u8_i8_3x16x4_avx2maddubs4") in (None, "is for constant weights")
+
+
+@pytest.mark.parametrize("target", CATALOGUE, ids=lambda target: target.name)
+def test_who_asks_for_small_weights(target: Target) -> None:
+    """What the quantizer goes by says the same of a target as the table does."""
+    for lhs in (i8, u8):
+        assert table.asks_sums16(target, spec_of(Case(1, 64, 256), lhs, i8)) == target.sums16
+    assert not table.asks_sums16(target, spec_of(Case(1, 64, 256), f32, f32))
+
+
 def test_refusals_say_what_is_missing() -> None:
     refusals = dict(table.select(X86_64_V3, spec_of(Case(1, 64, 256), i8, i8)).refusals)
     assert refusals["gemm_i32_i8_i8_32x32x4_amxint8"] == "x86_64_v3 lacks amx_int8, avx512_vnni"
@@ -83,7 +114,7 @@ def test_specifications_that_make_no_sense_are_refused() -> None:
 @pytest.mark.parametrize("target", CATALOGUE, ids=lambda target: target.name)
 def test_every_accepting_row_compiles_for_every_target(target: Target) -> None:
     for lhs, rhs in ((i8, i8), (u8, i8), (bf16, bf16), (f32, f32), (f16, f16)):
-        spec = spec_of(Case(1, 80, 2100), lhs, rhs)
+        spec = replace(spec_of(Case(1, 80, 2100), lhs, rhs), sums16=4)
         for row in table.TABLE:
             if row.when(target, spec) is None:
                 module = Module()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from sashiko.platforms.catalogue import X86_64_VNNI
 from sashiko.quant import ActivationScheme, OpScheme, Override, Scheme, SmoothQuant, WeightScheme, calibrate, quantize
 from sashiko.quant.gptq import GramObserver, Inputs, compensated
 from sashiko.quant.observers import NonFinite
@@ -134,10 +135,11 @@ def test_convolutions_and_other_choices_round_to_nearest() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(8, 8, 3), nn.Flatten(), nn.Linear(32, 4)).eval()
     scheme = Scheme(OpScheme(ActivationScheme(), WeightScheme(compensate=True)), operations=("convolution", "linear"))
-    small = quantize(model, [torch.randn(3, 8, 6)], preset=scheme)
+    small = quantize(model, [torch.randn(3, 8, 6)], preset=scheme, target=X86_64_VNNI)
     held = dict(small.named_buffers())
     assert torch.equal(held["0.weight_int8"].flatten(1), quantize_weight(model[0].weight.flatten(1), WeightScheme()).values)
-    found = calibrate(model, [torch.randn(3, 8, 6)], Scheme(OpScheme(), (Override("2", OpScheme(weight=WeightScheme(compensate=True))),)))
+    scheme = Scheme(OpScheme(), (Override("2", OpScheme(weight=WeightScheme(compensate=True))),))
+    found = calibrate(model, [torch.randn(3, 8, 6)], scheme, target=X86_64_VNNI)
     other = dict(found.build({"2": OpScheme()}).named_buffers())
     assert torch.equal(other["2.weight_int8"], quantize_weight(model[2].weight, WeightScheme()).values)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import sashiko
 from sashiko.diagnostics.errors import InputError
+from sashiko.platforms.catalogue import X86_64_VNNI
 from sashiko.quant import ActivationScheme, OpScheme, QATModule, QuantizedModule, Scheme, WeightScheme, prepare_qat, quantize
 from tests.quant.models import Attention, mlp
 
@@ -106,7 +107,7 @@ def test_training_repairs_what_calibration_spoilt() -> None:
         wanted = model(data)
     spoilt = data.clone()
     spoilt[0] *= 100
-    trained = prepare_qat(model, [spoilt], preset="int8-minmax")
+    trained = prepare_qat(model, [spoilt], preset="int8-minmax", target=X86_64_VNNI)
 
     def error(candidate: nn.Module) -> float:
         with torch.no_grad():

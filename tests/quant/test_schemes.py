@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sashiko.diagnostics.errors import InputError
+from sashiko.platforms.catalogue import X86_64_VNNI
 from sashiko.quant import BF16, FP32, ActivationScheme, OpScheme, Override, QuantizedModule, Scheme, WeightScheme, calibrate, quantize
 from sashiko.quant.weights import dequantized, quantize_weight, weight_scales
 from tests.quant.models import mlp
@@ -39,7 +40,7 @@ def labels(small: QuantizedModule) -> dict[str, str]:
 
 def test_rows_have_scales_of_their_own() -> None:
     model = nn.Sequential(nn.Linear(8, 4)).eval()
-    small = quantize(model, [torch.randn(2, 3, 8)], preset=Scheme(ROW))
+    small = quantize(model, [torch.randn(2, 3, 8)], preset=Scheme(ROW), target=X86_64_VNNI)
     x = torch.randn(5, 3, 8) * torch.logspace(-3, 3, 5)[:, None, None]
     scales = x.double().abs().amax(-1, keepdim=True) / 127
     ints = torch.round(x.double() / scales)

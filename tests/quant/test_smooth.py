@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sashiko.diagnostics.errors import CalibrationError
+from sashiko.platforms.catalogue import X86_64_VNNI
 from sashiko.quant import FP32, ActivationScheme, Calibration, OpScheme, Override, Scheme, SmoothQuant, WeightScheme, calibrate, quantize
 from sashiko.quant.smooth import RowSample
 from tests.quant.models import Attention, bert, tokens
@@ -54,8 +55,8 @@ def batches() -> list[torch.Tensor]:
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 def test_planted_outliers(scheme: OpScheme, alpha: float | None, batches: list[torch.Tensor]) -> None:
     model = PreNorm().eval()
-    plain = error(quantize(model, batches[:-1], preset=Scheme(scheme)), model, batches[-1])
-    found = calibrate(model, batches[:-1], Scheme(scheme, smooth=SmoothQuant(alpha)))
+    plain = error(quantize(model, batches[:-1], preset=Scheme(scheme), target=X86_64_VNNI), model, batches[-1])
+    found = calibrate(model, batches[:-1], Scheme(scheme, smooth=SmoothQuant(alpha)), target=X86_64_VNNI)
     smooth = error(found.build(), model, batches[-1])
     assert smooth < 0.03 and smooth < plain / 2
     assert torch.equal(in_floating_point(found)(batches[-1]), model(batches[-1]))

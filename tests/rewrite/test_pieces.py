@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -151,7 +152,7 @@ def test_half_a_step_beyond_the_end_is_saturated(beyond: float) -> None:
     x = torch.linspace(-1.0, -0.5, 10001, dtype=torch.float64)
     least, cut = float(gelu(x).min()), 0
     for zero in range(100):
-        found = fit(lambda x: gelu(x) * ((zero + beyond) / -least) + zero, UNSIGNED, 8)
+        found = fit(partial(lambda steps, zero, x: gelu(x) * steps + zero, (zero + beyond) / -least, zero), UNSIGNED, 8)
         if found is not None and found.least is None:
             assert polynomials(x.float(), found).min() > -0.49, "the polynomials are as far off as they may be"
         cut += found is not None and found.least is not None

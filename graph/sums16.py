@@ -1,0 +1,86 @@
+"""Weights so small that their products with bytes are added in 16 bits.
+
+VPMADDUBSW multiplies unsigned bytes by signed ones and adds the products of two neighbours in 16 bits, where it saturates: products of
+any u8 and any i8 do not fit. Of weights that are small enough two do. Where four fit, the sums that two of these instructions give are
+added in 16 bits, too. Those four are two neighbours along k and the two that come four later, in each unit of eight.
+"""
+
+from __future__ import annotations
+
+import torch
+
+MOST = 128
+"""For the sum of the positive integers that are added in 16 bits, and for that of the negative ones: 128 * 255 < 2^15."""
+COUNTS = (4, 2, 1)
+"""How many products may be added in 16 bits; 1: none are."""
+_UNIT = 8  # neighbours along k that make whole sums
+_CHUNK = 1 << 18  # elements that are looked at together: so many stay in a cache
+
+
+def by_sums(weight: torch.Tensor, count: int) -> torch.Tensor:
+    """The weight [N, K] as [N, sums, count]: those along the last axis are added in 16 bits. Zeros fill the last unit."""
+    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % _UNIT))
+    units = padded.reshape(len(weight), -1, 2, 2, 2)
+    return (units.transpose(2, 3) if count == 4 else units).reshape(len(weight), -1, count)
+
+
+def from_sums(sums: torch.Tensor, k: int) -> torch.Tensor:
+    """The reverse of `by_sums`, with k columns."""
+    units = sums.reshape(len(sums), -1, 2, 2, 2)
+    return (units.transpose(2, 3) if sums.shape[-1] == 4 else units).reshape(len(sums), -1)[:, :k]
+
+
+def largest(weight: torch.Tensor, count: int) -> torch.Tensor:
+    """For each row of a weight [N, K] in floating point the largest sum of the positive numbers among `count`, or of the negative ones."""
+    if not weight.shape[1]:
+        return weight.new_zeros(len(weight))
+    parts = by_sums(weight, count)
+    return torch.maximum(*(part.clamp_min(0).sum(-1).amax(1) for part in (parts, -parts)))
+
+
+def limited(values: torch.Tensor, real: torch.Tensor, count: int) -> torch.Tensor:
+    """Integers [N, K], in floating point, of which sums of `count` fit: what they are too large by is taken off those that are rounded up
+    the most from `real`, which gives the nearest ones that fit."""
+    parts, exact = by_sums(values, count).clone(), by_sums(real, count)
+    for sign in (1, -1):
+        over = ((parts * sign).clamp_min(0).sum(-1) > MOST).nonzero(as_tuple=True)
+        some, wanted = parts[over] * sign, exact[over] * sign
+        while bool((excess := some.clamp_min(0).sum(-1) > MOST).any()):
+            most = torch.where(some > 0, some - wanted, -torch.inf).argmax(-1, keepdim=True)
+            some.scatter_add_(-1, most, -excess[:, None].to(some.dtype))
+        parts[over] = some * sign
+    return from_sums(parts, values.shape[1])
+
+
+def how_many(weight: torch.Tensor) -> int:
+    """How many products with a weight [N, K] (i8) are added in 16 bits, of `COUNTS`, whatever unsigned bytes they are products with."""
+    n, k = weight.shape
+    found = COUNTS[0]
+    rows = max(1, _CHUNK // max(k, 1))
+    for begin in range(0, n if k else 0, rows):
+        part = torch.nn.functional.pad(weight[begin : begin + rows], (0, -k % _UNIT)).contiguous()
+        found = min(found, _how_many(part))
+        if found == 1:
+            break
+    return found
+
+
+def _how_many(weight: torch.Tensor) -> int:
+    """Of a weight whose rows are whole units: four bytes that are not negative are one word, and of two of these sums lie side by side."""
+    if int(weight.min()) < -127:
+        return 1
+    found = COUNTS[0]
+    for part in (weight, -weight):
+        words = part.clamp_min(0).view(torch.int32).view(-1, 2)
+        pairs = (words & 0x00FF00FF) + (words >> 8 & 0x00FF00FF)
+        if found == 4 and _most(pairs[:, 0] + pairs[:, 1]) <= MOST:
+            continue
+        found = 2
+        if _most(pairs) > MOST:
+            return 1
+    return found
+
+
+def _most(words: torch.Tensor) -> int:
+    """The largest half of a word."""
+    return max(int((words & 0xFFFF).max()), int((words >> 16).max()))
