@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..graph import attrs as A
+from ..graph import sums16
 from ..graph.dims import Dim, evaluate, floordiv, mod, product
 from ..graph.ir import Value
 from ..graph.types import DType, bf16, f32, i4, i8, u8
+from ..kernels import table
 from ..kernels.attention_spec import AttentionSpec, HeadStrides
 from ..kernels.packing import packed_group
 from ..kernels.spec import BATCH, GemmSpec, Pieces, Strides
+from ..platforms.target import Target
 from ..rewrite.query import is_weight
+from ..stitch.constants import compute
 from ..stitch.program import ContractionItem, Strided
 from ..stitch.views import delinearize
 from .grouped import Axis, blocks_of, joint, lhs_axes, matrices, side_by_side
@@ -32,11 +37,18 @@ def has_kernel(value: Value) -> bool:
     return types[:2] in GEMM_TYPES or (types[:2] in WEIGHT_TYPES and is_weight(value.inputs[1]))
 
 
-def gemm_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
-    """The product behind an item whose anchor is no attention."""
-    if item.anchor.op == "routed_linear":
-        return _routed_spec(item)
-    return _matmul_spec(item) if item.anchor.op in ("matmul", "int_matmul") else _linear_spec(item, constants)
+def gemm_spec(item: ContractionItem, constants: set[Value], target: Target) -> GemmSpec:
+    """The product behind an item whose anchor is no attention, with what the table of a target wants to know of it."""
+    if item.anchor.op in ("matmul", "int_matmul"):
+        return _matmul_spec(item)
+    spec = _routed_spec(item) if item.anchor.op == "routed_linear" else _linear_spec(item, constants)
+    return replace(spec, sums16=_sums16(item)) if table.asks_sums16(target, spec) else spec
+
+
+def _sums16(item: ContractionItem) -> int:
+    """`sums16.how_many` of the constant weights of a product, as they are packed."""
+    weight, blocks = compute(item.anchor.inputs[1]), blocks_of(item, True)
+    return min(map(sums16.how_many, (weight,) if blocks is None else blocks.of(weight)))
 
 
 def _routed_spec(item: ContractionItem) -> GemmSpec:

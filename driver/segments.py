@@ -9,7 +9,6 @@ import torch
 
 from ..cpu_codegen.streams import holds_up, streaming
 from ..graph import attrs as A
-from ..graph import sums16
 from ..graph.dims import Dim, bounds, product
 from ..graph.ir import Value
 from ..graph.sites import site_of
@@ -120,18 +119,10 @@ def specs_of(program: Program, target: Target, choices: Choices) -> tuple[ItemSp
             return StepSpecs(specs_of(item.step, target, choices))
         if item.anchor.op == "attention":
             return attention_spec(item)
-        product = gemm_spec(item, constants)
-        if table.asks_sums16(target, product):
-            product = replace(product, sums16=_sums16(item))
+        product = gemm_spec(item, constants, target)
         return replace(product, choice=choices.get(unchosen(product), product.choice))
 
     return tuple([spec(item) for item in program.items])
-
-
-def _sums16(item: ContractionItem) -> int:
-    """`sums16.how_many` of the constant weights of a product, as they are packed."""
-    weight, blocks = compute(item.anchor.inputs[1]), blocks_of(item, True)
-    return min(map(sums16.how_many, (weight,) if blocks is None else blocks.of(weight)))
 
 
 def flat(specs: Iterable[ItemSpec]) -> Iterator[LoopKernel | GemmSpec | AttentionSpec | None]:

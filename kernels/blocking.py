@@ -18,7 +18,6 @@ _WAY = 4096  # bytes of L1 that lie in different sets; where rows share more of 
 _SCRATCH_TILES_BYTES = 96 << 10
 _GROUP_COLUMNS = 256
 _SHARING, _MOST_TILES = 4, 16  # of rows in a block
-_SHORT_PIECE = 48 << 10  # bytes of a panel
 _STACK_BYTES = 512 << 10  # for packed rows; the stacks of threads are small on some systems
 
 
@@ -177,9 +176,9 @@ def up(value: int, step: int) -> int:
 def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tuple[int | None, int]:
     """Number and length of the pieces of k, which are of equal length.
 
-    Rows of a tile that are read in place take at most two thirds of L1. Packed ones stream well, measured up to twice that; short
-    pieces cost more in loads and stores of accumulators. Where there may be few rows, panels from memory are
-    read more slowly in short pieces, and k is in one piece instead if the rows of a tile fit a part of L2.
+    One piece, if the rows of a tile fit a part of L2: they stream from there, panels stream whole, and no accumulators are stored between
+    pieces. Rows of pieces take two thirds of L1 where they are read in place, and twice that where they are packed. Tile registers load
+    rows again for each panel, and want them in L1.
     """
     widest = max(-(-micro.mr * micro.step_bytes // micro.step_k) for micro in micros)
     pad = max(micro.packing.pad for micro in micros)
@@ -188,8 +187,7 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, up(highest, pad))
-    short = micros[0].layout.direct and not micros[0].overlaps and most * micros[0].packing.nr * spec.rhs.bits // 8 <= _SHORT_PIECE
-    one = short and not isinstance(spec.rows, int) and spec.k * widest <= target.l2 // 4
+    one = not micros[0].overlaps and spec.k * widest <= target.l2 // 4
     pieces = spec.choice.pieces or (1 if one else max(1, -(-spec.k // most)))
     k_block = max(pad, up(-(-spec.k // pieces), pad))
     return max(1, -(-spec.k // k_block)), k_block

@@ -257,9 +257,6 @@ class VectorMicro(MicroKernel):
     # How many steps ahead the panels are prefetched into L1, where a panel seldom is; `benchmarks/products.py` shows what another number
     # costs.
     ahead = 8
-    # Where panels come from beyond L2, tiles of so many rows fetch the panels that follow into it.
-    tall = 6
-
     def resized(self, mr: int, panels: int) -> MicroKernel | None:
         return replace(self, mr=mr, panels=panels)
 
@@ -267,6 +264,12 @@ class VectorMicro(MicroKernel):
     def vectors(self) -> int:
         """Vectors in a row of the tile."""
         return self.nr // self.lanes
+
+    @property
+    def fetches_following(self) -> bool:
+        """Whether panels that follow are fetched into L2 where they come from beyond it: by tall tiles, but for those of AVX2, which take
+        panels from L3 as fast as they compute."""
+        return self.mr >= 6 and self.lanes != 8
 
     @abstractmethod
     def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
@@ -306,7 +309,7 @@ class VectorMicro(MicroKernel):
         for group in groups if self.ahead else ():
             for line in range(0, step_bytes, _LINE):
                 prefetch(fn, offset(fn, group, self.ahead * step_bytes + line))
-                if tile.lhs_streams and self.mr >= self.tall:
+                if tile.lhs_streams and self.fetches_following:
                     prefetch(fn, fn.gep(offset(fn, group, line), tile.next), 2)
         return values
 

@@ -48,10 +48,14 @@ class PanelReader:
             fn.call(name, VOID, [panel, to, i64(apart), fn.mul(steps, i64(self.packing.pad // step))])
         return places
 
-    def operands(self, micro: MicroKernel, p: Val, panels: Panels, kind: Start) -> list[Val]:
-        """What the function of a tile takes: the way to the panels that follow, its panels, and their column sums where it needs them."""
+    def operands(self, micro: MicroKernel, p: Val, i: Val, panels: Panels, kind: Start) -> list[Val]:
+        """What the function of a tile takes: the way to the panels that follow, its panels, and their column sums where it needs them.
+
+        i: the first row of the tile in its block. Only the first tile fetches what follows, for all of them: the others would ask L2 for
+        what it has by then, line by line.
+        """
         fn, spec = self.fn, self.spec
-        following = fn.mul(self.size, i64(micro.panels))
+        following = fn.select(fn.icmp("eq", i, i64(0)), fn.mul(self.size, i64(micro.panels)), i64(0))
         if kind is not Start.SUMS:
             return [following, *panels]
         sums = fn.gep(self.rhs, self.slots.dim(self.packing.sums_offset(spec.n, spec.k, spec.rhs)))

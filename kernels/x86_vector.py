@@ -154,7 +154,6 @@ class MaddubsMicro(VnniMicro):
     sums: int = 4
 
     ahead = 4
-    tall = 3
 
     @property
     def isa(self) -> str:  # type: ignore[override]

@@ -10,6 +10,7 @@ from sashiko.graph import build as b
 from sashiko.graph.dims import evaluate, symbols
 from sashiko.graph.ir import Value
 from sashiko.graph.types import f32
+from sashiko.platforms.catalogue import X86_64_V3
 from sashiko.stitch.program import ContractionItem
 from sashiko.stitch.stitcher import stitch
 
@@ -43,7 +44,7 @@ def grouped_windows(groups: int, columns: int) -> ContractionItem:
 def test_narrow_groups_share_a_panel_and_are_read_in_long_pieces() -> None:
     item = grouped_windows(12, 4)
     assert blocks_of(item, True) == Blocks(3, 4, 2) and blocks_of(item, False) == Blocks(12, 1, 2)
-    spec = gemm_spec(item, {item.anchor.inputs[1]})
+    spec = gemm_spec(item, {item.anchor.inputs[1]}, X86_64_V3)
     assert (spec.batch, spec.weights, spec.m, spec.n, spec.k) == (3, 3, 98, 16, 72)
     assert spec.lhs_pieces is not None and spec.lhs_pieces.run == 8 and evaluate(spec.lhs_strides.batch, {"b": 2}) == 16
 
@@ -51,13 +52,13 @@ def test_narrow_groups_share_a_panel_and_are_read_in_long_pieces() -> None:
 def test_wide_groups_are_products_of_their_own() -> None:
     item = grouped_windows(2, 24)
     assert blocks_of(item, True) == Blocks(2, 1, 12)
-    spec = gemm_spec(item, {item.anchor.inputs[1]})
+    spec = gemm_spec(item, {item.anchor.inputs[1]}, X86_64_V3)
     assert (spec.batch, spec.weights, spec.m, spec.n, spec.k) == (2, 2, 98, 24, 108)
 
 
 def test_results_of_groups_lie_side_by_side() -> None:
     item = grouped_windows(3, 10)
-    spec = gemm_spec(item, {item.anchor.inputs[1]})
+    spec = gemm_spec(item, {item.anchor.inputs[1]}, X86_64_V3)
     (store,) = spec.epilogue.stores
     assert {s.name for s in symbols(store.index)} == {"r", "c"}
     for matrix, row, column in ((0, 0, 0), (1, 5, 3), (2, 97, 9)):
@@ -68,4 +69,4 @@ def test_the_columns_of_a_plain_linear_are_in_one_group() -> None:
     image = b.input_(0, f32, (2, 9, 9, 24))
     item = item_of(image, image, b.constant(torch.randn(8, 24)))
     assert blocks_of(item, True) is None
-    assert gemm_spec(item, {item.anchor.inputs[1]}).weights == 1
+    assert gemm_spec(item, {item.anchor.inputs[1]}, X86_64_V3).weights == 1

@@ -8,11 +8,11 @@ import pytest
 
 from sashiko.graph.dims import Dim
 from sashiko.graph.types import bf16, f32, i8
-from sashiko.kernels import amx, x86_vector
+from sashiko.kernels import amx, neon, x86_vector
 from sashiko.kernels.blocking import Variant, choose, tailored
 from sashiko.kernels.spec import GemmSpec, Strides
 from sashiko.platforms.catalogue import CATALOGUE
-from tests.kernels.products import Case, M, plain_store, spec_of
+from tests.kernels.products import Case, M, Micros, plain_store, spec_of
 
 TARGET = replace(CATALOGUE[0], l1d=32 << 10, l2=1 << 20)  # 8 ways of 4096 bytes
 
@@ -77,6 +77,20 @@ def test_tiles_of_rows_share_panels_that_are_read_again(n: int, tiles: int) -> N
     spec = spec_of(Case(424, n, 626), f32, f32, m=424)
     variant = choose(TARGET, spec, tailored(spec, x86_vector.fma(16))).variants[0]
     assert variant.rows == tiles * variant.micro.mr
+
+
+@pytest.mark.parametrize(
+    ("micros", "k", "pieces"),
+    [
+        (x86_vector.fma(16), 1024, 1), (x86_vector.fma(16), 4608, 1), (x86_vector.fma(16), 4800, 13),
+        (x86_vector.fma(8), 3072, 1), (x86_vector.madd(i8, 8), 3072, 1), (x86_vector.maddubs(i8, 4, 8), 4096, 1),
+        (neon.fmla(), 4096, 1), (amx.amx(i8, i8), 1024, 2),
+    ],
+    ids=lambda value: value[0].name if isinstance(value, tuple) else str(value),
+)
+def test_k_is_in_one_piece_where_the_rows_of_a_tile_fit_a_part_of_l2(micros: Micros, k: int, pieces: int) -> None:
+    for m in (M, 100, 3000):
+        assert choose(TARGET, spec_of(Case(100, 80, k), micros[0].lhs, micros[0].rhs, m=m), micros).pieces == pieces
 
 
 def test_tile_registers_share_panels_where_there_are_few_rows() -> None:

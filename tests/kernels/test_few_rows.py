@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from sashiko.graph.dims import Dim
 from sashiko.graph.types import bf16, f32, i8
 from sashiko.kernels import amx, neon, x86_vector
 from sashiko.kernels.blocking import Blocking, choose
@@ -58,13 +57,6 @@ def test_few_rows_are_wasted() -> None:
     computed = {rows: -(-rows // micro.mr) * micro.mr for rows, micro in enumerate(found) if micro is not None}
     assert len(computed) > 20
     assert all((total - rows) / total <= 3 / 14 for rows, total in computed.items())
-
-
-@pytest.mark.parametrize(("micros", "m", "pieces"), [(FMA, M, 1), (FMA, 100, 3), (x86_vector.fma(8), M, 2), (amx.amx(i8, i8), M, 2)])
-def test_short_pieces_of_panels_become_one(micros: Micros, m: Dim, pieces: int) -> None:
-    """Where there may be few rows, and the tile is so tall that its rows leave L1 little room."""
-    lhs, rhs = micros[0].lhs, micros[0].rhs
-    assert choose(TARGET, spec_of(Case(100, 80, 1024), lhs, rhs, m=m), micros).pieces == pieces
 
 
 def test_heights_that_so_few_rows_do_not_need_are_left_out() -> None:

@@ -86,7 +86,8 @@ def test_products_cut_into_blocks(micros: Micros, runner: Runner) -> None:
 @pytest.mark.parametrize(("micros", "runner"), [pair for pair in FEW if pair.values[0][0].layout.direct])
 def test_rows_read_in_place_in_pieces(micros: Micros, runner: Runner) -> None:
     """Blocks of several tiles, the last one not whole; k that ends within a step."""
-    run(runner, micros, [Case(45, 50, 1601, caches=(1 << 15, 1 << 18))])
+    rows = micros[0].mr * 1601 * micros[0].lhs.bytes
+    run(runner, micros, [Case(45, 50, 1601, caches=(rows // 2, 3 * rows))])
 
 
 @pytest.mark.parametrize("lhs", [i8, bf16], ids=str)

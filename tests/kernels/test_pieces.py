@@ -16,7 +16,7 @@ from sashiko.kernels import gemm
 from sashiko.kernels.packing import pack_rhs
 from sashiko.kernels.spec import BATCH, GemmSpec, Pieces, Strides
 from tests.emulation import Array, Runner
-from tests.kernels.products import Case, M, Micros, Together, acc_of, array, compare, plain_store, random
+from tests.kernels.products import Case, M, Micros, Together, acc_of, array, compare, plain_store, random, weight
 from tests.kernels.test_gemm import FEW
 
 
@@ -57,7 +57,7 @@ def check(runner: Runner, micros: Micros, cases: Sequence[Windows], n: int, cach
         spec = GemmSpec(lhs, rhs, M, n, k, Strides(0, 0), plain_store(n, acc_of(lhs)), lhs_pieces=case.pieces)
         code = gemm.emit(products.module, product.on(runner.target), spec, micros, products.name())
         assert code.columns is not None and evaluate(code.rows.domain, {"M": m}) == m
-        image, w = random((case.side, case.side, case.channels), lhs, 1), random((n, k), rhs, 2)
+        image, w = random((case.side, case.side, case.channels), lhs, 1), weight((n, k), micros, 2)
         span = case.apart * (case.size - 1) + 1
         rows = image.unfold(0, span, case.step).unfold(1, span, case.step)[..., :: case.apart, :: case.apart].permute(0, 1, 3, 4, 2)
         out = np.full((m, n), 77, np.float32 if lhs.is_float else np.int32)
@@ -90,7 +90,7 @@ def test_parts_of_rows_times_weights_in_turn(micros: Micros, runner: Runner) -> 
     product = Together(runner)
     code = gemm.emit(product.module, runner.target, spec, micros, product.name())
     assert code.columns is not None
-    image, w = random((case.side, case.side, case.channels), lhs, 1), random((groups, n, k), rhs, 2)
+    image, w = random((case.side, case.side, case.channels), lhs, 1), weight((groups, n, k), micros, 2)
     packed = np.concatenate([pack_rhs(each, micros[0].packing).numpy() for each in w])
     assert packed.size == evaluate(code.packed_bytes, {"M": m})
     out = np.full((groups, m, n), 77, np.float32 if lhs.is_float else np.int32)
