@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 from ..diagnostics.errors import InvalidGraph
 from ..platforms.target import Target
@@ -85,8 +86,7 @@ class BodyEmitter:
     # -- values ----------------------------------------------------------------------------------------------------
     def value(self, node: int, point: Point) -> Val:
         """The value of `node` at `point`: a scalar when it does not depend on the column."""
-        known = self._known(node, point)
-        if known is not None:
+        if (known := self._known(node, point)) is not None:
             return known
         self.compute([node], point)
         result = self._known(node, point)
@@ -103,6 +103,11 @@ class BodyEmitter:
                     pending.append(operand)
         for each in sorted(missing):
             self._compute(each, point)
+
+    def side_by_side(self, nodes: Iterable[int], points: Sequence[Point]) -> None:
+        """Computes nodes that vary with the column, at several points a step at a time; of those that end a chain, what it rounds."""
+        inner = [self._chains[n].node if n in self._chains else n for n in nodes if n not in self._given and n not in self._kept]
+        self.fn.side_by_side([partial(self.compute, [n for n in inner if "c" in self.deps[n]], point) for point in points])
 
     def operand(self, node: int, lanes: int, point: Point) -> Val:
         """The value in every lane."""

@@ -7,7 +7,9 @@ Text rather than llvmlite.ir because bfloat and scalable vectors exist only ther
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from .turns import in_turn
 from .values import BF16, F16, F32, F64, I1, I8, I16, I32, I64, PTR, VOID, Module, Ty, Val, const, const_vec, i64
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "Function", "Module", "Ty", "Val", "const", "const_vec", "i64",
 ]
 
+Result = TypeVar("Result")
 LoopBody = Callable[[Val, list[Val]], Sequence[Val]]
 
 
@@ -55,6 +58,19 @@ class Function:
     def effect(self, text: str) -> None:
         """Append an instruction without a result."""
         self._lines.append(f"  {text}")
+
+    def side_by_side(self, parts: Sequence[Callable[[], Result]], count: int = 4) -> list[Result]:
+        """Emits parts that need nothing of one another but values, an instruction of each of `count` in turn (`turns.py`)."""
+        lines, results = self._lines, list[Result]()
+        for first in range(0, len(parts), count):
+            emitted: list[list[str]] = []
+            for part in parts[first : first + count]:
+                self._lines = []
+                results.append(part())
+                emitted.append(self._lines)
+            lines += in_turn(emitted)
+        self._lines = lines
+        return results
 
     def _label(self, name: str) -> None:
         self._lines.append(f"{name}:")

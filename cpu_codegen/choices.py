@@ -11,6 +11,8 @@ from . import schedule
 
 _JOINED_OPERATIONS = 400  # vector operations of a loop that is unrolled to store whole registers
 _UNROLLED_OPERATIONS = 900  # vector operations of rows written out without a loop
+_FOUR_AT_ONCE, _TWO_AT_ONCE = 32, 60  # operations of a vector with which so many are computed at once
+_FEW_OPERATIONS = 8
 _WORD = 4
 _SHORT_ROW = 1024  # columns: longer rows hardly notice what waits between their passes
 # Rows at a time: by fours where all stay in registers, by twos where they are read again.
@@ -31,8 +33,12 @@ class Choices:
         operations = self._operations(each)
         if self._kernel.depth is not None and any(node.op == "reduce" and node.axis == "k" for node in self._body.nodes):
             return 4
-        enough = 4 if operations <= 12 else 2 if operations <= 60 else 1
+        enough = 4 if operations <= _FOUR_AT_ONCE else 2 if operations <= _TWO_AT_ONCE else 1
         return max(enough, joined) if joined * operations <= _JOINED_OPERATIONS else enough
+
+    def side_by_side(self, each: schedule.Pass) -> bool:
+        """Whether vectors are computed a step of each at a time: where that is more than a few steps, and not more than registers hold."""
+        return _FEW_OPERATIONS < self._operations(each) <= _TWO_AT_ONCE
 
     def rows(self) -> tuple[int, bool]:
         """Rows at a time, and whether they stay in registers between the passes.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import gcd
 
 from ..diagnostics.errors import InvalidGraph
+from . import schedule
 from .body import BodyEmitter, Point
 from .builder import Function, Ty, Val, const, i64
 from .loops import vector_lanes
 from .sweep import tail_mask
 
+_TOGETHER = 4  # vectors that are computed a step of each at a time
+_SHORT = 12  # operations: with so few, tables and what else is at hand want the registers
 _HOISTED = 4  # vectors of columns whose per-column values (scales, biases) are loaded once for all rows
 
 
@@ -60,13 +64,21 @@ def emit_register_epilogue(
             points[-1] = Point(lanes, points[-1].axes, tail_mask(fn, last, lanes))
         for point in points:
             emitter.prepare([], emitter.column_stores, point, "c")
-        for i, row in enumerate(accumulators):
+
+        def finish(point: Point, value: Val) -> None:
+            emitter.provide(node, value)
+            emitter.stores(point)
+
+        long = schedule.column_cost(emitter.body, lanes) > _SHORT
+        together = max(1, _TOGETHER // vectors) if long else 1
+        for first in range(0, len(accumulators), together):
             with emitter.scope():
-                r = fn.add(row0, i64(i))
-                emitter.prepare([], emitter.column_stores, Point(lanes, {"r": r}), "r")
-                for point, value in zip(points, row, strict=True):
-                    emitter.provide(node, value)
-                    emitter.stores(point.at(r=r))
+                parts: list[Callable[[], None]] = []
+                for i, row in enumerate(accumulators[first : first + together], first):
+                    r = fn.add(row0, i64(i))
+                    emitter.prepare([], emitter.column_stores, Point(lanes, {"r": r}), "r")
+                    parts += [partial(finish, point.at(r=r), value) for point, value in zip(points, row, strict=True)]
+                fn.side_by_side(parts)
 
 
 class _Tile:
@@ -104,8 +116,7 @@ class _Tile:
                 with emitter.scope():
                     r = fn.add(self._row0, i)
                     self._prepare(Point(lanes, {"r": r}), "r")
-                    for n, point in enumerate(points):
-                        self._vector(point.at(r=r), i, i64(n * lanes))
+                    fn.side_by_side([partial(self._vector, point.at(r=r), i, i64(n * lanes)) for n, point in enumerate(points)])
                     if rest and not masked:
                         self._elements(r, i, i64(count - rest), i64(count))
                     self._once_a_row(Point(0, {"r": r}))

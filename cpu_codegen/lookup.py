@@ -15,6 +15,9 @@ _BYTES = I8.vec(16)
 def emit(fn: Function, target: Target, table: Sequence[Val], x: Val) -> Val:
     """The numbers of `table`, one or two vectors as `Target.lookup_entries` has it, that the low bits of the floats `x` choose."""
     ty, lanes = table[0].ty, x.ty.lanes
+    if lanes > ty.lanes:
+        parts = [fn.shuffle(x, x, range(first, first + ty.lanes)) for first in range(0, lanes, ty.lanes)]
+        return fn.concatenate([emit(fn, target, table, part) for part in parts])
     index = fn.convert("bitcast", x, x.ty.of("i32"))
     if lanes != ty.lanes:  # fewer: the rest of the register is of no interest
         index = fn.shuffle(index, index, [*range(lanes), *[-1] * (ty.lanes - lanes)]) if lanes else fn.splat(index, ty.lanes)

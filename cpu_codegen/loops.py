@@ -198,9 +198,12 @@ class _Writer:
         roots = each.roots(self._body, self._column_stores)
         kept = [(n, arrays[n]) for n in each.keep if arrays and n in arrays]
         scans = scans_of(self.emitter, roots)
+        together = not scans and self._depth is None and self._choices.side_by_side(each)
 
         def visit(points: list[Point], states: Copies) -> Copies:
             self._resolve(roots, points)
+            if together:
+                self.emitter.side_by_side(roots, points)
             result = [[*followed(scans, p, s), *self._updated(each, reductions, p, s[len(scans) :])] for p, s in zip(points, states)]
             fetch(points)
             for n, array in kept:
@@ -226,8 +229,10 @@ class _Writer:
         roots = each.roots(self._body, self._column_stores)
         self._resolve(roots, points)
         copies: Copies = []
-        beside = self._joined(each)
+        beside, together = self._joined(each), self._choices.side_by_side(each)
         for n, point in enumerate(points):
+            if together and n % _CHAINS == 0:
+                self.emitter.side_by_side(roots, points[n : n + _CHAINS])
             fetch([point])
             before = copies[n % _CHAINS] if n >= _CHAINS else None
             copies[n % _CHAINS : n % _CHAINS + 1] = [self._updated(each, reductions, point, before)]

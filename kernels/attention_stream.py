@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial, reduce
 
 from ..cpu_codegen import convert, elementwise
 from ..cpu_codegen.builder import F32, I64, VOID, Function, Val, const, i64
@@ -222,18 +223,16 @@ class Stream(ABC):
         rate = octaves(fn, largest[0], self.factor)
         tops = [fn.mul(top, rate) for top in largest]
 
-        def weight_of(score: Val, v: int) -> Val:
+        def of_key(row: Val, v: int) -> Val:
+            score = fn.load(self.vector, self.place(self.scores, row, v))
             return short_weight(fn, self.target, score, rate, tops[v]) if self.short else weight(fn, fn.sub(score, largest[v]))
 
         def keys(at: Val, totals: list[Val]) -> list[Val]:
-            found, weights = list(totals), []
-            for n in range(self.unroll):
-                row = self.row(fn.add(at, i64(n)))
-                loaded = [fn.load(self.vector, self.place(self.scores, row, v)) for v in range(tiling.vectors)]
-                weights.append([weight_of(value, v) for v, value in enumerate(loaded)])
-                found = [fn.add(total, value) for total, value in zip(found, weights[-1])]
-            self.store_weights(at, weights)
-            return found
+            rows = [self.row(fn.add(at, i64(n))) for n in range(self.unroll)]
+            values = fn.side_by_side([partial(of_key, row, v) for row in rows for v in range(tiling.vectors)])
+            each = [values[n : n + tiling.vectors] for n in range(0, len(values), tiling.vectors)]
+            self.store_weights(at, each)
+            return [reduce(fn.add, column, total) for total, column in zip(totals, zip(*each, strict=True), strict=True)]
 
         return fn.loop(i64(0), up(fn, count, self.unit), self.unroll, [const(self.vector, 0.0)] * tiling.vectors, keys)
 

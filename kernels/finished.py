@@ -25,7 +25,7 @@ from .indexing import request
 from .micro import MicroKernel, Start, Tile, VectorMicro, accumulated
 from .spec import FIRST_EPILOGUE_BUFFER, GemmSpec
 
-_SHORT = 12  # operations of an epilogue for an element
+_WRITTEN = 12 * 28  # operations of the epilogue for all accumulators of a tile
 
 
 def lanes(micro: MicroKernel) -> int:
@@ -40,7 +40,7 @@ def applies(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
         return False
     if any(node.op == "check" for node in body.nodes) or any("c" not in {s.name for s in symbols(store.index)} for store in body.stores):
         return False
-    return schedule.column_cost(body, lanes(micro)) <= _SHORT
+    return schedule.column_cost(body, lanes(micro)) * micro.mr * micro.nr // lanes(micro) <= _WRITTEN
 
 
 def emit_finished(

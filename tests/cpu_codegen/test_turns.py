@@ -1,0 +1,90 @@
+"""Parts of straight-line code in turn: each in its own order, none before what it needs, the same results."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from itertools import pairwise
+
+import pytest
+
+from sashiko.cpu_codegen.builder import F32, PTR, VOID, Function, Module, Val, const, i64
+from sashiko.cpu_codegen.loops import emit_loop_kernel
+from sashiko.cpu_codegen.turns import in_turn
+from sashiko.graph.types import f32
+from sashiko.platforms.catalogue import X86_64_V3
+from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis
+
+
+def test_in_turn() -> None:
+    a, b = ["  %a1 = x", "  %a2 = y %a1", "  store %a2"], ["  %b1 = x", "  store %b1"]
+    assert in_turn([a, b]) == [a[0], b[0], a[1], b[1], a[2]]
+    assert in_turn([a]) == a and in_turn([]) == [] and in_turn([[], b]) == b
+
+
+def test_what_another_part_makes_is_waited_for() -> None:
+    a, b = ["  %a1 = x", "  %a2 = y %a1"], ["  %b1 = x %a2, %given", "  %b2 = x %b1"]
+    assert in_turn([a, b]) == [a[0], a[1], b[0], b[1]]
+    assert in_turn([b, a]) == [a[0], a[1], b[0], b[1]]
+
+
+def test_names_are_whole() -> None:
+    """%v1 is no part of %v10, nor of %v1.x."""
+    a, b = ["  %v10 = x", "  %v1.x = x", "  %v1 = x"], ["  %b = y %v10", "  %c = y %v1"]
+    assert in_turn([a, b]) == [a[0], b[0], a[1], a[2], b[1]]
+
+
+def test_branches_keep_parts_apart() -> None:
+    a, b = ["  %a1 = x", "  br label %there", "there:", "  %a2 = x"], ["  %b1 = x", "  %b2 = x"]
+    assert in_turn([a, b]) == [*a, *b]
+
+
+def test_parts_that_cannot_be_ordered() -> None:
+    with pytest.raises(AssertionError, match="wait for one another"):
+        in_turn([["  %a = x %b"], ["  %b = x %a"]])
+
+
+def test_code_side_by_side() -> None:
+    """Of four parts every load comes before the first product that waits for one; the fifth comes after them."""
+    fn = Function(Module(), "several", VOID, [PTR])
+
+    def power(n: int) -> Val:
+        x = fn.load(F32.vec(4), fn.gep(fn.args[0], i64(16 * n)))
+        for _ in range(n):
+            x = fn.mul(x, const(x.ty, 2.0))
+        return x
+
+    results = fn.side_by_side([partial(power, n) for n in range(5)])
+    lines = [re.sub(r"%\S+ = ", "", line).split()[0] for line in fn._lines]
+    assert lines[:10] == ["getelementptr"] * 4 + ["load"] * 4 + ["fmul"] * 2 and lines[-6:] == ["getelementptr", "load", *["fmul"] * 4]
+    assert len({value.ref for value in results}) == 5
+
+
+def products_of(kernel: LoopKernel) -> list[str]:
+    """The results and operands of the multiplications in the main loop of a kernel for AVX2."""
+    module = Module()
+    emit_loop_kernel(module, X86_64_V3, kernel)
+    body = re.split(r"\n\w+\.(?:body|exit):\n", module.functions[kernel.name])[1]
+    return [line for line in body.splitlines() if "fma" in line]
+
+
+def chain(steps: int) -> LoopKernel:
+    """out = a polynomial of x of so many steps."""
+    builder = BodyBuilder()
+    x, out = builder.buffer(f32), builder.buffer(f32)
+    c = axis("c", 512)
+    value = first = builder.load(x, c)
+    for _ in range(steps):
+        value = builder.op("add", f32, builder.op("exp", f32, value), first)
+    builder.store(out, c, value)
+    return LoopKernel("chain", builder.finish(), None, 512)
+
+
+def test_long_chains_of_a_loop_are_side_by_side() -> None:
+    """No multiply-add needs the one before it, but where there are too many registers to hold."""
+
+    def waits(lines: list[str]) -> int:
+        return sum(before.split(" = ")[0].strip() in re.findall(r"%[\w.]+", line.split(" = ")[1]) for before, line in pairwise(lines))
+
+    assert waits(products_of(chain(1))) == waits(products_of(chain(2))) == 0
+    assert waits(products_of(chain(6))) > 10
