@@ -7,7 +7,10 @@ added in 16 bits, too. Those four are two neighbours along k and the two that co
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 MOST = 128
 """For the sum of the positive integers that are added in 16 bits, and for that of the negative ones: 128 * 255 < 2^15."""
@@ -15,6 +18,8 @@ COUNTS = (4, 2, 1)
 """How many products may be added in 16 bits; 1: none are."""
 _UNIT = 8  # neighbours along k that make whole sums
 _CHUNK = 1 << 18  # elements that are looked at together: so many stay in a cache
+_SEEN: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
+"""The version that a weight had when it was looked at, and what was found: a weight is asked about again when it is packed."""
 
 
 def by_sums(weight: torch.Tensor, count: int) -> torch.Tensor:
@@ -54,6 +59,14 @@ def limited(values: torch.Tensor, real: torch.Tensor, count: int) -> torch.Tenso
 
 def how_many(weight: torch.Tensor) -> int:
     """How many products with a weight [N, K] (i8) are added in 16 bits, of `COUNTS`, whatever unsigned bytes they are products with."""
+    if weight.is_inference():
+        return _counted(weight)
+    if weight not in _SEEN or _SEEN[weight][0] != weight._version:
+        _SEEN[weight] = weight._version, _counted(weight)
+    return _SEEN[weight][1]
+
+
+def _counted(weight: torch.Tensor) -> int:
     n, k = weight.shape
     found = COUNTS[0]
     rows = max(1, _CHUNK // max(k, 1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -69,10 +70,13 @@ def accepting(target: Target, spec: GemmSpec) -> list[Kernel]:
 
 def asks_sums16(target: Target, spec: GemmSpec) -> bool:
     """Whether another row computes a product where the weights are small (`graph.sums16`)."""
-    if not spec.constant_rhs or spec.lhs.is_float:
-        return False
-    small = replace(spec, sums16=sums16.COUNTS[0])
-    return first_accepting(TABLE, target, small).kernel is not first_accepting(TABLE, target, spec).kernel
+    return spec.constant_rhs and not spec.lhs.is_float and _prefers_small(target, spec.lhs)
+
+
+@cache
+def _prefers_small(target: Target, lhs: DType) -> bool:
+    usual, small = (first_accepting(TABLE, target, _sample(lhs, i8, count)) for count in (1, sums16.COUNTS[0]))
+    return usual.kernel is not small.kernel
 
 
 def unsigned_step(target: Target) -> int:
@@ -83,9 +87,14 @@ def unsigned_step(target: Target) -> int:
 
 def tiles(target: Target, lhs: DType, rhs: DType) -> tuple[MicroKernel, ...]:
     """The largest tile of every generated row that `target` can run, the fastest first; the reference where there is none."""
-    spec = GemmSpec(lhs, rhs, 1024, 1024, 1024, dense(1024, 1024), Body((), (), ()), sums16=sums16.COUNTS[0])
+    spec = _sample(lhs, rhs, sums16.COUNTS[0])
     rows = (row for row in TABLE if row.micros and row.when(target, spec) is None)
     return tuple(row.micros[0] for row in rows) or reference.plain(lhs, rhs)
+
+
+def _sample(lhs: DType, rhs: DType, count: int) -> GemmSpec:
+    """A large product like any other. count: of its weights, `sums16.how_many`."""
+    return GemmSpec(lhs, rhs, 1024, 1024, 1024, dense(1024, 1024), Body((), (), ()), sums16=count)
 
 
 def operands(lhs: DType, rhs: DType, spec: GemmSpec) -> str | None:
@@ -204,11 +213,10 @@ def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
         _row(amx.amx(lhs, i8), ("amx_int8", "avx512_vnni"), 1024),
         _row(x.vnni(lhs, 16), ("avx512_vnni",), 128),
         _row(x.vnni(lhs, 8), ("avx_vnni",), 64),
-        *(_sums16(count, kind(x.maddubs(lhs, count, 16), _AVX512, rate)) for count, rate in ((4, 76), (2, 62)) for kind in (_small, _row)),
+        *(_sums16(count, _row(x.maddubs(lhs, count, 16), _AVX512, rate)) for count, rate in ((4, 76), (2, 62))),
         _small(x.madd(lhs, 16), _AVX512, 32),
         _row(x.madd(lhs, 16), _AVX512, 32),
-        *(_sums16(count, kind(x.maddubs(lhs, count, 8), _AVX2, rate)) for count, rate in ((4, 38), (2, 31)) for kind in (_small, _row)),
-        _small(x.madd(lhs, 8), _AVX2, 16),
+        *(_sums16(count, _row(x.maddubs(lhs, count, 8), _AVX2, rate)) for count, rate in ((4, 38), (2, 31))),
         _row(x.madd(lhs, 8), _AVX2, 16),
         _small(a.smmla(lhs), ("i8mm",), 32),
         _row(a.smmla(lhs), ("i8mm",), 64),
@@ -226,7 +234,6 @@ _BF16 = (
     _row(amx.amx(bf16, bf16), ("amx_bf16", *_AVX512), 512),
     _row(x86_vector.dot_bf16(), ("avx512_bf16",), 64, ("amx_tile", _HALF_RATE)),
     _row(x86_vector.widen(16), _AVX512, 32),
-    _small(x86_vector.widen(8), _AVX2, 16),
     _row(x86_vector.widen(8), _AVX2, 16),
     _small(neon.bfmmla(), ("bf16",), 16),
     _row(neon.bfmmla(), ("bf16",), 32),
@@ -239,7 +246,6 @@ _F32 = (
     _small(x86_vector.fma(16), _AVX512, 32),
     Kernel(mkl.NAME, mkl.when, mkl.pack, mkl.emit, 32),
     _row(x86_vector.fma(16), _AVX512, 32),
-    _small(x86_vector.fma(8), _AVX2, 16),
     _row(x86_vector.fma(8), _AVX2, 16),
     _row(neon.fmla(), ("neon",), 8),
 )

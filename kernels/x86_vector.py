@@ -208,7 +208,7 @@ _WIDE_TWICE = ((12, 2), (4, 4), (1, 4))
 _NARROW_TWICE = ((5, 1), (2, 2), (1, 4))
 # With VPMADDUBSW these and ones.
 _WIDE_SUMS = ((12, 2), (4, 4), (1, 4))
-_NARROW_SUMS = ((3, 1), (2, 1), (1, 2))
+_NARROW_SUMS = ((3, 1), (1, 2))
 
 
 def fma(lanes: int) -> tuple[VectorMicro, ...]:
