@@ -14,3 +14,11 @@ def undisturbed() -> Iterator[None]:
     `torch.autocast` say. The default dtype belongs to all threads, and cannot be changed for one: our tensors name theirs."""
     with torch.device("cpu"), torch.autocast("cpu", enabled=False):
         yield
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """The same for work with plain tensors alone: no class of tensors and no mode is asked about a call, not even which device new tensors
+    are on, so that reading a shape or a dtype costs nothing. torch.export and models need `undisturbed`."""
+    with torch._C.DisableTorchFunction(), torch.autocast("cpu", enabled=False):
+        yield

@@ -11,7 +11,7 @@ import torch
 from ..diagnostics.collector import paused
 from ..diagnostics.dump import say
 from ..diagnostics.errors import InputError, Unsupported
-from ..diagnostics.surroundings import undisturbed
+from ..diagnostics.surroundings import unobserved
 from ..graph import attrs as A
 from ..graph.captured import Captured, IntInput, SymbolicOutput, TensorInput
 from ..graph.ir import Graph, Value
@@ -73,7 +73,7 @@ class Built:
 
 def build(captured: Captured, options: Options) -> Built:
     """Compile. Raises Unsupported with `strict` when an operation would be left to PyTorch."""
-    with paused(), undisturbed():
+    with paused(), unobserved():
         return _build(captured, options)
 
 
