@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from sashiko.cpu_codegen.builder import I64, VOID, Function, Module, Val, i64
+import numpy as np
+import pytest
+
+from sashiko.cpu_codegen.builder import F64, I64, PTR, VOID, Function, Module, Val, const, const_vec, i64
+from sashiko.cpu_codegen.slots import Slots
+from tests.emulation import Runner, runners
 
 
 def test_numbers_that_are_known_make_no_code() -> None:
@@ -17,3 +22,21 @@ def test_what_is_not_known_is_computed() -> None:
     fn = Function(Module(), "f", VOID, [I64])
     for value in (fn.udiv(i64(1), i64(0)), fn.add(i64(-1), i64(2)), fn.smin(fn.args[0], i64(8))):
         assert isinstance(value, Val) and value.ref.startswith("%")
+
+
+@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("condition", [False, True])
+def test_masked_loads_of_several_registers_under_a_condition(runner: Runner, condition: bool) -> None:
+    """LLVM 22, for AVX2, reads what is masked off by constants where the condition is one bit that was shuffled into all lanes."""
+    half = runner.target.lanes(64)
+    fn = Function(module := Module(), "f", VOID, [PTR, I64, I64])
+    slots = Slots(fn)
+    mask = fn.splat(fn.icmp("slt", fn.args[1], fn.args[2]), 2 * half)
+    mask = fn.and_(mask, const_vec(mask.ty, [True] * half + [False] * half))
+    ty = F64.vec(2 * half)
+    fn.store(fn.masked_load(ty, slots.buffer(0), mask, const(ty, 0)), slots.buffer(1))
+    fn.ret()
+    fn.finish()
+    numbers = np.arange(1.0, 1 + half)
+    _, got = runner.run(module.text(), "f", [numbers, np.ones(2 * half)], end=int(condition))
+    assert got.tolist() == [*(numbers * condition), *np.zeros(half)]
