@@ -137,6 +137,7 @@ class _Walk:
             raise _Whole(f"{form} has another shape than {op}")
         made: Node = self.inlined(node, form, args, kwargs) if form in self.table else self.called(node, form, args, kwargs)
         if found.dtype != expected.dtype:
+            made.meta["val"] = found
             made = self.called(node, aten._to_copy.default, (made,), {"dtype": expected.dtype})
         if torch.Tag.inplace_view in op.tags:  # it changes what one name is for, and not what there is in memory
             if given or not form.is_view:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim
 from torch.testing import assert_close
 from transformers.modeling_outputs import BaseModelOutput
@@ -154,6 +154,18 @@ def test_strict_names_the_operation_and_its_place() -> None:
     with pytest.raises(sashiko.Unsupported, match=r"linalg_inv.*has no native form") as caught:
         sashiko.compile(model.eval(), (x,), strict=True)
     assert "test_compile.py" in caught.value.where
+
+
+@pytest.mark.parametrize("name", ["eq_", "lt_", "ge_", "logical_xor_"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16, torch.bool])
+def test_comparisons_in_place_keep_the_type(name: str, dtype: torch.dtype) -> None:
+    class Compared(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.mul(getattr(x.clone(), name)(y), 3)
+
+    x, y = torch.tensor([0, 1, 2, 3, 1]).to(dtype), torch.tensor([0, 1, 1, 1, 0], dtype=torch.int32)
+    got, want = sashiko.compile(Compared().eval(), (x, y), strict=True)(x, y), Compared()(x, y)
+    assert got.dtype == want.dtype and torch.equal(got, want)
 
 
 def test_the_target_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
