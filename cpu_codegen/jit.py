@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 
 import llvmlite
@@ -21,7 +22,7 @@ from . import intrinsics, symbols
 from .elf import read_symbols
 
 OPT = 1  # LLVM's codegen level: 0 was measured 20 to 30 % slower to run, 2 and 3 no faster
-_LOCK = threading.Lock()
+_LOCK, _EMITTING = threading.Lock(), threading.Lock()
 _NAMES = itertools.count()
 
 
@@ -35,14 +36,14 @@ def compile_object(ir_text: str, target: Target, opt: int = OPT) -> bytes:
 
     Unsupported when the text uses an instruction that the target lacks; InvalidGraph when it is not valid LLVM IR.
     """
-    with _machine(target.triple, target.cpu, target.llvm_features, opt) as machine, _Parsed(ir_text, target, machine.raw) as module:
-        return bytes(machine.raw.emit_object(module))
+    with _emitting(target, opt) as machine, _Parsed(ir_text, target, machine) as module:
+        return bytes(machine.emit_object(module))
 
 
 def assembly(ir_text: str, target: Target, opt: int = OPT) -> str:
     """Returns the assembly text of what `compile_object` makes."""
-    with _machine(target.triple, target.cpu, target.llvm_features, opt) as machine, _Parsed(ir_text, target, machine.raw) as module:
-        return str(machine.raw.emit_assembly(module))
+    with _emitting(target, opt) as machine, _Parsed(ir_text, target, machine) as module:
+        return str(machine.emit_assembly(module))
 
 
 class Library:
@@ -90,19 +91,20 @@ def _resolve(name: str, externals: Mapping[str, int]) -> int:
     return symbol.address
 
 
-class _Machine:
-    """A target machine and the lock that gives it to one thread at a time."""
+@contextmanager
+def _emitting(target: Target, opt: int) -> Iterator[llvm.TargetMachine]:
+    """The machine of a target, for one thread at a time: the order of instructions is an option of the whole process."""
+    machine = _machine(target.triple, target.cpu, target.llvm_features, opt)
+    with _EMITTING:
+        try:
+            _order(target.schedule)
+            yield machine
+        finally:
+            _order(host().usual_schedule)  # for others that compile for this machine with the same LLVM
 
-    def __init__(self, raw: llvm.TargetMachine) -> None:
-        self.raw = raw
-        self._lock = threading.Lock()
 
-    def __enter__(self) -> _Machine:
-        self._lock.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+def _order(direction: str) -> None:
+    llvm.set_option("sashiko", f"-misched-prera-direction={direction}")
 
 
 class _Parsed:
@@ -128,11 +130,10 @@ class _Parsed:
 
 
 @lru_cache(maxsize=64)
-def _machine(triple: str, cpu: str, features: str, opt: int) -> _Machine:
+def _machine(triple: str, cpu: str, features: str, opt: int) -> llvm.TargetMachine:
     _initialized()
     with _LOCK:
-        raw = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small")
-    return _Machine(raw)
+        return llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small")
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ from .attention_spec import AttentionSpec, HeadStrides
 from .attention_stream import Stream
 from .attention_tiling import PADDING, Tiling, even_block, sizes_for, up
 
-_UNROLL = 2  # of the loop over the depth; more was measured no faster
+_UNROLL = 2  # of the loop over the depth; more was measured no faster, and of 16 registers none are left to hold what comes next
 
 
 class VectorFamily(Family):
@@ -55,7 +55,7 @@ class VectorStream(Stream):
         super().__init__(fn, target, spec, slots, body, tiling)
         # A register holds a few neighbours to multiply by, one lane after the other, where that is an instruction.
         self.by_lane = "neon" in target.features
-        self.ahead = tiling.lanes if self.by_lane else _UNROLL
+        self.ahead = tiling.lanes if self.by_lane else _UNROLL if target.registers > 16 else 1
 
     def load_queries(self) -> None:
         self.queries = self.fn.alloca(-(-self.spec.depth // 16) * 16 * self.tiling.queries * 4)

@@ -114,6 +114,17 @@ class Target:
         # Off first: switching a feature off in LLVM also switches off what depends on it.
         return ",".join(off + on + wide)
 
+    @property
+    def usual_schedule(self) -> str:
+        """Which way LLVM by itself goes through straight-line code to order it, in its own words."""
+        return "bottomup" if self.arch == "x86_64" else "bidirectional"
+
+    @cached_property
+    def schedule(self) -> str:
+        """Which way it shall go. From the bottom up, chains of operations that are written side by side are put one after the other where
+        there are 16 registers, to need fewer of them, and a processor waits for every step of each."""
+        return "topdown" if self.registers <= 16 else self.usual_schedule
+
     @cached_property
     def key(self) -> str:
         """Text that is equal for two targets exactly when the same code is generated for both; for cache keys. The name is not in it."""

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from sashiko.cpu_codegen.builder import F32, PTR, VOID, Function, Module, Val, const, i64
+from sashiko.cpu_codegen.jit import assembly
 from sashiko.cpu_codegen.loops import emit_loop_kernel
 from sashiko.cpu_codegen.turns import in_turn
 from sashiko.graph.types import f32
@@ -88,3 +89,24 @@ def test_long_chains_of_a_loop_are_side_by_side() -> None:
 
     assert waits(products_of(chain(1))) == waits(products_of(chain(2))) == 0
     assert waits(products_of(chain(6))) > 10
+
+
+def test_chains_stay_side_by_side_in_machine_code() -> None:
+    """Of a tile of eight vectors, four of which wait in registers for the others."""
+    fn = Function(Module(), "tile", VOID, [PTR])
+    places = [fn.gep(fn.args[0], i64(32 * n)) for n in range(8)]
+    values = [fn.load(F32.vec(8), place) for place in places]
+
+    def polynomial(n: int) -> None:
+        total = x = values[n]
+        for step in range(10):
+            total = fn.fma(total, x, const(x.ty, step + 0.5))
+        fn.store(fn.mul(total, x), places[n])
+
+    for first in (0, 4):
+        fn.side_by_side([partial(polynomial, n) for n in range(first, first + 4)])
+    fn.ret()
+    fn.finish()
+    products = [re.findall(r"%ymm\d+", line) for line in assembly(fn.module.text(), X86_64_V3).splitlines() if "vfmadd" in line]
+    waits = sum(before[-1] in after for before, after in pairwise(products))
+    assert len(products) == 8 * 10 and waits < 8

@@ -53,6 +53,12 @@ def _erfc_log2(a: mp.mpf) -> mp.mpf:
     return mp.log(mp.erfc(a), 2)
 
 
+def _tail_weight(a: mp.mpf) -> mp.mpf:
+    """Of an error in log2(2 tail(a)) / a: what it makes of the tail, which counts most where the tail is large and its rounding, too."""
+    tail = mp.ncdf(-a)
+    return a * tail * mp.log(2) * (tail + 0.12) * 2
+
+
 FITS: tuple[Fit, ...] = (
     Fit("EXP", lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 / mp.expm1(r), -_LN2, _LN2, 5),
     Fit("EXP_SHORT", lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 / mp.exp(r), -_LN2, _LN2, 4),
@@ -66,6 +72,7 @@ FITS: tuple[Fit, ...] = (
     Fit("TANH", _square(lambda x: (mp.tanh(x) - x) / x**3), _square(lambda x: x**3 / mp.tanh(x)), 0, (TANH_SPLIT * 1.001) ** 2, 4),
     Fit("ERF_NEAR", _square(lambda x: mp.erf(x) / x - 1), _square(lambda x: x / mp.erf(x)), 0, (ERF_SPLIT * 1.001) ** 2, 6),
     Fit("ERF_FAR", _erfc_log2, lambda a: mp.erfc(a) / mp.erf(a), ERF_SPLIT * 0.999, ERF_LAST, 7),
+    Fit("NORMAL_TAIL", lambda a: mp.log(2 * mp.ncdf(-a), 2) / a, _tail_weight, 1e-5, 5.3, 8),
     Fit("NORMAL_SHORT", lambda a: mp.log(mp.ncdf(-a), 2), lambda a: mp.log(2), 0, NORMAL_LAST, 8),
     Fit("EXP2_SHORT", lambda f: mp.expm1(f * mp.log(2)) / f, lambda f: f / 2**f, -0.501, 0.501, 3),
     Fit("EXP2_SHORT_UP", lambda f: mp.expm1(f * mp.log(2)) / f, lambda f: f / 2**f, 1e-9, 1, 3),
