@@ -35,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eval", metavar="MODULE:FUNCTION", help=_EVAL)
     parser.add_argument("--max-drop", type=float, metavar="X", help="search for the fastest mix that loses at most so much of --eval")
     parser.add_argument("--budget", type=seconds, default=60.0, metavar="SECONDS", help="for the search; %(default)g when not given")
+    parser.add_argument("--target", help="name of the machine that it is for; this machine when not given")
     parser.add_argument("--report", type=file_to_write, metavar="FILE.html", help="write the report as a page, too")
 
 
@@ -69,7 +70,7 @@ def _plain(model: Any, data: Any, measure: Callable[[Any], Any] | None, options:
     from ..quant import Metric, calibrate, measured
     from ..quant.presets import resolve
 
-    small = measured(calibrate(model, data, resolve(options.preset), max_batches=options.max_batches))
+    small = measured(calibrate(model, data, resolve(options.preset), max_batches=options.max_batches, target=options.target))
     if measure is not None:
         small.record = replace(small.record, metric=Metric(_name(options), *(_number(measure(each), options) for each in (model, small))))
     return small
@@ -80,7 +81,7 @@ def _searched(model: Any, data: Any, measure: Callable[[Any], Any] | None, optio
 
     fast = quantize_and_compile(
         model, data, preset=options.preset, eval_fn=measure, max_drop=options.max_drop, budget_s=options.budget,
-        max_batches=options.max_batches,
+        max_batches=options.max_batches, target=options.target,
     )
     fast.save(options.out / CODE_FILE)
     assert fast.quantized is not None and fast.search is not None

@@ -10,6 +10,7 @@ import torch
 
 import sashiko
 from sashiko.cli.app import run
+from sashiko.graph.sums16 import how_many
 from sashiko.quant import QuantizedModule
 
 SOURCE = """
@@ -57,6 +58,13 @@ def test_files_and_report(user: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert data["batches"] == 4 and data["metric"]["name"] == "agreement" and -0.1 < data["metric"]["quantized"] < 0
     assert page.read_text().startswith("<!doctype html>")
     assert sorted(p.name for p in out.iterdir()) == ["quantized.sashiko", "summary.json"]
+
+
+@pytest.mark.parametrize(("target", "sums"), [("x86_64_v3", {2, 4}), ("x86_64_amx", {1})])
+def test_weights_are_for_the_target(user: str, tmp_path: Path, target: str, sums: set[int]) -> None:
+    assert run(["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(tmp_path), "--target", target]) == 0
+    weights = [value for value in sashiko.load(tmp_path / "quantized.sashiko").state_dict().values() if value.dtype == torch.int8]
+    assert weights and {how_many(weight) for weight in weights} <= sums
 
 
 def test_a_search_writes_code_too(user: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
