@@ -23,6 +23,9 @@ from ..platforms.target import Target
 from .pending import PENDING, Pending
 from .spec import Packing
 
+FETCHING = 4
+"""How many tiles of a block fetch the panels that follow into L2, a share each. One tile that fetched them all would wait for memory, and
+all the others would not ask for any."""
 _LINE = 64
 
 
@@ -101,6 +104,11 @@ class MicroKernel(ABC):
     def step_k(self) -> int:
         """How many k one step covers; packed operands are padded with zeros to whole steps."""
         return self.packing.kr
+
+    @property
+    def panel_step(self) -> int:
+        """Bytes of a panel that one step reads."""
+        return self.packing.nr * self.step_k * self.rhs.bits // 8
 
     @property
     def sums_factor(self) -> int:
@@ -267,9 +275,8 @@ class VectorMicro(MicroKernel):
 
     @property
     def fetches_following(self) -> bool:
-        """Whether panels that follow are fetched into L2 where they come from beyond it: by tall tiles, but for those of AVX2, which take
-        panels from L3 as fast as they compute."""
-        return self.mr >= 6 and self.lanes != 8
+        """Whether panels that follow are fetched into L2 where they come from beyond it: tiles of few rows read as fast as memory gives."""
+        return self.mr >= 3
 
     @abstractmethod
     def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
@@ -303,14 +310,15 @@ class VectorMicro(MicroKernel):
         return offset(fn, tile.out, self.out_bytes(tile, row, vector * self.lanes))
 
     def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
-        step_bytes = self.packing.nr * self.step_k * self.rhs.bytes
-        groups = [fn.gep(panel, index, scale=step_bytes) for panel in tile.b]
+        groups = [fn.gep(panel, index, scale=self.panel_step) for panel in tile.b]
         values = self.multiplied(fn, tile, index, groups, accumulators)
         for group in groups if self.ahead else ():
-            for line in range(0, step_bytes, _LINE):
-                prefetch(fn, offset(fn, group, self.ahead * step_bytes + line))
-                if tile.lhs_streams and self.fetches_following:
-                    prefetch(fn, fn.gep(offset(fn, group, line), tile.next), 2)
+            for line in range(0, self.panel_step, _LINE):
+                prefetch(fn, offset(fn, group, self.ahead * self.panel_step + line))
+        share = self.panel_step // FETCHING
+        for panel in tile.b if self.ahead and tile.lhs_streams and self.fetches_following else ():
+            for line in range(0, share, _LINE):
+                prefetch(fn, offset(fn, fn.gep(fn.gep(panel, tile.next), index, scale=share), line), 2)
         return values
 
     def multiplied(self, fn: Function, tile: Tile, index: Val, groups: list[Val], accumulators: list[Val]) -> list[Val]:

@@ -192,7 +192,7 @@ class Body:
 
         def finish() -> State:
             name = finished.emit_finished(fn.module, self.target, spec, self.slots.order, variant, variant.left(spec.k), masked, self.name)
-            operands = self.columns.operands(micro, p, i, panels, block.variant.micro.begins)
+            operands = self.columns.operands(micro, p, i, steps, panels, block.variant.micro.begins)
             lhs = self._rows(block, block.a, i, steps)
             fn.call(name, VOID, [fn.args[0], lhs, steps, row, first, fn.sub(columns, i64(before)), *operands])
             return []
@@ -287,7 +287,7 @@ class Body:
         epilogue = f"{self.name}.epilogue" if state else None
         name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.streams, left, epilogue)
         pending = [fn.args[0], *state, share(fn, steps, micro.mr, self.least_share)] if state else []
-        rows, operands = self._rows(block, a, i, steps), self.columns.operands(micro, p, i, panels, kind)
+        rows, operands = self._rows(block, a, i, steps), self.columns.operands(micro, p, i, steps, panels, kind)
         fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands, *pending])
 
     def _rows(self, block: _Block, a: Val, i: Val, steps: Val) -> Val:

@@ -1,0 +1,34 @@
+"""Panels that follow are fetched while others are multiplied."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from sashiko.cpu_codegen.builder import Module
+from sashiko.graph.types import f32
+from sashiko.kernels import gemm, x86_vector
+from sashiko.kernels.packing import pack_rhs
+from tests.emulation import Runner, runners
+from tests.kernels.products import Case, array, call, random, spec_of
+
+_TO_L2 = re.compile(r"call void @llvm.prefetch.p0\(ptr (%\w+), i32 0, i32 2, i32 1\)")
+
+
+@pytest.mark.parametrize("runner", [p for p in runners() if not p.values[0].target.has("neon")])  # the tiles of NEON fetch nothing
+def test_every_line_of_the_panels_that_follow(runner: Runner) -> None:
+    """Fetches into L2 as stores beside the weight: those of four tiles are all of the next panel, whatever other tiles fetch."""
+    micros = x86_vector.fma(runner.target.lanes(32))
+    case = Case(6 * micros[0].mr, 4 * micros[0].nr, 256, caches=(32 << 10, 64 << 10))
+    code = gemm.emit(module := Module(), case.on(runner.target), spec_of(case, f32, f32, m=case.m), micros, "product")
+    packed = pack_rhs(random((case.n, case.k), f32, 2), micros[0].packing).numpy().view(np.uint8)
+    shadow, tile = len(packed), micros[0].nr * case.k * 4
+    text = _TO_L2.sub(rf"\1.mark = getelementptr i8, ptr \1, i64 {shadow}\n  store i8 1, ptr \1.mark", module.text())
+    assert text != module.text()
+    beside = np.append(packed, np.zeros(shadow + 2 * tile, np.uint8))
+    arrays = [array(random((case.m, case.k), f32, 1)), beside, np.empty((case.m, case.n), np.float32)]
+    after = runner.run_calls(text, arrays, [call(code.rows, (0, 1, 2), 0, case.m, {})])
+    lines = after[1][shadow : 2 * shadow].reshape(-1, 64).max(1)
+    assert lines[tile // 64 :].all() and not lines[tile // 128 : tile // 64].all()
