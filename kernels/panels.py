@@ -49,8 +49,8 @@ class PanelReader:
         return places
 
     def operands(self, micro: MicroKernel, p: Val, i: Val, steps: Val, panels: Panels, kind: Start) -> list[Val]:
-        """What the function of a tile takes: the way to its share of the panels that follow, its panels, and their column sums where it needs
-        them. i: the first row of the tile in its block; the first `FETCHING` tiles have a share."""
+        """What the function of a tile takes: the way to its share of the panels that follow, its panels, and their column sums where it
+        needs them. i: the first row of the tile in its block; the first `FETCHING` tiles have a share."""
         fn, spec = self.fn, self.spec
         number, share = fn.udiv(i, i64(micro.mr)), fn.mul(steps, i64(micro.panel_step // FETCHING))
         following = fn.add(fn.mul(self.size, i64(micro.panels)), fn.mul(number, share))
