@@ -24,8 +24,7 @@ from .pending import PENDING, Pending
 from .spec import Packing
 
 FETCHING = 4
-"""How many tiles of a block fetch the panels that follow into L2, a share each. One tile that fetched them all would wait for memory, and
-all the others would not ask for any."""
+"""How many tiles of a block fetch the panels that follow into L2, a share each: one that fetched all would wait for memory."""
 _LINE = 64
 
 
@@ -273,11 +272,6 @@ class VectorMicro(MicroKernel):
         """Vectors in a row of the tile."""
         return self.nr // self.lanes
 
-    @property
-    def fetches_following(self) -> bool:
-        """Whether panels that follow are fetched into L2 where they come from beyond it: tiles of few rows read as fast as memory gives."""
-        return self.mr >= 3
-
     @abstractmethod
     def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
         """Gives the operand of each row for a part of step `index`, one when it is asked for where each is loaded by itself: LLVM keeps
@@ -316,7 +310,8 @@ class VectorMicro(MicroKernel):
             for line in range(0, self.panel_step, _LINE):
                 prefetch(fn, offset(fn, group, self.ahead * self.panel_step + line))
         share = self.panel_step // FETCHING
-        for panel in tile.b if self.ahead and tile.lhs_streams and self.fetches_following else ():
+        # Tiles of one or two rows read as fast as memory gives.
+        for panel in tile.b if self.ahead and tile.lhs_streams and self.mr >= 3 else ():
             for line in range(0, share, _LINE):
                 prefetch(fn, offset(fn, fn.gep(fn.gep(panel, tile.next), index, scale=share), line), 2)
         return values
