@@ -21,7 +21,7 @@ _TO_L2 = re.compile(r"call void @llvm.prefetch.p0\(ptr (%\w+), i32 0, i32 2, i32
 def test_every_line_of_the_panels_that_follow(runner: Runner) -> None:
     """Fetches into L2 as stores beside the weight: those of four tiles are all of the next panel, whatever other tiles fetch."""
     micros = x86_vector.fma(runner.target.lanes(32))
-    case = Case(6 * micros[0].mr, 4 * micros[0].nr, 256, caches=(32 << 10, 64 << 10))
+    case = Case(6 * micros[0].mr, 4 * micros[0].nr, 256, caches=(32 << 10, 128 << 10))  # blocks of four tiles and of two
     code = gemm.emit(module := Module(), case.on(runner.target), spec_of(case, f32, f32, m=case.m), micros, "product")
     packed = pack_rhs(random((case.n, case.k), f32, 2), micros[0].packing).numpy().view(np.uint8)
     shadow, tile = len(packed), micros[0].nr * case.k * 4
