@@ -1,7 +1,8 @@
 """Straight-line code of several parts, an instruction of each in turn.
 
 A processor looks ahead some hundred instructions. Of long chains one after the other, as functions are, it sees two or three at a time, and
-waits for each of their steps; of chains that lie side by side it sees them all. LLVM keeps about to the order in which code is written.
+waits for each of their steps; of chains that lie side by side it sees them all. LLVM keeps about to the order in which code is written
+(`Target.schedule`).
 """
 
 from __future__ import annotations
