@@ -9,7 +9,7 @@ from math import gcd
 
 from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
-from .few_rows import PASS_COST, heights, takers, tile_cost
+from .few_rows import PASS_COST, evenly, heights, in_turn, takers, tile_cost
 from .micro import MicroKernel
 from .spec import GemmSpec
 
@@ -113,7 +113,7 @@ class Blocking:
 def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blocking:
     """Returns the blocking of `spec` with these tiles (most rows first) for the caches of `target`."""
     micros = _used(spec, micros)
-    least = {micro: _least(micros[n:]) for n, micro in enumerate(micros)}
+    least = dict(zip(micros, _least_of(micros), strict=True))
     few = () if isinstance(spec.rows, int) else takers(bounds(spec.rows)[1], micros, list(least.values()), heights(micros))
     micros = sorted(dict.fromkeys((*micros, *(micro for micro in few if micro is not None))), key=lambda micro: -micro.mr)
     pieces, k_block = _pieces(target, spec, micros)
@@ -138,10 +138,16 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
 
 def tailored(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
     """The tiles for a product, most rows first: where the number of rows is known and tiles can have any, these are as few and as
-    full as possible, and as wide as a result of one or three panels; else the family as it is."""
+    full as possible, and as wide as a result of one or three panels. Where they cannot, few rows are all of the tile that is fastest with
+    them, and others of the family as it is."""
     first, m = _as_wide(spec, micros[0]), spec.rows
-    if not isinstance(m, int) or m < 1 or first.resized(first.mr, first.panels) is None:
+    if not isinstance(m, int) or m < 1:
         return micros
+    if first.resized(first.mr, first.panels) is None:
+        if m > 2 * first.mr:
+            return micros
+        best = min(micros, key=lambda micro: (evenly(m, micro), -micro.mr))
+        return (best,) if evenly(m, best) < in_turn(m, micros, _least_of(micros)) else micros
     widths = [first.panels] if first != micros[0] else sorted({micro.panels for micro in micros}, reverse=True)
     full, rest = divmod(m, first.mr)
     tiles = -(-m // first.mr)
@@ -237,6 +243,11 @@ def _sharing_tiles(spec: GemmSpec, micro: MicroKernel) -> int:
     if isinstance(panels, int) and panels <= micro.panels:
         return 1  # all columns are one tile's, which nothing is read for again
     return _SHARING if not micro.overlaps or (most is not None and most <= _SHARING * micro.mr) else 1
+
+
+def _least_of(micros: Sequence[MicroKernel]) -> list[int]:
+    """For each variant, of which there are those after it for the rest, the fewest rows that it takes."""
+    return [_least(micros[n:]) for n in range(len(micros))]
 
 
 def _least(micros: Sequence[MicroKernel]) -> int:

@@ -20,12 +20,13 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from math import gcd
 
-from ..cpu_codegen.builder import F32, I8, I32, Function, Val, const, i64
+from ..cpu_codegen.builder import F32, I8, I16, I32, Function, Val, const, i64
 from ..cpu_codegen.convert import round_to_int
 from ..cpu_codegen.intrinsics import prefetch
-from ..graph.types import i4
+from ..graph.types import DType, i4, i8
 from .micro import Lhs, Tile, offset
 from .weight_float import WORD, WeightMicro
+from .x86_vector import pair_products, pairs_added
 
 DIGITS = 3
 HEADER = 4 * (DIGITS + 1)
@@ -34,6 +35,7 @@ _SCALE = HEADER - 4
 _LINE = 64
 _INFINITY = 0x7F800000
 _HALF_DIGITS = 0x808080
+_WORDS = 4  # of weights that are multiplied at a time
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class DigitMicro(WeightMicro):
     field = "digits"
     ahead = 1
     unsigned = False  # whether the instruction takes the weights unsigned
+    weights: tuple[DType, ...] = (i8, i4)  # those whose products are exact
+    together = 6  # how many vectors are multiplied at a time, at most
 
     @property
     def step_k(self) -> int:
@@ -59,6 +63,15 @@ class DigitMicro(WeightMicro):
     @abstractmethod
     def dot(self, fn: Function, acc: Val, weights: Val, digits: Val) -> Val:
         """Adds to every 32-bit lane of acc the products of its four bytes of weights (plus `shift`, if unsigned) and of digits."""
+
+    def begun(self, total: Val) -> Val:
+        """The accumulator of `dot` for the next words, `_WORDS` at most, where `total` is the sum of those before."""
+        return total
+
+    def ended(self, fn: Function, total: Val, acc: Val) -> Val:
+        """The sum after these words."""
+        del fn, total
+        return acc
 
     @property
     def shift(self) -> int:
@@ -140,34 +153,41 @@ class DigitMicro(WeightMicro):
 
     def _totals(self, fn: Function, rows: list[Val], words: list[Val]) -> list[Val]:
         """Sums of integer products over a step, as f32, for every row and vector."""
-        ints, pitch, count = I32.vec(self.lanes), self.packing.nr * WORD // 8, self.step_k // self.parts
-        unroll = gcd(count, 4)
+        ints, count = I32.vec(self.lanes), self.step_k // self.parts
+        unroll = gcd(count, _WORDS)
         size = self.mr * self.vectors
 
         def first(row: Val, j: int) -> Val:
             return fn.splat(fn.load(I32, offset(fn, row, 4 * j)), self.lanes) if self.shift else const(ints, 0)
 
         def some(begin: Val, sums: list[Val]) -> list[Val]:
-            values = list(sums)
-            for n in range(unroll):
-                at = fn.add(begin, i64(n))
-                operands = [self._quads_of(fn, fn.load(ints, fn.gep(word, at, scale=pitch))) for word in words]
-                for word in words[:: _LINE // (4 * self.lanes)] if self.ahead else ():
-                    prefetch(fn, fn.gep(offset(fn, word, self.ahead * pitch), at, scale=pitch))
-                for quad in range(self.quads):
-                    for j in range(DIGITS):
-                        for r, row in enumerate(rows):
-                            place = offset(fn, row, HEADER + j * self.step_k + 4 * quad)
-                            digits = fn.splat(fn.load(I32, fn.gep(place, at, scale=self.parts)), self.lanes)
-                            for v, weights in enumerate(operands):
-                                position = (j * self.mr + r) * self.vectors + v
-                                values[position] = self.dot(fn, values[position], weights[quad], digits)
-            return values
+            at = [fn.add(begin, i64(n)) for n in range(unroll)]
+            values = [self.begun(total) for total in sums]
+            for v in range(0, self.vectors, self.together):
+                for index in at:
+                    self._multiply(fn, index, rows, words, range(v, min(v + self.together, self.vectors)), values)
+            return [self.ended(fn, total, value) for total, value in zip(sums, values, strict=True)]
 
         sums = [value for j in range(DIGITS) for row in rows for value in [first(row, j)] * self.vectors]
         sums = fn.loop(i64(0), i64(count), unroll, sums, some)
         low, middle, high = (sums[j * size : (j + 1) * size] for j in range(DIGITS))
         return [self._joined(fn, *each) for each in zip(low, middle, high, strict=True)]
+
+    def _multiply(self, fn: Function, index: Val, rows: list[Val], words: list[Val], vectors: range, values: list[Val]) -> None:
+        """Adds the products of word `index` in some of the vectors to `values`, which are those of all digits, rows and vectors."""
+        pitch = self.packing.nr * WORD // 8
+        operands = {v: self._quads_of(fn, fn.load(I32.vec(self.lanes), fn.gep(words[v], index, scale=pitch))) for v in vectors}
+        for v in vectors if self.ahead else ():
+            if v % (_LINE // (4 * self.lanes)) == 0:
+                prefetch(fn, fn.gep(offset(fn, words[v], self.ahead * pitch), index, scale=pitch))
+        for quad in range(self.quads):
+            for j in range(DIGITS):
+                for r, row in enumerate(rows):
+                    place = offset(fn, row, HEADER + j * self.step_k + 4 * quad)
+                    digits = fn.splat(fn.load(I32, fn.gep(place, index, scale=self.parts)), self.lanes)
+                    for v in vectors:
+                        position = (j * self.mr + r) * self.vectors + v
+                        values[position] = self.dot(fn, values[position], operands[v][quad], digits)
 
     def _joined(self, fn: Function, low: Val, middle: Val, high: Val) -> Val:
         """low + 2^8 middle + 2^16 high with two roundings; a step has at most 2^8 k, so that the two lower sums fit 31 bits."""
@@ -218,6 +238,29 @@ class VnniDigits(DigitMicro):
 
     def dot(self, fn: Function, acc: Val, weights: Val, digits: Val) -> Val:
         return fn.call(f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}", acc.ty, [acc, weights, digits])
+
+
+@dataclass(frozen=True)
+class MaddubsDigits(DigitMicro):
+    """x86-64 without VNNI: VPMADDUBSW, which adds two products in 16 bits. They hold 16 of 4-bit weights: all of the words at a time."""
+
+    unsigned = True
+    weights = (i4,)
+    together = 2
+    ahead = 24
+
+    @property
+    def row_cost(self) -> float:
+        return 1.1
+
+    def begun(self, total: Val) -> Val:
+        return const(I16.vec(2 * self.lanes), 0)
+
+    def dot(self, fn: Function, acc: Val, weights: Val, digits: Val) -> Val:
+        return fn.add(acc, pair_products(fn, weights, digits))
+
+    def ended(self, fn: Function, total: Val, acc: Val) -> Val:
+        return pairs_added(fn, total, acc, const(acc.ty, 1))
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,7 @@ class ExtendMicro(WeightMicro):
     """i8 that one instruction loads and widens to 32 bits: x86-64. Rows of k lie one after the other."""
 
     field = "extend"
+    ahead = 32
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         narrow_ = fn.load(I8.vec(self.lanes), offset(fn, group, part * self.packing.nr + vector * self.lanes))

@@ -15,7 +15,7 @@ from ..graph.types import DType, i4, i8
 from ..platforms.target import Target
 from .micro import Lhs, MicroKernel, Start, Tile
 from .spec import Packing
-from .weight_digits import UNGROUPED, DigitMicro, SdotDigits, VnniDigits
+from .weight_digits import UNGROUPED, DigitMicro, MaddubsDigits, SdotDigits, VnniDigits
 from .weight_float import WORD, ExtendMicro, LookupMicro, WeightMicro
 
 LEAST_GROUP = 32  # shorter groups would take longer to join their digits than to multiply
@@ -83,7 +83,7 @@ class Unpacked(MicroKernel):
 class Small:
     """The tiles of an instruction set for few rows: (rows, panels) of each, columns of a panel, lanes of a vector.
 
-    digits: the class and the tiles that multiply bytes; None: weights are widened.
+    digits: the class that multiplies bytes, for the weights that it takes; others are widened. digit_tiles: its tiles, if they differ.
     """
 
     family: str
@@ -92,11 +92,18 @@ class Small:
     tiles: tuple[tuple[int, int], ...]
     fused: bool = True
     digits: type[DigitMicro] | None = None
+    digit_tiles: tuple[tuple[int, int], ...] = ()
 
     def micros(self, lhs: DType, rhs: DType, group: int) -> tuple[WeightMicro, ...]:
         """The family for these operands."""
-        kind = self.digits if self.digits and (rhs == i8 or group >= LEAST_GROUP) else self._widening(rhs)
-        return tuple(self._micro(kind, mr, panels, lhs, rhs, group) for mr, panels in self.tiles)
+        digits = self.digits_for(rhs)
+        if digits is None or (rhs == i4 and group < LEAST_GROUP):
+            return tuple(self._micro(self._widening(rhs), *tile, lhs, rhs, group) for tile in self.tiles)
+        return tuple(self._micro(digits, *tile, lhs, rhs, group) for tile in self.digit_tiles or self.tiles)
+
+    def digits_for(self, rhs: DType) -> type[DigitMicro] | None:
+        """What multiplies weights of this type as they are packed, if anything does."""
+        return self.digits if self.digits and rhs in self.digits.weights else None
 
     def source(self, lhs: DType, rhs: DType, group: int) -> WeightMicro:
         """What writes panels out as floats."""
@@ -105,7 +112,7 @@ class Small:
     def packing(self, rhs: DType, group: int) -> Packing:
         """How the weights lie in memory: rows of k of bytes for instructions that widen them, else words of neighbours along k."""
         kr = 1 if self._extends(rhs) else WORD // rhs.bits
-        return Packing(self.nr, kr, group or (UNGROUPED if self.digits else 32), False, group)
+        return Packing(self.nr, kr, group or (UNGROUPED if self.digits_for(rhs) else 32), False, group)
 
     def _micro(self, kind: type[WeightMicro], mr: int, panels: int, lhs: DType, rhs: DType, group: int) -> WeightMicro:
         return kind(mr, panels, self.packing(rhs, group), lhs, rhs, self.lanes, self.family, self.fused)
@@ -114,12 +121,12 @@ class Small:
         return ExtendMicro if self._extends(rhs) else LookupMicro if rhs == i4 and self.lanes == 16 else WeightMicro
 
     def _extends(self, rhs: DType) -> bool:
-        return rhs == i8 and self.family.startswith("avx") and not self.digits
+        return rhs == i8 and self.family.startswith("avx") and not self.digits_for(rhs)
 
 
 AVX512 = Small("avx512", 16, 16, ((8, 2), (4, 4), (1, 4)))
 AVX512_VNNI = Small("avx512vnni", 32, 16, ((2, 1), (1, 1)), digits=VnniDigits)
-AVX2 = Small("avx2", 16, 8, ((4, 1), (1, 2)))
+AVX2 = Small("avx2", 16, 8, ((4, 1), (2, 2), (1, 2)), digits=MaddubsDigits, digit_tiles=((1, 2),))
 AVX_VNNI = Small("avxvnni", 32, 8, ((1, 1),), digits=VnniDigits)
 NEON = Small("neon", 12, 4, ((4, 1), (1, 2)))
 SDOT = Small("sdot", 12, 4, ((2, 1), (1, 2)), digits=SdotDigits)
@@ -131,6 +138,6 @@ def family(inner: MicroKernel | None, small: Small, lhs: DType, rhs: DType, grou
     few = small.micros(lhs, rhs, group)
     if inner is None:
         return few
-    tag = "digits" if small.digits else ""
+    tag = "digits" if small.digits_for(rhs) else ""
     panels = inner.nr // small.nr
     return (Unpacked(inner.mr, panels, few[0].packing, lhs, rhs, inner, small.source(lhs, rhs, group), tag), *few)

@@ -167,12 +167,8 @@ class MaddubsMicro(VnniMicro):
     def step_k(self) -> int:
         return self.packing.kr * self.parts
 
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
-        return (self._bytes(fn, value) for value in super().load_a(fn, tile, index, part))
-
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
-        half = offset(fn, group, part * self.packing.nr * self.packing.kr)
-        return self._bytes(fn, super().load_b(fn, half, vector, part))
+        return super().load_b(fn, offset(fn, group, part * self.packing.nr * self.packing.kr), vector, part)
 
     def multiplied(self, fn: Function, tile: Tile, index: Val, groups: list[Val], accumulators: list[Val]) -> list[Val]:
         values = list(accumulators)
@@ -180,18 +176,17 @@ class MaddubsMicro(VnniMicro):
         rows = zip(*(self.load_a(fn, tile, index, part) for part in range(self.parts)), strict=True)
         for r, row in enumerate(rows):
             for v, column in enumerate(zip(*columns, strict=True)):
-                first, *others = (self._sums(fn, a, b) for a, b in zip(row, column, strict=True))
+                first, *others = (pair_products(fn, a, b) for a, b in zip(row, column, strict=True))
                 sums = fn.add(first, *others) if others else first
                 values[r * self.vectors + v] = pairs_added(fn, values[r * self.vectors + v], sums, const(sums.ty, 1))
         return values
 
-    def _sums(self, fn: Function, a: Val, b: Val) -> Val:
-        """a[2 i] b[2 i] + a[2 i + 1] b[2 i + 1] in 16 bits."""
-        name = "llvm.x86.avx512.pmaddubs.w.512" if self.lanes == 16 else "llvm.x86.avx2.pmadd.ub.sw"
-        return fn.call(name, I16.vec(2 * self.lanes), [a, b])
 
-    def _bytes(self, fn: Function, value: Val) -> Val:
-        return fn.convert("bitcast", value, I8.vec(4 * self.lanes))
+def pair_products(fn: Function, a: Val, b: Val) -> Val:
+    """a[2 i] b[2 i] + a[2 i + 1] b[2 i + 1] in 16 bits, saturated, of the unsigned bytes in the words of `a` and the signed ones in `b`."""
+    name = "llvm.x86.avx512.pmaddubs.w.512" if a.ty.lanes == 16 else "llvm.x86.avx2.pmadd.ub.sw"
+    operands = [fn.convert("bitcast", value, I8.vec(4 * a.ty.lanes)) for value in (a, b)]
+    return fn.call(name, I16.vec(2 * a.ty.lanes), operands)
 
 
 def pairs_added(fn: Function, acc: Val, a: Val, b: Val) -> Val:

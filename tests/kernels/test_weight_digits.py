@@ -15,7 +15,7 @@ from sashiko.graph.types import DType, bf16, f32, i4, i8
 from sashiko.kernels import table
 from sashiko.kernels.packing import packed_group
 from sashiko.kernels.weight_digits import UNGROUPED
-from sashiko.kernels.weight_only import AVX512_VNNI, AVX_VNNI, SDOT, Small
+from sashiko.kernels.weight_only import AVX2, AVX512_VNNI, AVX_VNNI, SDOT, Small
 from tests.emulation import Runner, runners
 from tests.kernels.products import Case, array, halves, random
 from tests.kernels.test_weight_only import digits_bound, weight, weight_spec
@@ -25,7 +25,7 @@ _AVX512_VNNI = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
 
 def machines() -> Iterator[ParameterSet]:
     """Every class of digits with a machine; 256-bit vectors where AVX-512 has them, for AVX-VNNI is the same instruction."""
-    for small, needs in ((AVX512_VNNI, _AVX512_VNNI), (AVX_VNNI, _AVX512_VNNI), (SDOT, ("neon", "dotprod"))):
+    for small, needs in ((AVX512_VNNI, _AVX512_VNNI), (AVX2, ("avx2", "fma")), (AVX_VNNI, _AVX512_VNNI), (SDOT, ("neon", "dotprod"))):
         found = runners(needs=needs)
         if not found:
             yield pytest.param(None, small, id=small.family, marks=pytest.mark.skip(reason=f"no machine here has {', '.join(needs)}"))
