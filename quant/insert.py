@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..diagnostics.errors import CalibrationError
 from ..graph.aten.experts import EXPERTS
 from . import edit, ops
 from .constants import Constants
@@ -32,14 +31,6 @@ Ranges = Mapping[tuple[str, ActivationScheme], Range]
 def plain_weight(site: QuantSite, weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
     """Round to nearest."""
     return quantize_weight(weight, scheme)
-
-
-def _finite(weight: torch.Tensor, site: QuantSite) -> torch.Tensor:
-    """The weight itself. Raises CalibrationError when it holds NaN or infinity, which no integer stands for."""
-    if not bool(weight.isfinite().all()):
-        what = f"the weight of {site.name}, {site.weight}, holds NaN or infinity"
-        raise CalibrationError(what, site.source or "the model", "repair the weight, or exclude the operation")
-    return weight
 
 
 def matrix_of(weight: torch.Tensor, found: Operands) -> torch.Tensor:
@@ -136,7 +127,7 @@ class Inserter:
         assert weight is not None and scheme is not None
         key = str(weight.target) if weight.op == "get_attr" else weight, found.transposed, scheme
         if key not in self._weights:
-            value = _finite(self.constants.value(weight), site)
+            value = self.constants.value(weight)
             matrix = matrix_of(value, found)
             quantized = self.weigh(site, matrix, scheme)
             if found.operation == "convolution":

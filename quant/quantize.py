@@ -23,9 +23,11 @@ from .constants import Constants
 from .gptq import Compensation
 from .masking import mask_argument
 from .module import QuantizedModule
+from .operands import Operands, operands
 from .placement import place
 from .presets import resolve
-from .program import Call, export
+from .program import Call, Program, export
+from .record import Placement
 from .scheme import Scheme, Where
 from .sensitivity import without_outliers
 from .sharding import Shards
@@ -100,6 +102,7 @@ def calibrate(
             program, placement = smoothed(program, placement, scheme.smooth, dealt)
         shown = _shown(chain(held, stream), total(batches, max_batches), progress if shards.rank == 0 else False)
         observers, grams, count = calibrated(program, placement, shown)
+        _check_weights(program, placement)
         weigh = Compensation(program, placement, shards.merged(grams))
         count = sum(shards.gather(count))
         found = Calibration(program, original, placement, scheme, machine, shards.merged(observers), sample, count, weigh)
@@ -124,6 +127,16 @@ def _check(model: nn.Module) -> None:
             f"the model is in training mode: {', '.join(training[:3])}{' ...' if len(training) > 3 else ''}",
             "quantize(model, ...)", "call model.eval() first: dropout and batch statistics would falsify the calibration",
         )
+
+
+def _check_weights(program: Program, placement: Placement) -> None:
+    """Raises CalibrationError when a weight holds NaN or infinity, which no integer stands for."""
+    constants, nodes = Constants(program.graph, program.attributes), {node.name: node for node in program.graph.nodes}
+    for site in (s for s in placement.sites if s.scheme.weight is not None):
+        found = operands(nodes[site.node], constants)
+        if isinstance(found, Operands) and found.weight is not None and not bool(constants.value(found.weight).isfinite().all()):
+            what = f"the weight of {site.name}, {site.weight}, holds NaN or infinity"
+            raise CalibrationError(what, site.source or "the model", "repair the weight, or exclude the operation")
 
 
 def _shown(batches: Iterator[tuple[int, Call]], count: int | None, progress: bool | None) -> Iterator[tuple[int, Call]]:
