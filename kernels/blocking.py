@@ -9,7 +9,7 @@ from math import gcd
 
 from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
-from .few_rows import PASS_COST, evenly, heights, in_turn, takers, tile_cost
+from .few_rows import PASS_COST, heights, taker, takers, tile_cost
 from .micro import MicroKernel
 from .spec import GemmSpec
 
@@ -138,16 +138,14 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
 
 def tailored(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
     """The tiles for a product, most rows first: where the number of rows is known and tiles can have any, these are as few and as
-    full as possible, and as wide as a result of one or three panels. Where they cannot, few rows are all of the tile that is fastest with
-    them, and others of the family as it is."""
+    full as possible, and as wide as a result of one or three panels. Where they cannot, few rows are all one tile's
+    if that is faster (`few_rows.taker`), and others the family's as it is."""
     first, m = _as_wide(spec, micros[0]), spec.rows
     if not isinstance(m, int) or m < 1:
         return micros
     if first.resized(first.mr, first.panels) is None:
-        if m > 2 * first.mr:
-            return micros
-        best = min(micros, key=lambda micro: (evenly(m, micro), -micro.mr))
-        return (best,) if evenly(m, best) < in_turn(m, micros, _least_of(micros)) else micros
+        alone = taker(m, micros, _least_of(micros))
+        return micros if alone is None else (alone,)
     widths = [first.panels] if first != micros[0] else sorted({micro.panels for micro in micros}, reverse=True)
     full, rest = divmod(m, first.mr)
     tiles = -(-m // first.mr)
@@ -246,7 +244,7 @@ def _sharing_tiles(spec: GemmSpec, micro: MicroKernel) -> int:
 
 
 def _least_of(micros: Sequence[MicroKernel]) -> list[int]:
-    """For each variant, of which there are those after it for the rest, the fewest rows that it takes."""
+    """`_least` of each variant, with those after it for what it leaves."""
     return [_least(micros[n:]) for n in range(len(micros))]
 
 

@@ -48,16 +48,21 @@ def evenly(rows: int, micro: MicroKernel) -> float:
     return -(-rows // micro.mr) * tile_cost(micro)
 
 
+def taker(rows: int, micros: Sequence[MicroKernel], least: Sequence[int], more: Sequence[MicroKernel] = ()) -> MicroKernel | None:
+    """The tile, of `micros` and `more`, that takes all of so many rows; None where `micros` take them in turn, as they do with more than a
+    few tiles. least: the smallest rest that each of `micros` takes."""
+    if rows > _MOST_TILES * micros[0].mr:
+        return None
+    best = min((*micros, *more), key=lambda micro: (evenly(rows, micro), -micro.mr))
+    return best if evenly(rows, best) < in_turn(rows, micros, least) else None
+
+
 def takers(
     most: int | None, micros: Sequence[MicroKernel], least: Sequence[int], more: Sequence[MicroKernel]
 ) -> tuple[MicroKernel | None, ...]:
-    """For each number of rows the tile, of `micros` and `more`, that takes all of them; None where `micros` take them in turn, as they do
-    with more rows than are listed. most: rows that there may be, if that is known. least: the smallest rest that each of `micros` takes."""
-    found: list[MicroKernel | None] = []
+    """`taker` of each number of rows, as many as are listed. most: rows that there may be, if that is known."""
     listed = _MOST_TILES * micros[0].mr
-    for rows in range(1 + (listed if most is None else min(listed, most))):
-        best = min((*micros, *more), key=lambda micro: (evenly(rows, micro), -micro.mr))
-        found.append(best if evenly(rows, best) < in_turn(rows, micros, least) else None)
+    found = [taker(rows, micros, least, more) for rows in range(1 + (listed if most is None else min(listed, most)))]
     while found and found[-1] is None:
         found.pop()
     return tuple(found)

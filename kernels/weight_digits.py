@@ -35,7 +35,7 @@ _SCALE = HEADER - 4
 _LINE = 64
 _INFINITY = 0x7F800000
 _HALF_DIGITS = 0x808080
-_WORDS = 4  # of weights that are multiplied at a time
+_WORDS = 4  # of weights that are multiplied at a time: as many as `MaddubsDigits` has room for
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,8 @@ class VnniDigits(DigitMicro):
 
 @dataclass(frozen=True)
 class MaddubsDigits(DigitMicro):
-    """x86-64 without VNNI: VPMADDUBSW, which adds two products in 16 bits. They hold 16 of 4-bit weights: all of the words at a time."""
+    """x86-64 without VNNI: VPMADDUBSW, which adds two products in 16 bits. These hold 16 of 4-bit weights with digits, at
+    most 15 * 128 each: those of `_WORDS` words."""
 
     unsigned = True
     weights = (i4,)

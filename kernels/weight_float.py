@@ -136,7 +136,7 @@ class ExtendMicro(WeightMicro):
     """i8 that one instruction loads and widens to 32 bits: x86-64. Rows of k lie one after the other."""
 
     field = "extend"
-    ahead = 32
+    ahead = 32  # panels of a single row come from memory: as far as makes `benchmarks/weight_only.py` faster
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         narrow_ = fn.load(I8.vec(self.lanes), offset(fn, group, part * self.packing.nr + vector * self.lanes))

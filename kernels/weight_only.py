@@ -1,6 +1,6 @@
 """Families of micro-kernels of floats times integer weights: i8, and i4 with a scale for each group of neighbours along k.
 
-For few rows reading the weight takes the time. Where there are dot products of bytes, `weight_digits` multiplies weights as they are
+For few rows reading the weight takes the time. Where instructions multiply bytes exactly, `weight_digits` multiplies weights as they are
 packed, 8 or 4 bits each; elsewhere `weight_float` widens them in registers. For many rows `Unpacked` writes a panel out as floats
 once for a block of rows and multiplies with a tile of the float family. In all of them the scale of an i4 weight counts in f32, as
 dequantizing first would; per-channel scales of i8 are the epilogue's affair.
