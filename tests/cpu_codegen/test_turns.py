@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,6 +17,7 @@ from sashiko.cpu_codegen.loops import emit_loop_kernel
 from sashiko.cpu_codegen.turns import in_turn
 from sashiko.graph.types import f32
 from sashiko.platforms.catalogue import X86_64_V3
+from sashiko.platforms.host import host
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis
 
 
@@ -122,3 +125,38 @@ def test_targets_do_not_change_one_another() -> None:
     more = replace(X86_64_V3, registers=32)
     usual, own = assembly(tile(), more), assembly(tile(), X86_64_V3)
     assert usual != own and assembly(tile(), more) == usual and assembly(tile(), X86_64_V3) == own
+
+
+
+OTHERS = """
+import sys
+import llvmlite.binding as llvm
+
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+text = sys.stdin.read()
+machine = llvm.Target.from_triple(sys.argv[1]).create_target_machine(cpu="x86-64-v3" if "x86" in sys.argv[1] else "", opt=1)
+
+
+def emitted() -> str:
+    return machine.emit_assembly(llvm.parse_assembly(text))
+
+
+def products(assembly: str) -> list[str]:
+    return [line for line in assembly.splitlines() if "fmadd" in line or "fmla" in line]
+
+
+untouched = emitted()
+from sashiko.cpu_codegen import jit
+from sashiko.platforms.catalogue import X86_64_V3
+
+ours = jit.assembly(text, X86_64_V3)
+print(emitted() == untouched, products(ours) != products(untouched))
+"""
+
+
+def test_others_that_use_the_same_llvm_keep_its_order() -> None:
+    """In a process of its own, where LLVM is used before anything of this package is there."""
+    command = [sys.executable, "-c", OTHERS, host().triple]
+    done = subprocess.run(command, input=tile(), capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"], "the same as before, and not what this package wants"
