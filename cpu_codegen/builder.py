@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from .turns import in_turn
+from .turns import CHAINS, in_turn
 from .values import BF16, F16, F32, F64, I1, I8, I16, I32, I64, PTR, VOID, Module, Ty, Val, const, const_vec, i64
 
 __all__ = [
@@ -59,7 +59,7 @@ class Function:
         """Append an instruction without a result."""
         self._lines.append(f"  {text}")
 
-    def side_by_side(self, parts: Sequence[Callable[[], Result]], count: int = 4) -> list[Result]:
+    def side_by_side(self, parts: Sequence[Callable[[], Result]], count: int = CHAINS) -> list[Result]:
         """Emits parts that need nothing of one another but values, an instruction of each of `count` in turn (`turns.py`)."""
         lines, results = self._lines, list[Result]()
         for first in range(0, len(parts), count):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from .body import BodyEmitter, Point
 from .builder import Val, i64
 from .reduce import Reduction, State, flatten, reductions_of, results, unflatten
+from .turns import CHAINS
 
-_CHAINS = 4  # independent partial results that hide the latency of an addition
 _UNROLLED = 9  # depth up to which the loop is written out: windows of 3 x 3
 
 
@@ -50,7 +50,7 @@ class Depth:
         reductions = reductions_of(fn, emitter.target, body, nodes, wide)
         # States in the order copies of k, points, reductions.
         lanes = points[0].lanes
-        copies = max(1, _CHAINS // len(points))
+        copies = max(1, CHAINS // len(points))
         start = self._fresh(reductions, lanes, copies * len(points))
         if self._static is not None and self._static <= _UNROLLED:
             states = self._steps([i64(k) for k in range(self._static)], start, reductions, points, nodes)

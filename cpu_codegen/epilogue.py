@@ -12,8 +12,8 @@ from .body import BodyEmitter, Point
 from .builder import Function, Ty, Val, const, i64
 from .loops import vector_lanes
 from .sweep import tail_mask
+from .turns import CHAINS
 
-_TOGETHER = 4  # vectors that are computed a step of each at a time
 _SHORT = 12  # operations: with so few, tables and what else is at hand want the registers
 _HOISTED = 4  # vectors of columns whose per-column values (scales, biases) are loaded once for all rows
 
@@ -70,7 +70,7 @@ def emit_register_epilogue(
             emitter.stores(point)
 
         long = schedule.column_cost(emitter.body, lanes) > _SHORT
-        together = max(1, _TOGETHER // vectors) if long else 1
+        together = max(1, CHAINS // vectors) if long else 1
         for first in range(0, len(accumulators), together):
             with emitter.scope():
                 parts: list[Callable[[], None]] = []

@@ -28,9 +28,9 @@ from .reduce import Reduction, State, reductions_of, results
 from .scan import followed, scans_of
 from .slots import Slots
 from .sweep import Copies, Sweep, merge_copies
+from .turns import CHAINS
 from .written import written_out
 
-_CHAINS = 4  # independent partial results of a row in registers
 _FLAT_GRAIN = 64  # elements: no two threads write the same cache line of an output
 _SCRATCH_BYTES = 64 * 1024
 
@@ -231,11 +231,11 @@ class _Writer:
         copies: Copies = []
         beside, together = self._joined(each), self._choices.side_by_side(each)
         for n, point in enumerate(points):
-            if together and n % _CHAINS == 0:
-                self.emitter.side_by_side(roots, points[n : n + _CHAINS])
+            if together and n % CHAINS == 0:
+                self.emitter.side_by_side(roots, points[n : n + CHAINS])
             fetch([point])
-            before = copies[n % _CHAINS] if n >= _CHAINS else None
-            copies[n % _CHAINS : n % _CHAINS + 1] = [self._updated(each, reductions, point, before)]
+            before = copies[n % CHAINS] if n >= CHAINS else None
+            copies[n % CHAINS : n % CHAINS + 1] = [self._updated(each, reductions, point, before)]
             if (n + 1) % beside == 0 or n + 1 == len(points):
                 self._effects(each, points[n // beside * beside : n + 1])
         merged = merge_copies(reductions, copies)

@@ -13,6 +13,10 @@ from collections.abc import Sequence
 
 _NAME = re.compile(r"%[\w.]+")
 
+CHAINS = 4
+"""How many chains of operations, or partial results, that need nothing of one another go on side by side: they hide the latency of a
+multiply-add, and leave registers for what they share."""
+
 
 def in_turn(parts: Sequence[Sequence[str]]) -> list[str]:
     """The lines of LLVM IR of all parts, in their order and after what they take values of; parts with branches one after the other."""
