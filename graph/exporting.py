@@ -40,6 +40,8 @@ KNOWN = (
     ),
     ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
 )
+_BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences
+_NOT_THE_USERS = ("torch", "sympy", "contextlib", __name__.partition(".")[0])
 T = TypeVar("T")
 
 
@@ -196,7 +198,7 @@ def translated(error: Exception) -> SashikoError:
     if "Suggested fixes" in text or "Constraints violated" in text or "dynamic_shapes" in text:
         fixes = text.partition("Suggested fixes:")[2] or "see the documentation of torch.export's dynamic_shapes"
         return InputError(f"dynamic_shapes do not fit the model: {short}", where, fixes.strip()[:600])
-    by_data = "data-dependent" in text or "DataDependent" in type(error).__name__
+    by_data = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
     hint = BY_PARTS if by_data else next((what for sign, what in KNOWN if sign in text), "")
     return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, hint)
 
@@ -205,8 +207,8 @@ def _raised_at(error: Exception) -> str:
     """The innermost frame of the traceback that is neither torch's nor ours."""
     where, step = "", error.__traceback__
     while step is not None:
-        path = step.tb_frame.f_code.co_filename
-        if not re.search(r"[/\\](torch|sympy|contextlib\.py|sashiko)([/\\]|$)|^<", path) and path != __file__:
+        path, module = step.tb_frame.f_code.co_filename, str(step.tb_frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in _NOT_THE_USERS and not path.startswith("<"):
             where = f"{path}:{step.tb_lineno}"
         step = step.tb_next
     return where

@@ -71,6 +71,27 @@ def test_sizes_that_depend_on_data() -> None:
     assert_close(torch.compile(Chosen().eval(), backend="sashiko")(x), Chosen()(x))
 
 
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(4, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        result: torch.Tensor = nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
+        return result
+
+
+def test_sequences_of_lengths_that_are_data() -> None:
+    """The place is the user's, not that of the mode which the model is traced in."""
+    model, args = Packed().eval(), (torch.randn(3, 6, 4), torch.tensor([6, 2, 4]))
+    with pytest.raises(sashiko.Unsupported, match="cannot capture this model") as caught:
+        sashiko.compile(model, args)
+    assert "test_bad_models.py" in caught.value.where and 'torch.compile(model, backend="sashiko")' in caught.value.hint
+    with torch.no_grad():
+        assert_close(torch.compile(model, backend="sashiko")(*args), model(*args))
+
+
 def test_what_is_no_model_and_what_are_no_examples(model: nn.Module) -> None:
     with pytest.raises(sashiko.InputError, match=r"expected a torch\.nn\.Module, got function"):
         sashiko.compile(lambda x: x, (torch.randn(3),))  # type: ignore[arg-type]
