@@ -78,7 +78,8 @@ class Calibration:
         sites: list[QuantSite] = []
         left = list(self.placement.left_out)
         for site in self.placement.sites:
-            chosen = replace(site, scheme=fitting(choice.get(site.name, site.scheme), site.operation, self.target))
+            scheme = choice.get(site.name, site.scheme)
+            chosen = replace(site, scheme=fitting(scheme, site.operation, self.target, site.integers))
             if chosen.scheme == FP32:
                 left.append(LeftOut(site.name, site.op, "fp32 was chosen for it", site.source))
             elif len(self.ranges((chosen,))) < len(set(observed(chosen))):

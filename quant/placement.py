@@ -52,7 +52,8 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, ex
         reason = found if isinstance(found, str) else ""
         if isinstance(found, Operands):
             chosen = overrides[hits[-1]].scheme if hits else scheme.default
-            site = _site(node, name, found, fitting(chosen, found.operation, target), constants)
+            integers = found.operation != "convolution" or _channels(found, constants) > 1
+            site = _site(node, name, found, fitting(chosen, found.operation, target, integers), constants, integers)
             reason = _refusal(site, scheme, by_caller=bool(hits) and overrides[hits[-1]] in excluded)
             if not hits and node in choosing and site.scheme.quantized and site.features[1] <= site.features[0]:
                 reason = reason or _ROUTER
@@ -64,21 +65,27 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, ex
     return Placement(tuple(sites), tuple(left))
 
 
-def fitting(chosen: OpScheme, operation: str, target: Target) -> OpScheme:
+def fitting(chosen: OpScheme, operation: str, target: Target, integers: bool = True) -> OpScheme:
     """What a scheme means for a kind of operation on a machine: a scale for each row is for linears and experts; a table's activations are
     its indices. A hidden state has a scale for each row always: what one range for all times leaves of it would be fed back. Small weights
-    are for products of integers, where the machine multiplies these faster."""
+    are for products of integers, where the machine multiplies these faster. integers: as in `QuantSite`."""
     weight, activation = chosen.weight, None if operation == "embedding" else chosen.activation
     if weight is None:
         return chosen
     if weight.sums16 == "auto":
-        weight = replace(weight, sums16="most" if activation is not None and target.sums16 else 1)
+        weight = replace(weight, sums16="most" if activation is not None and target.sums16 and integers else 1)
     if activation is not None and operation not in ("linear", "experts"):
         activation = replace(activation, granularity="row" if operation == "recurrence" else "tensor")
     return replace(chosen, activation=activation, weight=weight)
 
 
-def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: Constants) -> QuantSite:
+def _channels(found: Operands, constants: Constants) -> int:
+    """How many channels each result of a convolution is computed from."""
+    assert found.weight is not None
+    return constants.value(found.weight).shape[1]
+
+
+def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: Constants, integers: bool) -> QuantSite:
     weight, features = "", (0, 0)
     if found.weight is not None:
         shape = constants.value(found.weight).shape
@@ -90,7 +97,7 @@ def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: C
     activations = tuple(a.name for a in found.activations)
     if scheme.weight is not None and scheme.weight.granularity == "group":
         scheme = replace(scheme, weight=replace(scheme.weight, group=max(math.gcd(features[0], scheme.weight.group), _LEAST_GROUP)))
-    return QuantSite(name, found.operation, packet(node), scheme, node.name, activations, weight, features, source_of(node))
+    return QuantSite(name, found.operation, packet(node), scheme, node.name, activations, weight, features, source_of(node), integers)
 
 
 def _refusal(site: QuantSite, scheme: Scheme, by_caller: bool) -> str:

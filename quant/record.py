@@ -20,6 +20,7 @@ class QuantSite:
     weight: qualified name of the parameter, or `expression of a, b` when it is computed from several; empty without a weight.
     features: (K, N), inputs and outputs of a product with a weight, rows and columns of a table, (0, 0) without a weight.
     source: file:line in user code, empty when unknown.
+    integers: whether it is computed as a product of integers. Convolutions from one channel each are sums in f32.
     """
 
     name: str
@@ -31,6 +32,7 @@ class QuantSite:
     weight: str
     features: tuple[int, int]
     source: str
+    integers: bool = True
 
 
 @dataclass(frozen=True)

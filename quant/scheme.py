@@ -75,8 +75,8 @@ class WeightScheme:
     sums16: integers so small that so many products with unsigned bytes, 4 or 2, are added in 16 bits (`graph.sums16`), which x86 processors
         without VNNI do one and a half times as fast, or 1.3 times. Scales are the larger for it: normally distributed weights lose 4 and 2
         decibels. 1: as large as 8 bits allow. `most`: as many as leave a weight enough digits (`weights.settled`). `auto`: `most` where the
-        activations are quantized and the target is such a processor, else 1. After Colbert et al., "A2Q: Accumulator-Aware Quantization
-        with Guaranteed Overflow Avoidance", ICCV 2023.
+        activations are quantized and the target is such a processor, but for depthwise convolutions, which multiply no integers; else 1.
+        After Colbert et al., "A2Q: Accumulator-Aware Quantization with Guaranteed Overflow Avoidance", ICCV 2023.
     compensate: GPTQ: the rounding error of each input's weights is made up for by the weights of later inputs, over the calibration data.
     """
 

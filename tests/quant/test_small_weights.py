@@ -94,6 +94,16 @@ def test_every_mix_of_one_calibration() -> None:
         assert how_many(held["2.weight_int8"]) == count and how_many(held["0.weight_int8"]) == 4
 
 
+def test_convolutions_that_are_no_products_of_integers_keep_all_bits() -> None:
+    """Whatever is chosen for them later."""
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(), nn.Conv2d(8, 16, 3)).eval()
+    found = calibrate(model, [torch.randn(2, 8, 9, 9)], PRESETS["int8-minmax"], target=X86_64_V3)
+    for choice in ({}, {"0": OpScheme(), "2": OpScheme()}):
+        held = dict(found.build(choice).named_buffers())
+        assert int(held["0.weight_int8"].abs().amax((1, 2, 3)).min()) == 127, "every channel has its own scale"
+        assert how_many(held["2.weight_int8"].movedim(1, -1).flatten(1)) == 4
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_compensated(count: Sums) -> None:
     x = torch.randn(400, 12) @ torch.randn(12, 64, generator=torch.Generator().manual_seed(1))
