@@ -228,6 +228,9 @@ class Function:
         return parts[0]
 
     def extract(self, a: Val, lane: int) -> Val:
+        if a.ty == I1.vec(a.ty.lanes) and a.ty.lanes > 1:
+            # As a byte: bits of comparisons with 0 LLVM 22.1.0 takes for AVX-512 by MOVMSK, which cannot name the upper 16 registers.
+            return self.icmp("ne", self.extract(self.convert("zext", a, I8.vec(a.ty.lanes)), lane), const(I8, 0))
         return self.emit(Ty(a.ty.scalar), f"extractelement {a.ty} {a.ref}, i64 {lane}")
 
     def insert(self, a: Val, b: Val, lane: int) -> Val:
