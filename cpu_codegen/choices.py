@@ -17,6 +17,9 @@ _WORD = 4
 _SHORT_ROW = 1024  # columns: longer rows hardly notice what waits between their passes
 # Rows at a time: by fours where all stay in registers, by twos where they are read again.
 _MANY_ROWS, _FEW_ROWS = 4, 2
+# Vector operations that wait for what a row's passes reduce, from which on a processor does not look beyond them to the next row (measured
+# on Zen 5, whose units hold more of them than those of other processors).
+_SEEN_AHEAD = 230
 
 
 class Choices:
@@ -44,13 +47,14 @@ class Choices:
         """Rows at a time, and whether they stay in registers between the passes.
 
         A pass waits for what the one before has reduced, and meanwhile there are other rows to go on with. Rows that do not all stay in
-        registers are read again in each pass, which is no loss where there is one array to read. Beyond the caches memory is what takes
-        the time, and it likes one row after the other; they are computed as the others are, so that the results are the same.
+        registers are read again in each pass, which is no loss where there is one array to read; where there are two it is less than what
+        a processor waits that does not see the next row by itself. Beyond the caches memory is what takes the time, and it likes one row
+        after the other; they are computed as the others are, so that the results are the same.
         """
         if not self._waits():
             return 1, False
         high = bounds(self._kernel.cols)[1]
-        again = high is not None and high <= _SHORT_ROW and self._arrays_read() == 1
+        again = high is not None and high <= _SHORT_ROW and self._arrays_read() <= (1 if self._sees_ahead(high) else 2)
         many = next((rows for rows in (_MANY_ROWS, _FEW_ROWS) if self.in_registers(rows)), _FEW_ROWS if again else 1)
         return 1 if self._beyond_caches() else many, self.in_registers(many)
 
@@ -67,6 +71,10 @@ class Choices:
         budget = self._target.registers - (8 if self._target.registers > 16 else 6)
         operations = sum(self._operations(each) for each in self._plan)
         return vectors * alive <= budget and vectors * operations <= _UNROLLED_OPERATIONS
+
+    def _sees_ahead(self, columns: int) -> bool:
+        """Whether so little of a row of so many columns is left to do in its last pass that the next row is begun meanwhile."""
+        return -(-columns // self._lanes) * self._operations(self._plan[-1]) <= _SEEN_AHEAD
 
     def _waits(self) -> bool:
         """Whether there is more than one pass. A scan goes through the columns in its own order, one row at a time."""

@@ -27,7 +27,7 @@ def product(kind: str, shape: tuple[int, ...], target: Target | None = None) -> 
     """The product of `nn.Linear` with M x N x K = `shape`, on random operands. kind: of `OPERATIONS`; int8 has fixed ranges."""
     m, n, k = shape
     layer, x = nn.Linear(k, n).eval(), torch.randn(m, k)
-    source: nn.Module = quantize(layer, [(x,)], preset="int8-static", progress=False) if kind == "int8" else layer
+    source: nn.Module = quantize(layer, [(x,)], preset="int8-static", progress=False, target=target) if kind == "int8" else layer
     compiled = compiled_by(source, (x,), precision="bf16" if kind == "bf16" else "fp32", target=target)
     compiled(x)
     assert compiled.built is not None, "not from a file"

@@ -40,6 +40,7 @@ def rows_of(target: Target, kernel: LoopKernel) -> tuple[int, bool]:
         (X86_64_V4, centered(64, 128), (2, True)),
         (X86_64_V4, centered(64, 256), (2, False)),  # read again
         (X86_64_V4, centered(64, 256, arrays=2), (1, True)),  # twice as much to read
+        (X86_64_V4, centered(64, 1024, arrays=2), (2, False)),  # more than is seen ahead
         (X86_64_V4, centered(64, 128, arrays=2), (2, True)),
         (X86_64_V4, centered(64, 256, known=False), (2, False)),
         (X86_64_V4, centered(64, 4096), (1, False)),
