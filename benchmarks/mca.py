@@ -76,7 +76,7 @@ def version(path: str) -> int:
 def inner_loop(row: Row) -> list[str]:
     """The instructions of the loop with the most products, its backward branch last."""
     module = Module()
-    name = emit_tile(module, row.micro, Start.ZERO, row.micro.nr, None, False)
+    name = emit_tile(module, row.micro, Start.ZERO, row.micro.nr, None, 0)
     fn = Function(module, "entry", VOID, [PTR, PTR, PTR, I64])
     fn.call(name, VOID, [fn.args[0], i64(0), fn.args[1], fn.args[3], i64(0), *[fn.args[2]] * row.micro.panels])
     fn.ret()

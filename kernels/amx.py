@@ -136,9 +136,9 @@ class AmxMicro(MicroKernel):
         a = fn.gep(tile.a, index, scale=ROW_BYTES)
         lower = fn.gep(a, fn.mul(tile.a_pitch, i64(ROWS)))
         for register, panel in zip(_B, tile.b):
-            self.tiles.load(fn, register, fn.gep(panel, index, scale=TILE_BYTES), i64(ROW_BYTES), not tile.lhs_streams)
+            self.tiles.load(fn, register, fn.gep(panel, index, scale=TILE_BYTES), i64(ROW_BYTES), not tile.shares)
         for register, rows in zip(_A, (a, lower)):
-            self.tiles.load(fn, register, rows, tile.a_pitch, tile.lhs_streams)
+            self.tiles.load(fn, register, rows, tile.a_pitch, tile.shares > 0)
         for i, x in enumerate(_A):
             for j, y in enumerate(_B):
                 self.tiles.dot(fn, self.product, _C[2 * i + j], x, y)

@@ -10,7 +10,7 @@ from math import gcd
 from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
 from .few_rows import PASS_COST, heights, taker, takers, tile_cost
-from .micro import MicroKernel
+from .micro import MicroKernel, shares_of
 from .spec import GemmSpec
 
 _LINE = 64
@@ -27,7 +27,7 @@ class Variant:
 
     rows: rows of a block, a multiple of mr, whose lhs is at hand while a panel is used. least: a rest of fewer rows is left to the next
     variant. pitch, piece: bytes from row to row and from piece to piece of the lhs in the form that the tile reads. direct: whole tiles
-    are read in place, and what is packed lies as it does there. streams: the panels are used again soon and the lhs is not.
+    are read in place, and what is packed lies as it does there.
     """
 
     micro: MicroKernel
@@ -36,8 +36,12 @@ class Variant:
     pitch: int
     piece: int
     direct: bool
-    streams: bool
     alone: bool = False
+
+    @property
+    def shares(self) -> int:
+        """Of the panels that follow, as in `Tile`."""
+        return shares_of(self.rows // self.micro.mr)
 
     @property
     def packed_bytes(self) -> int:
@@ -128,9 +132,9 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         fewest = least.get(micro, 1)
         row = spec.lhs_strides.row
         if isinstance(row, int) and _direct(target, spec, micro, row * spec.lhs.bytes, most):
-            variants.append(Variant(micro, rows, fewest, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, rows > micro.mr, alone))
+            variants.append(Variant(micro, rows, fewest, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, alone))
         else:
-            variants.append(Variant(micro, rows, fewest, pitch, rows * pitch, False, rows > micro.mr, alone))
+            variants.append(Variant(micro, rows, fewest, pitch, rows * pitch, False, alone))
     numbers = {micro: number for number, micro in enumerate(micros)}
     taken = tuple(len(micros) if micro is None else numbers[micro] for micro in few)
     return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), most, taken)
@@ -213,7 +217,9 @@ def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pi
     tiles = spec.choice.tiles or (_sharing_tiles(spec, micro) if _stays(target, spec, micro) else _MOST_TILES)
     by_lhs = min(target.l2 // 2, _STACK_BYTES) // (micro.mr * row_bytes)
     by_tiles = _SCRATCH_TILES_BYTES // (micro.mr * columns * 4) if pieces != 1 else by_lhs
-    return micro.mr * max(1, min(by_lhs, by_tiles, tiles))
+    most = bounds(spec.rows)[1]
+    there = tiles if most is None else -(-most // micro.mr)
+    return micro.mr * max(1, min(by_lhs, by_tiles, tiles, there))
 
 
 def _stays(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:

@@ -22,8 +22,9 @@ from ..graph.dims import symbols
 from ..platforms.target import Target
 from .blocking import Variant
 from .indexing import request
-from .micro import MicroKernel, Start, Tile, VectorMicro, accumulated
+from .micro import MicroKernel, Start, Tile, accumulated
 from .spec import FIRST_EPILOGUE_BUFFER, GemmSpec
+from .vector_micro import VectorMicro
 
 _WRITTEN = 12 * 28  # operations of the epilogue for all accumulators of a tile
 
@@ -60,7 +61,7 @@ def emit_finished(
     slots = Slots(fn, spec.params)
     request(slots, order)
     b, sums = fn.args[7 : 7 + micro.panels], fn.args[7 + micro.panels :]
-    tile = Tile(a, i64(variant.pitch), Val(PTR, "null"), steps, following, tuple(b), tuple(sums), micro.nr, variant.streams, left)
+    tile = Tile(a, i64(variant.pitch), Val(PTR, "null"), steps, following, tuple(b), tuple(sums), micro.nr, variant.shares, left)
     accumulators = accumulated(fn, micro, tile, kind)
     rows = [accumulators[r * micro.vectors : (r + 1) * micro.vectors] for r in range(micro.mr)]
     emitter = BodyEmitter(fn, target, spec.epilogue, slots, FIRST_EPILOGUE_BUFFER)

@@ -12,20 +12,16 @@ panels to those that will follow. `sums` is there only when it starts from them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
-from ..cpu_codegen.intrinsics import prefetch
+from ..cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty, Val, i64
 from ..graph.types import DType, f32, i32
 from ..platforms.target import Target
 from .pending import PENDING, Pending
 from .spec import Packing
 
-FETCHING = 4
-"""How many tiles of a block fetch the panels that follow into L2, a share each: one that fetched all would wait for memory."""
-_LINE = 64
+_MOST_SHARES = 4
 
 
 class Start(Enum):
@@ -56,7 +52,7 @@ class Lhs:
 class Tile:
     """The operands of one tile inside its function.
 
-    out_pitch: columns of a block of `out`. lhs_streams: the panels are used again soon and the lhs is not, or the other way round.
+    out_pitch: columns of a block of `out`. shares: of `shares_of`; where there are none, the lhs is used again soon and the panels are not.
     left: how many k of the lhs there are after all the steps, less than one has.
     """
 
@@ -68,7 +64,7 @@ class Tile:
     b: tuple[Val, ...]
     sums: tuple[Val, ...]
     out_pitch: int
-    lhs_streams: bool
+    shares: int
     left: int = 0
 
 
@@ -200,16 +196,28 @@ class MicroKernel(ABC):
         del fn
 
 
+def shares_of(tiles: int) -> int:
+    """How many of so many tiles that use the same panels fetch those that follow into L2, a share each: one that fetched all would wait for
+    memory. A tile that is alone fetches none."""
+    return 0 if tiles == 1 else min(_MOST_SHARES, 1 << tiles.bit_length() - 1)
+
+
+def share_of(fn: Function, micro: MicroKernel, shares: int, tile: Val, steps: Val, following: Val) -> Val:
+    """The way from panels to the share of number `tile` of those that are `following` bytes on; from there on 0, the panels themselves."""
+    at = fn.add(following, fn.mul(tile, fn.mul(steps, i64(micro.panel_step // max(1, shares)))))
+    return fn.select(fn.icmp("slt", tile, i64(shares)), at, i64(0))
+
+
 def emit_tile(
-    module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, lhs_streams: bool, left: int = 0,
+    module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, shares: int, left: int = 0,
     epilogue: str | None = None,
 ) -> str:
     """Adds the function of one tile and returns its name.
 
-    a_pitch: bytes from row to row of the lhs where that is known. left: of `Tile`. epilogue: of the tile before, to be done between the
-    steps.
+    a_pitch: bytes from row to row of the lhs where that is known. shares, left: of `Tile`. epilogue: of the tile before, to be done between
+    the steps.
     """
-    name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (".stream" if lhs_streams else "")
+    name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (f".share{shares}" if shares else "")
     name += f".and{left}" if left else ""
     name += f".groups{micro.packing.group}" if micro.packing.group else ""
     name += f".with.{epilogue}" if epilogue else ""
@@ -221,7 +229,7 @@ def emit_tile(
     a, pitch, out, steps, following = fn.args[:5]
     b, sums, rest = fn.args[5 : 5 + panels], fn.args[5 + panels : 5 + extra], fn.args[5 + extra :]
     pending = Pending(epilogue, rest[:-1], rest[-1]) if epilogue else None
-    tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, lhs_streams, left)
+    tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, shares, left)
     micro.finish(fn, tile, accumulated(fn, micro, tile, kind, pending))
     if pending is not None:  # there may be fewer steps than shares, or none
         done = fn.smin(fn.mul(steps, pending.share), pending.args[3])
@@ -248,103 +256,3 @@ def accumulated(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pendi
 def offset(fn: Function, pointer: Val, bytes_: int) -> Val:
     """pointer + bytes_."""
     return fn.gep(pointer, i64(bytes_)) if bytes_ else pointer
-
-
-@dataclass(frozen=True)
-class VectorMicro(MicroKernel):
-    """Accumulators are vectors of `lanes` columns of one row; a step multiplies every row's operand with every vector of the panels.
-
-    A class gives the three operations of its instruction set: `load_a`, `load_b` and `product`; `parts` is how often
-    they are done in a step.
-    """
-
-    lanes: int = 16
-
-    parts = 1
-    # How many steps ahead the panels are prefetched into L1, where a panel seldom is; `benchmarks/products.py` shows what another number
-    # costs.
-    ahead = 8
-    def resized(self, mr: int, panels: int) -> MicroKernel | None:
-        return replace(self, mr=mr, panels=panels)
-
-    @property
-    def vectors(self) -> int:
-        """Vectors in a row of the tile."""
-        return self.nr // self.lanes
-
-    @abstractmethod
-    def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
-        """Gives the operand of each row for a part of step `index`, one when it is asked for where each is loaded by itself: LLVM keeps
-        about to the order of loads and products, and with all loads first it holds more rows than there are registers for."""
-
-    @abstractmethod
-    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
-        """Returns the operand of vector number `vector` of a panel, whose kr groups of this step are at `group`."""
-
-    @abstractmethod
-    def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
-        """Returns acc plus the products."""
-
-    def start(self, fn: Function, tile: Tile, kind: Start) -> list[Val]:
-        ty = self.acc_ty.vec(self.lanes)
-        if kind is Start.ZERO:
-            return [const(ty, 0)] * (self.mr * self.vectors)
-        if kind is Start.OUT:
-            return [fn.load(ty, self.place(fn, tile, r, v)) for r in range(self.mr) for v in range(self.vectors)]
-        return self.scaled_sums(fn, tile) * self.mr
-
-    def scaled_sums(self, fn: Function, tile: Tile) -> list[Val]:
-        """Returns the first accumulators of one row."""
-        ty = self.acc_ty.vec(self.lanes)
-        each = self.packing.nr // self.lanes
-        sums = [fn.load(ty, offset(fn, pointer, 4 * self.lanes * v)) for pointer in tile.sums for v in range(each)]
-        return [fn.mul(value, const(ty, self.sums_factor)) for value in sums]
-
-    def place(self, fn: Function, tile: Tile, row: int, vector: int) -> Val:
-        return offset(fn, tile.out, self.out_bytes(tile, row, vector * self.lanes))
-
-    def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
-        groups = [fn.gep(panel, index, scale=self.panel_step) for panel in tile.b]
-        values = self.multiplied(fn, tile, index, groups, accumulators)
-        for group in groups if self.ahead else ():
-            for line in range(0, self.panel_step, _LINE):
-                prefetch(fn, offset(fn, group, self.ahead * self.panel_step + line))
-        share = self.panel_step // FETCHING
-        # Tiles of one or two rows read as fast as memory gives.
-        for panel in tile.b if self.ahead and tile.lhs_streams and self.mr >= 3 else ():
-            for line in range(0, share, _LINE):
-                prefetch(fn, offset(fn, fn.gep(fn.gep(panel, tile.next), index, scale=share), line), 2)
-        return values
-
-    def multiplied(self, fn: Function, tile: Tile, index: Val, groups: list[Val], accumulators: list[Val]) -> list[Val]:
-        """The accumulators after the products of step `index`, whose part of each panel is at `groups`."""
-        values = list(accumulators)
-        for part in range(self.parts):
-            columns = self.columns(fn, groups, part)
-            for r, a in enumerate(self.load_a(fn, tile, index, part)):
-                for v, b in enumerate(columns):
-                    values[r * self.vectors + v] = self.product(fn, values[r * self.vectors + v], a, b)
-        return values
-
-    def columns(self, fn: Function, groups: list[Val], part: int) -> list[Val]:
-        """The operands of all vectors of the panels for a part of a step."""
-        return [self.load_b(fn, group, v, part) for group in groups for v in range(self.packing.nr // self.lanes)]
-
-    def finish(self, fn: Function, tile: Tile, accumulators: list[Val]) -> None:
-        for position, value in enumerate(accumulators):
-            fn.store(value, self.place(fn, tile, *divmod(position, self.vectors)))
-
-    def row_scalars(self, fn: Function, tile: Tile, index: Val, ty: Ty, part: int) -> Iterator[Val]:
-        """Gives one scalar of each row at step `index`, for lhs in rows; a step has `parts` of them in memory."""
-        base = fn.gep(tile.a, index, scale=ty.bits // 8 * self.parts)
-        at = [fn.gep(base, fn.add(fn.mul(i64(r), tile.a_pitch), i64(part * ty.bits // 8))) for r in range(self.mr)]
-        return (self._first(fn, pointer, ty, tile.left) if tile.left else fn.load(ty, pointer) for pointer in at)
-
-    def _first(self, fn: Function, pointer: Val, ty: Ty, count: int) -> Val:
-        """`count` elements of a scalar that holds more, the others zero; nothing beyond them is read."""
-        element = self.layout.element
-        parts = [fn.convert("zext", fn.load(element, fn.gep(pointer, i64(n), element)), ty) for n in range(count)]
-        total = parts[0]
-        for n, value in enumerate(parts[1:], 1):
-            total = fn.or_(total, fn.shl(value, const(ty, n * element.bits)))
-        return total

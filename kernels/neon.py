@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from ..cpu_codegen.builder import BF16, F32, I8, I16, I32, Function, Ty, Val, const
 from ..graph.types import DType, bf16, f32, i8, u8
-from .micro import Lhs, MicroKernel, Start, Tile, VectorMicro, offset
+from .micro import Lhs, MicroKernel, Start, Tile, offset
 from .spec import Packing
+from .vector_micro import VectorMicro
 
 PACK_SDOT = Packing(12, 4, 4)
 PACK_SMMLA = Packing(12, 8, 8)

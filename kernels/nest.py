@@ -192,7 +192,7 @@ class Body:
 
         def finish() -> State:
             name = finished.emit_finished(fn.module, self.target, spec, self.slots.order, variant, variant.left(spec.k), masked, self.name)
-            operands = self.columns.operands(micro, p, i, steps, panels, block.variant.micro.begins)
+            operands = self.columns.operands(variant, p, i, steps, panels, micro.begins)
             lhs = self._rows(block, block.a, i, steps)
             fn.call(name, VOID, [fn.args[0], lhs, steps, row, first, fn.sub(columns, i64(before)), *operands])
             return []
@@ -285,9 +285,9 @@ class Body:
         """Calls the function of a tile: rows from i on of the piece at a; panels: where panels p, p + 1, ... are; left: of `Tile`."""
         fn, variant, micro = self.fn, block.variant, block.variant.micro
         epilogue = f"{self.name}.epilogue" if state else None
-        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.streams, left, epilogue)
+        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue)
         pending = [fn.args[0], *state, share(fn, steps, micro.mr, self.least_share)] if state else []
-        rows, operands = self._rows(block, a, i, steps), self.columns.operands(micro, p, i, steps, panels, kind)
+        rows, operands = self._rows(block, a, i, steps), self.columns.operands(variant, p, i, steps, panels, kind)
         fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands, *pending])
 
     def _rows(self, block: _Block, a: Val, i: Val, steps: Val) -> Val:

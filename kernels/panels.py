@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..cpu_codegen.builder import VOID, Function, Val, i64
 from ..cpu_codegen.slots import Slots
 from ..platforms.target import Target
-from .blocking import Blocking
-from .micro import FETCHING, MicroKernel, Start
+from .blocking import Blocking, Variant
+from .micro import MicroKernel, Start, share_of
 from .spec import GemmSpec
 
 Panels = list[Val]
@@ -48,13 +48,12 @@ class PanelReader:
             fn.call(name, VOID, [panel, to, i64(apart), fn.mul(steps, i64(self.packing.pad // step))])
         return places
 
-    def operands(self, micro: MicroKernel, p: Val, i: Val, steps: Val, panels: Panels, kind: Start) -> list[Val]:
+    def operands(self, variant: Variant, p: Val, i: Val, steps: Val, panels: Panels, kind: Start) -> list[Val]:
         """What the function of a tile takes: the way to its share of the panels that follow, its panels, and their column sums where it
-        needs them. i: the first row of the tile in its block; the first `FETCHING` tiles have a share."""
-        fn, spec = self.fn, self.spec
-        number, share = fn.udiv(i, i64(micro.mr)), fn.mul(steps, i64(micro.panel_step // FETCHING))
-        following = fn.add(fn.mul(self.size, i64(micro.panels)), fn.mul(number, share))
-        following = fn.select(fn.icmp("slt", number, i64(FETCHING)), following, i64(0))
+        needs them. i: the first row of the tile in its block."""
+        fn, spec, micro = self.fn, self.spec, variant.micro
+        following = fn.mul(self.size, i64(micro.panels))
+        following = share_of(fn, micro, variant.shares, fn.udiv(i, i64(micro.mr)), steps, following)
         if kind is not Start.SUMS:
             return [following, *panels]
         sums = fn.gep(self.rhs, self.slots.dim(self.packing.sums_offset(spec.n, spec.k, spec.rhs)))

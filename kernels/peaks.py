@@ -98,7 +98,7 @@ def emit(micro: MicroKernel, steps: int) -> Module:
     lhs, rhs, out, passes = fn.args
     panel = micro.packing.nr * micro.step_k * micro.rhs.bytes * steps
     panels = tuple(fn.gep(rhs, i64(panel * p)) for p in range(micro.panels))
-    tile = Tile(lhs, i64(_pitch(micro, steps)), out, i64(steps), i64(0), panels, (), micro.nr, False)
+    tile = Tile(lhs, i64(_pitch(micro, steps)), out, i64(steps), i64(0), panels, (), micro.nr, 0)
 
     def once(_: Val, accumulators: list[Val]) -> list[Val]:
         return fn.loop(i64(0), tile.steps, 1, accumulators, lambda index, values: micro.step(fn, tile, index, values))

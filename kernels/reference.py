@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from ..cpu_codegen.builder import F16, F32, I8, I16, Function, Ty, Val, const
 from ..graph.types import DType
-from .micro import Lhs, Tile, VectorMicro, offset
+from .micro import Lhs, Tile, offset
 from .spec import Packing
+from .vector_micro import VectorMicro
 
 PACK_PLAIN = Packing(8, 1, 1)
 

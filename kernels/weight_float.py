@@ -10,9 +10,10 @@ from ..cpu_codegen.convert import narrow, widen
 from ..cpu_codegen.intrinsics import prefetch
 from ..graph.types import DType, bf16, f32
 from ..platforms.target import Target
-from .micro import Lhs, MicroKernel, Tile, VectorMicro, offset
+from .micro import Lhs, MicroKernel, Tile, offset
 from .pack_rhs import interleaved
 from .spec import Packing
+from .vector_micro import VectorMicro
 
 WORD = 32
 

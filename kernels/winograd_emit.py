@@ -22,7 +22,7 @@ from ..platforms.target import Target
 from . import finished
 from .gemm import LHS, RHS, Cut, emit_entries, emit_epilogue
 from .indexing import wanted_slots
-from .micro import MicroKernel, Start, emit_tile
+from .micro import MicroKernel, Start, emit_tile, share_of, shares_of
 from .pack_lhs import emit_pack_lhs
 from .packing import int_of
 from .spec import GemmCode, GemmSpec
@@ -146,7 +146,8 @@ class _Body:
         self.matrix_bytes = int_of(packing.bytes(self.n, channels, self.micro.rhs))
         # Weights that stay in L2 need no asking for.
         streams = POINTS * self.matrix_bytes > target.l2 // 2
-        self.tile = emit_tile(module, self.micro, Start.ZERO, self.micro.nr, made.pitch, streams)
+        self.shares = max(1, shares_of(-(-made.span // self.micro.mr))) if streams else 0
+        self.tile = emit_tile(module, self.micro, Start.ZERO, self.micro.nr, made.pitch, self.shares)
         self.pack = emit_pack_lhs(module, target, self.micro, made.pitch, True) if made.grouped else ""
         self.v = self.fn.alloca(POINTS * made.matrix)
         self.groups = self.fn.alloca(POINTS * made.grouped) if made.grouped else self.v
@@ -207,7 +208,8 @@ class _Body:
             def tile(i: Val, _: list[Val]) -> list[Val]:
                 place, to = fn.gep(a, i, scale=4 * made.image.channels if made.grouped else made.pitch), fn.gep(out, i, scale=micro.nr * 4)
                 steps = i64(made.image.channels // micro.step_k)
-                fn.call(self.tile, VOID, [place, i64(made.pitch), to, steps, i64(self.matrix_bytes), *b])
+                following = share_of(fn, micro, self.shares, fn.udiv(i, i64(micro.mr)), steps, i64(self.matrix_bytes))
+                fn.call(self.tile, VOID, [place, i64(made.pitch), to, steps, following, *b])
                 return []
 
             fn.loop(i64(0), rows, micro.mr, [], tile)

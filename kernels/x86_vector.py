@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from ..cpu_codegen.builder import BF16, F32, I8, I16, I32, Function, Val, const
 from ..graph.types import DType, bf16, f32, i8
-from .micro import Lhs, Tile, VectorMicro, offset
+from .micro import Lhs, Tile, offset
 from .spec import Packing
+from .vector_micro import VectorMicro
 
 PACK_F32 = Packing(16, 1, 1)
 PACK_QUADS = Packing(16, 4, 64)

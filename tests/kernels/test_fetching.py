@@ -10,7 +10,10 @@ import pytest
 from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.types import f32
 from sashiko.kernels import gemm, x86_vector
+from sashiko.kernels.micro import shares_of
 from sashiko.kernels.packing import pack_rhs
+from sashiko.platforms.catalogue import X86_64_V3, X86_64_V4
+from sashiko.platforms.target import Target
 from tests.emulation import Runner, runners
 from tests.kernels.products import Case, array, call, random, spec_of
 
@@ -32,3 +35,17 @@ def test_every_line_of_the_panels_that_follow(runner: Runner) -> None:
     after = runner.run_calls(text, arrays, [call(code.rows, (0, 1, 2), 0, case.m, {})])
     lines = after[1][shadow : 2 * shadow].reshape(-1, 64).max(1)
     assert lines[tile // 64 :].all() and not lines[tile // 128 : tile // 64].all()
+
+
+def test_as_many_shares_as_tiles() -> None:
+    assert [shares_of(tiles) for tiles in (1, 2, 3, 4, 5, 16)] == [0, 2, 2, 4, 4, 4]
+
+
+@pytest.mark.parametrize("target", [X86_64_V3, X86_64_V4], ids=lambda target: target.name)
+@pytest.mark.parametrize(("tiles", "fetches"), [(1, False), (2, True)])
+def test_a_tile_that_is_alone_fetches_nothing(target: Target, tiles: int, fetches: bool) -> None:
+    """However many rows a block could have."""
+    micros = x86_vector.fma(target.lanes(32))
+    case = Case(tiles * micros[0].mr, 1024, 1024)
+    gemm.emit(module := Module(), target, spec_of(case, f32, f32, m=case.m), micros, "product")
+    assert bool(_TO_L2.search(module.text())) == fetches
