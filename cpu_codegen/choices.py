@@ -17,8 +17,7 @@ _WORD = 4
 _SHORT_ROW = 1024  # columns: longer rows hardly notice what waits between their passes
 # Rows at a time: by fours where all stay in registers, by twos where they are read again.
 _MANY_ROWS, _FEW_ROWS = 4, 2
-# Vector operations that wait for what a row's passes reduce, from which on a processor does not look beyond them to the next row (measured
-# on Zen 5, whose units hold more of them than those of other processors).
+# Vector operations that wait for what a row's passes reduce, up to which a processor looks beyond them to the next row (measured on Zen 5).
 _SEEN_AHEAD = 230
 
 

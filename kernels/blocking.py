@@ -27,7 +27,7 @@ class Variant:
 
     rows: rows of a block, a multiple of mr, whose lhs is at hand while a panel is used. least: a rest of fewer rows is left to the next
     variant. pitch, piece: bytes from row to row and from piece to piece of the lhs in the form that the tile reads. direct: whole tiles
-    are read in place, and what is packed lies as it does there.
+    are read in place, and what is packed lies as it does there. shares: as in `Tile`; a rest of a tile has the same code.
     """
 
     micro: MicroKernel
@@ -36,12 +36,8 @@ class Variant:
     pitch: int
     piece: int
     direct: bool
+    shares: int
     alone: bool = False
-
-    @property
-    def shares(self) -> int:
-        """Of the panels that follow, as in `Tile`."""
-        return shares_of(self.rows // self.micro.mr)
 
     @property
     def packed_bytes(self) -> int:
@@ -129,12 +125,12 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     for micro in micros:
         pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
         rows, alone = _rows(target, spec, micro, pitch, pieces, panel_block * nr), micro not in least
-        fewest = least.get(micro, 1)
+        fewest, shares = least.get(micro, 1), shares_of(rows // micro.mr)
         row = spec.lhs_strides.row
         if isinstance(row, int) and _direct(target, spec, micro, row * spec.lhs.bytes, most):
-            variants.append(Variant(micro, rows, fewest, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, alone))
+            variants.append(Variant(micro, rows, fewest, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, shares, alone))
         else:
-            variants.append(Variant(micro, rows, fewest, pitch, rows * pitch, False, alone))
+            variants.append(Variant(micro, rows, fewest, pitch, rows * pitch, False, shares, alone))
     numbers = {micro: number for number, micro in enumerate(micros)}
     taken = tuple(len(micros) if micro is None else numbers[micro] for micro in few)
     return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), most, taken)

@@ -144,7 +144,7 @@ class _Body:
         packing, channels = made.micro.packing, made.image.channels
         self.panel_bytes = int_of(packing.panel_bytes(channels, self.micro.rhs))
         self.matrix_bytes = int_of(packing.bytes(self.n, channels, self.micro.rhs))
-        # Weights that stay in L2 need no asking for.
+        # Weights that stay in L2 need no asking for. A strip of one tile asks for all the next ones, which lie in another matrix.
         streams = POINTS * self.matrix_bytes > target.l2 // 2
         self.shares = max(1, shares_of(-(-made.span // self.micro.mr))) if streams else 0
         self.tile = emit_tile(module, self.micro, Start.ZERO, self.micro.nr, made.pitch, self.shares)
