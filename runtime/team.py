@@ -55,6 +55,21 @@ def emit_begin(f: Function, state: Val, frame: Val, most: Val, callers: Val) -> 
     return threads
 
 
+def emit_make_way(f: Function, callers: Val) -> None:
+    """Before a run, where callers wait for a turn: lets those go first who have been woken and put on this core. Among them may be who
+    gets the next turn, or Python's lock. Behind a run of milliseconds it would keep the others waiting and leave another core idle, since
+    the system seldom moves a thread within such a time. The second offer is for whom the first ones wake. With 64 callers of a run of
+    1.7 ms on two cores this gave back 11 of the 15 % that were lost (Zen 5, Linux 6.18)."""
+
+    def offer() -> list[Val]:
+        for _ in range(2):
+            f.call("sched_yield", I32, [])
+        return []
+
+    waiting = f.emit(I64, f"load atomic i64, ptr {word(f, callers, 1).ref} monotonic, align 8")
+    f.branch(f.icmp("ne", waiting, i64(0)), offer)
+
+
 def emit_end(f: Function, callers: Val) -> None:
     """The run is over."""
     f.emit(I64, f"atomicrmw sub ptr {callers.ref}, i64 1 monotonic, align 8")

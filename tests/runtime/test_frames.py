@@ -181,3 +181,19 @@ def test_threads_that_never_come_are_not_waited_for(code: Code, monkeypatch: pyt
     torch.set_num_threads(threads)
     assert begins(ranges_plan(MIN_WORK * 100, 1), code, 1200) == [1200 // threads * n for n in range(threads)]
     assert asked == [threads]
+
+
+@pytest.mark.parametrize(("waiting", "expected"), [(0, 0), (3, 2)])
+def test_a_run_makes_way_where_callers_wait(code: Code, monkeypatch: pytest.MonkeyPatch, waiting: int, expected: int) -> None:
+    offers: list[None] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int)
+    def offer() -> int:
+        offers.append(None)
+        return 0
+
+    real, stand_in = symbols.address, ctypes.cast(offer, ctypes.c_void_p).value
+    monkeypatch.setattr(symbols, "address", lambda name: stand_in if name == "sched_yield" else real(name))
+    monkeypatch.setattr("sashiko.runtime.frames.CALLERS", (ctypes.c_int64 * 2)(0, waiting))
+    assert begins(ranges_plan(1, 1), code, 5) == [0]
+    assert len(offers) == expected
