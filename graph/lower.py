@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,26 +20,21 @@ from . import build as b
 from .aten import COMPLEX, COMPOSITES, NAMED, QUANTIZED, TABLE, Call, Pair, SymScalar
 from .aten.complex_numbers import PARTS
 from .captured import Leftover
-from .dims import Poly
 from .ir import Graph, Value
 from .ops import make
+from .scalars import READ, computed, condition, of_data
 from .sites import with_name
 from .symbols import Symbols
-from .types import FROM_TORCH, TensorType, TupleType, Type, boolean, f64
+from .types import FROM_TORCH, TensorType, TupleType, Type, boolean
 
 aten = torch.ops.aten
 PART_OF = torch.ops.export.access_subclass_inner_tensor.default  # which torch.export writes for each tensor that a parameter is made of
 
 # Calls that check what the captured sizes already say, or say something to other parts of PyTorch. They have no result.
 _IGNORED: frozenset[Any] = frozenset({
-    aten._assert_tensor_metadata.default, aten._assert_scalar.default, aten.sym_constrain_range.default,
-    aten.sym_constrain_range_for_size.default, torch._check, operator.ge, operator.le, operator.gt, operator.lt, operator.eq, operator.ne,
+    aten._assert_tensor_metadata.default, aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default, torch._check,
 })
 _ASSERTED: frozenset[Any] = frozenset({aten._assert_async.default, aten._assert_async.msg})
-_SCALAR: dict[Any, Callable[..., Value]] = {
-    operator.add: b.add, operator.sub: b.sub, operator.mul: b.mul, operator.truediv: b.div, operator.pow: b.pow_, operator.neg: b.neg,
-    torch.sym_float: lambda x: x, torch.sym_int: b.trunc, math.sqrt: b.sqrt, math.floor: b.floor, math.ceil: b.ceil,
-}
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|torch|functorch)[/\\]|[/\\]lib[/\\]python3|^<")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
@@ -94,6 +88,7 @@ class Lowering:
     random: list[Value] = field(default_factory=list)
     baked: list[Value] = field(default_factory=list)
     checks: list[tuple[Value, str]] = field(default_factory=list)
+    read: dict[Node, SymScalar] = field(default_factory=dict)
     pairs: dict[Value, Pair] = field(default_factory=dict)
 
     def run(self, module: GraphModule) -> Any:
@@ -111,9 +106,11 @@ class Lowering:
         return ()
 
     def _expressed(self, node: Node) -> Any:
-        """`call`; Unsupported where sizes are equal that we cannot show to be."""
+        """`call`; Unsupported where sizes are equal that we cannot show to be. Says where in the model."""
         try:
             return self.call(node)
+        except Unsupported as error:
+            raise error if error.where else Unsupported(error.what, origin_of(node), error.hint) from error
         except InvalidGraph as error:
             raise Unsupported(f"{name_of(node)}: {error.what}", origin_of(node)) from error
 
@@ -142,12 +139,12 @@ class Lowering:
     def call(self, node: Node) -> Any:
         """What a call becomes: a Value, a tuple of Values, a Dim, a SymScalar, or None for an assertion."""
         meta = node.meta.get("val")
-        if isinstance(meta, (torch.SymInt, int)) and not isinstance(meta, bool):
-            return self.symbols.dim(meta)
-        if node.target in _IGNORED or isinstance(meta, torch.SymBool):
+        if isinstance(meta, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
+            return self.number(node, meta)
+        if node.target in _IGNORED:
             return None
-        if isinstance(meta, (torch.SymFloat, float)):
-            return self.scalar(node)
+        if node.target is aten._assert_scalar.default:
+            return self.assert_number(node)
         if node.target is operator.getitem:
             return self.element(node)
         if node.target is aten.copy_.default:
@@ -183,20 +180,25 @@ class Lowering:
             raise Unsupported("an argument is made of other tensors", origin_of(node), "only parameters and buffers may be")
         return whole.part(name)
 
-    def scalar(self, node: Node) -> SymScalar:
-        """A float computed from sizes, or read from a tensor, in f64 as Python does."""
-        if node.target is aten._local_scalar_dense.default:
-            return SymScalar(b.cast(b.reshape(self.resolve(node.args[0]), ()), f64))
-        rule = _SCALAR.get(node.target)
-        if rule is None:
-            raise Unsupported(f"{name_of(node)} computes a float from sizes", origin_of(node))
-        return SymScalar(rule(*(self.as_scalar(self.resolve(a)) for a in node.args)))
+    def number(self, node: Node, meta: Any) -> Any:
+        """A Dim, a SymScalar or, for a bool that depends on data, a Value; None for one that captured sizes decide."""
+        numbers = [self.read[a] if isinstance(a, Node) and a in self.read else self.resolve(a) for a in node.args]
+        if isinstance(meta, (torch.SymBool, bool)):
+            known = not of_data(meta) and self.read.keys().isdisjoint(node.all_input_nodes)
+            return None if known else condition(node, numbers)
+        if node.target is READ:
+            self.read[node] = computed(node, numbers)
+        if isinstance(meta, (torch.SymInt, int)) and not self.symbols.depends_on_data(meta):
+            return self.symbols.dim(meta)  # which the model may have said of what it reads, and checks
+        return self.read[node] if node.target is READ else computed(node, numbers)
 
-    @staticmethod
-    def as_scalar(item: Any) -> Value:
-        if isinstance(item, SymScalar):
-            return item.value
-        return b.scalar(item, f64) if isinstance(item, Poly) else b.full(float(item), f64)
+    def assert_number(self, node: Node) -> None:
+        """What is said of sizes holds where it is captured; what is said of data is checked in each call."""
+        said, message = node.args[0], str(node.args[1])
+        if isinstance(said, Node) and isinstance(self.env[said], Value):
+            self.checks.append((self.env[said], message))
+        elif isinstance(said, Node) and of_data(said.meta.get("val")):
+            raise Unsupported(f"a check of data by {name_of(said)}: {message}")
 
     def element(self, node: Node) -> Any:
         source, index = self.resolve(node.args[0]), int(node.args[1])  # type: ignore[arg-type]
@@ -282,7 +284,7 @@ class Lowering:
         if isinstance(item, (list, tuple)):
             return type(item)(self.slots(i, operands, where) for i in item)
         if isinstance(item, SymScalar):
-            raise Unsupported("an operation left to PyTorch takes a float computed from sizes", where)
+            raise Unsupported("an operation left to PyTorch takes a number computed from sizes or data", where)
         return item
 
     def check_random_order(self, graph: Graph) -> None:

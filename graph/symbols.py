@@ -85,10 +85,16 @@ class Symbols:
             return int(size.node.expr)
         return self.expression(size.node.expr)
 
+    def depends_on_data(self, size: int | torch.SymInt) -> bool:
+        """Whether a size is what data say and not, by a check of the model, a size of the inputs."""
+        return isinstance(size, torch.SymInt) and bool(free_unbacked_symbols(self._simplified(size.node.expr)))
+
+    def _simplified(self, expr: sympy.Expr) -> sympy.Expr:
+        return expr if self.env is None else self.env.simplify(self.env.replace(expr))
+
     def expression(self, expr: sympy.Expr) -> Dim:
         """The Dim of a sympy expression. Raises Unsupported when it has no polynomial form."""
-        if self.env is not None:
-            expr = self.env.simplify(self.env.replace(expr))
+        expr = self._simplified(expr)
         if free_unbacked_symbols(expr):
             raise Unsupported(f"the size {expr} depends on the data, not on the shapes of the inputs", hint=BY_PARTS)
         return self._translate(expr)

@@ -18,7 +18,8 @@ from ..types import FROM_TORCH, DType, TensorType, Type, bf16, f16, f32
 
 @dataclass(frozen=True, eq=False)
 class SymScalar:
-    """A float computed from sizes, or read by `item()`, as an f64 tensor of shape (); takes part in type promotion as a Python float."""
+    """A number computed from sizes, or read by `item()`, as a tensor of shape (): f64 for a float of Python, i64 for an int; it takes part
+    in type promotion as that does."""
 
     value: Value
 
@@ -87,7 +88,9 @@ def _stand_in(x: Operand) -> Any:
     """Something with the same say in type promotion."""
     if isinstance(x, Value):
         return torch.empty((1,) if x.tensor.rank else (), dtype=x.dtype.torch, device="meta")
-    return 1.0 if isinstance(x, SymScalar) else 1 if isinstance(x, Poly) else x
+    if isinstance(x, SymScalar):
+        return 1.0 if x.value.dtype.is_float else 1
+    return 1 if isinstance(x, Poly) else x
 
 
 def as_value(x: Operand, dtype: DType) -> Value:

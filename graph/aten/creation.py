@@ -34,7 +34,7 @@ def ones(c: Call, *_: Any) -> Value:
 
 def arange(c: Call, start: Dim | float, end: Dim | float, step: Dim | float = 1, *_: Any) -> Value:
     if isinstance(start, SymScalar) or isinstance(step, SymScalar):
-        raise Unsupported("arange from a float that depends on sizes")
+        raise Unsupported("arange from a number that depends on sizes or data")
     if not c.dtype.is_float and isinstance(start, float):
         start = int(start)
     if not c.dtype.is_float and isinstance(step, float):

@@ -14,6 +14,7 @@ from torch.export import Dim
 from torch.testing import assert_close
 
 import sashiko
+from sashiko.diagnostics.errors import Unsupported
 from tests.driver.functions import Apply
 
 
@@ -161,3 +162,52 @@ def test_numbers_read_from_tensors() -> None:
     fast = agree(lambda x, t: (x * t.item(), x.bfloat16() * t.item(), torch.full((2, 2), t.item()), x.int() * t[0].item()), x, k[:1])
     assert_close(fast(x, k[1:])[2], torch.full((2, 2), 3.0))
     assert_close(fast(x, k[1:])[1], x.bfloat16() * 3.0)
+
+
+def test_whole_numbers_read_from_tensors() -> None:
+    """`item()` of integers is a Python int, which promotes no float and no integer."""
+    n, x = torch.tensor([3, 2, 4]), torch.randn(3, 4)
+
+    def numbers(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        most, total = n.max().item(), n.sum().item()
+        return x * most, x.bfloat16() + (2 * most - 1), torch.full((2, 2), total), n * most, n.to(torch.int8) + most, x * (total / 2)
+
+    agree(numbers, x, n)
+
+
+def _fits(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    torch._check(n.max().item() <= x.shape[1])
+    return x * 2
+
+
+def _is_a_size(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    most = n.max().item()
+    torch._check(most == x.shape[1])
+    return x.reshape(-1, most) * most
+
+
+def _is_small(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    torch._check((n / 2).max().item() < 2.5)
+    return x + 1
+
+
+def _has_a_two(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    torch._check((n == 2).any().item())
+    return x - 1
+
+
+@pytest.mark.parametrize("function", [_fits, _is_a_size, _is_small, _has_a_two])
+def test_what_a_model_says_of_data_is_checked_in_each_call(function: Callable[..., torch.Tensor], tmp_path: Path) -> None:
+    x, n = torch.randn(3, 4), torch.tensor([3, 2, 4])
+    fast = agree(function, x, n)
+    fast.save(tmp_path / "said.sashiko")
+    for each in (fast, sashiko.load(tmp_path / "said.sashiko")):
+        assert_close(each(x, n), function(x, n))
+        with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+            each(x, n + 1)
+
+
+def test_a_size_that_depends_on_data_is_refused_with_its_place() -> None:
+    with pytest.raises(Unsupported, match=r"the size u\d+ depends on the data") as caught:
+        sashiko.compile(Apply(lambda n: torch.arange(n.max().item())).eval(), (torch.tensor([3, 2]),))
+    assert caught.value.where

@@ -1,0 +1,67 @@
+"""Numbers that a graph computes beside its tensors: from sizes, or read from a tensor by `item()`."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ..diagnostics.errors import Unsupported
+from . import build as b
+from .aten import SymScalar
+from .dims import Poly
+from .ir import Value
+from .types import DType, boolean, f64, i64
+
+READ = torch.ops.aten._local_scalar_dense.default
+_COMPARED: Mapping[Any, Callable[[Value, Value], Value]] = {
+    operator.eq: b.eq, operator.ne: b.ne, operator.lt: b.lt, operator.le: b.le, operator.gt: b.gt, operator.ge: b.ge,
+}
+_EXACT: Mapping[Any, Callable[..., Value]] = {
+    operator.add: b.add, operator.sub: b.sub, operator.mul: b.mul, operator.neg: b.neg, torch.sym_ite: b.where,
+}
+_WHOLE: Mapping[Any, Callable[..., Value]] = {torch.sym_int: b.trunc, math.floor: b.floor, math.ceil: b.ceil}  # of a float, an int
+_COMPUTED: Mapping[DType, Mapping[Any, Callable[..., Value]]] = {
+    i64: {**_EXACT, **_WHOLE},
+    f64: {**_EXACT, operator.truediv: b.div, operator.pow: b.pow_, torch.sym_float: lambda x: x, math.sqrt: b.sqrt},
+}
+
+
+def of_data(number: Any) -> bool:
+    """Whether a number of PyTorch's tracing depends on what is in tensors."""
+    return isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) and bool(free_unbacked_symbols(number))
+
+
+def computed(node: Node, operands: list[Any]) -> SymScalar:
+    """What a call makes of numbers or, for READ, of a tensor: in f64 where Python has a float, else in i64. Raises Unsupported."""
+    dtype = f64 if isinstance(node.meta["val"], (torch.SymFloat, float)) else i64
+    if node.target is READ:
+        return SymScalar(b.cast(b.reshape(operands[0], ()), dtype))
+    rule = _COMPUTED[dtype].get(node.target)
+    if rule is None:
+        raise Unsupported(f"{getattr(node.target, '__name__', node.target)} computes a number from sizes or data")
+    given = f64 if node.target in _WHOLE else dtype
+    return SymScalar(b.cast(rule(*(_value(x, given) for x in operands)), dtype))
+
+
+def condition(node: Node, operands: list[Any]) -> Value | None:
+    """The bool, as a tensor, that is read from one or that a comparison of numbers gives; None for other calls."""
+    if node.target is READ:
+        return b.reshape(b.cast(operands[0], boolean), ())
+    if node.target not in _COMPARED:
+        return None
+    floats = any(isinstance(x, float) or (isinstance(x, SymScalar) and x.value.dtype is f64) for x in operands)
+    return _COMPARED[node.target](*(_value(x, f64 if floats else i64) for x in operands))
+
+
+def _value(item: Any, dtype: DType) -> Value:
+    if isinstance(item, SymScalar):
+        return b.cast(item.value, dtype)
+    if isinstance(item, Value):  # the bool of a sym_ite
+        return item
+    return b.scalar(item, dtype) if isinstance(item, Poly) else b.full(item, dtype)
