@@ -16,7 +16,7 @@ FAST := $(wildcard tests/diagnostics tests/platforms tests/graph tests/rewrite t
 # Keeps the checkout itself off sys.path (as python -P does), where libraries would take its `kernels` for a package of that name.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo test check lint types layout bench accuracy slow opinfo aarch64 clean
+.PHONY: demo test check lint types layout bench accuracy slow opinfo architectures aarch64 clean
 
 demo: $(STAMP)
 	$(BIN)/python benchmarks/demo.py $(ARGS)
@@ -30,6 +30,10 @@ slow: $(STAMP)
 # Every operator of PyTorch's own database against eager: a table of what is right, wrong, and left to PyTorch.
 opinfo: $(STAMP)
 	$(BIN)/pytest -q -s -m slow tests/driver/test_opinfo.py $(ARGS)
+
+# Every architecture of transformers, tiny, against eager and quantized: the same kind of table.
+architectures: $(STAMP)
+	$(BIN)/pytest -q -s -m slow tests/models/test_architectures.py $(ARGS)
 
 # Any tests on an emulated Neoverse, 20 to 50 times slower than a real one: make aarch64 CORE=n1 ARGS=tests/quant; docs/add_a_kernel.md.
 aarch64: .venv/aarch64/.made
