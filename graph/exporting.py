@@ -38,6 +38,7 @@ KNOWN = (
         "torch.ao.quantization has packed its weights for itself; quantize the model it was made from, by sashiko.quantize or by torchao's "
         "quantize_",
     ),
+    ("_apply(): Couldn't swap", BY_PARTS),  # a model that casts its own weights while it runs
     ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
 )
 _BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences

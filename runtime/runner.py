@@ -212,7 +212,7 @@ def _emit_steps(module: Module, arch: str) -> None:
         return f.or_(bad, f.icmp("sge", following, end))
 
     def run() -> list[Val]:
-        team.emit_make_way(f, _pointer(f, frame, 9))
+        team.emit_make_way(f, _pointer(f, frame, 9), f.sub(end, first))
         f.until(step)
         return []
 

@@ -29,6 +29,7 @@ _HOME = -1
 # Looks at a word before the core is offered to others, some 50 to 100 us, and how often it is offered before a follower goes home:
 # after some 10 ms where nobody else wants the core, and after a few turns of the others where they do.
 _PATIENCE, _OFFERS = 4096, 1 << 15
+_MANY_STEPS = 8  # of a run that may be long
 
 
 def word(f: Function, base: Val, number: int) -> Val:
@@ -55,11 +56,12 @@ def emit_begin(f: Function, state: Val, frame: Val, most: Val, callers: Val) -> 
     return threads
 
 
-def emit_make_way(f: Function, callers: Val) -> None:
-    """Before a run, where callers wait for a turn: lets those go first who have been woken and put on this core. Among them may be who
-    gets the next turn, or Python's lock. Behind a run of milliseconds it would keep the others waiting and leave another core idle, since
-    the system seldom moves a thread within such a time. The second offer is for whom the first ones wake. With 64 callers of a run of
-    1.7 ms on two cores this gave back 11 of the 15 % that were lost (Zen 5, Linux 6.18)."""
+def emit_make_way(f: Function, callers: Val, steps: Val) -> None:
+    """Before a run of so many steps, where callers wait for a turn: lets those go first who have been woken and put on this core. Among
+    them may be who gets the next turn, or Python's lock. Behind a run of milliseconds it would keep the others waiting and leave another
+    core idle, since the system seldom moves a thread within such a time. The second offer is for whom the first ones wake. With 64 callers
+    of a run of 1.7 ms on two cores this gave back 11 of the 15 % that were lost; of one of 7 us, with few steps, it took 15 % (Zen 5,
+    Linux 6.18)."""
 
     def offer() -> list[Val]:
         for _ in range(2):
@@ -67,7 +69,7 @@ def emit_make_way(f: Function, callers: Val) -> None:
         return []
 
     waiting = f.emit(I64, f"load atomic i64, ptr {word(f, callers, 1).ref} monotonic, align 8")
-    f.branch(f.icmp("ne", waiting, i64(0)), offer)
+    f.branch(f.and_(f.icmp("ne", waiting, i64(0)), f.icmp("sge", steps, i64(_MANY_STEPS))), offer)
 
 
 def emit_end(f: Function, callers: Val) -> None:

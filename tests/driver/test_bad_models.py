@@ -180,3 +180,20 @@ def test_a_compiled_model_is_not_pickled(model: nn.Module, compiled: sashiko.Com
         with pytest.raises(TypeError, match=r"neither pickled nor copied deeply\n.*fast\.save\(path\)"):
             copied(compiled)  # type: ignore[operator]
     assert copy.copy(compiled) is compiled
+
+
+def test_a_model_that_casts_its_weights_while_it_runs_is_told_of_the_way_by_parts() -> None:
+    class Casting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.inner = self.inner.to(x.dtype)
+            return self.inner(x)
+
+    model, x = Casting().eval(), torch.randn(2, 3)
+    with pytest.raises(sashiko.Unsupported, match=r"hint: torch.compile\(model, backend"):
+        sashiko.compile(model, (x,))
+    with torch.no_grad():
+        assert_close(torch.compile(model, backend="sashiko")(x), model(x))

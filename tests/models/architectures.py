@@ -64,6 +64,8 @@ def check(name: str) -> Outcome:
     try:
         model, first, second = _made(name)
         expected = [_tensors(model(**inputs)) for inputs in (first, second)]
+        if _error(_tensors(model(**first)), expected[0]) > TOLERANCE:
+            raise ValueError("it draws random numbers")
     except Exception as error:  # these are configurations that nobody wrote for this architecture
         return Outcome(name, "skipped", _line(error))
     try:

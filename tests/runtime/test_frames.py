@@ -183,8 +183,10 @@ def test_threads_that_never_come_are_not_waited_for(code: Code, monkeypatch: pyt
     assert asked == [threads]
 
 
-@pytest.mark.parametrize(("waiting", "expected"), [(0, 0), (3, 2)])
-def test_a_run_makes_way_where_callers_wait(code: Code, monkeypatch: pytest.MonkeyPatch, waiting: int, expected: int) -> None:
+@pytest.mark.parametrize(("waiting", "steps", "expected"), [(0, 8, 0), (3, 8, 2), (3, 7, 0)])
+def test_a_long_run_makes_way_where_callers_wait(
+    code: Code, chain: type, monkeypatch: pytest.MonkeyPatch, waiting: int, steps: int, expected: int
+) -> None:
     offers: list[None] = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int)
@@ -195,5 +197,10 @@ def test_a_run_makes_way_where_callers_wait(code: Code, monkeypatch: pytest.Monk
     real, stand_in = symbols.address, ctypes.cast(offer, ctypes.c_void_p).value
     monkeypatch.setattr(symbols, "address", lambda name: stand_in if name == "sched_yield" else real(name))
     monkeypatch.setattr("sashiko.runtime.frames.CALLERS", (ctypes.c_int64 * 2)(0, waiting))
-    assert begins(ranges_plan(1, 1), code, 5) == [0]
+    c = chain()
+    (x,) = c.inputs(1)
+    for n in range(steps):
+        x = c.step("shift", [x], c.buffer("output", 0) if n == steps - 1 else c.arena(), 1.0)
+    (got,) = Executable(c.plan(1, 1), code)(torch.zeros(3, 4))
+    assert isinstance(got, torch.Tensor) and bool((got == steps).all())
     assert len(offers) == expected
