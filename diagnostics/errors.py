@@ -6,7 +6,7 @@ Every message says what happened, where in the user's code, and what to do about
 from __future__ import annotations
 
 # What to do about a place that no capture of the whole model gets past.
-BY_PARTS = 'torch.compile(model, backend="sashiko") compiles the parts between such places'
+BY_PARTS = 'torch.compile(model, backend="sashiko") compiles the parts between such places, and submodules without one can be quantized'
 
 
 class SashikoError(Exception):

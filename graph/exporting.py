@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -163,19 +164,22 @@ def _stays(node: torch.fx.Node) -> bool:
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """What surrounds torch.export: its warnings of itself are hidden, recurrent layers stay whole (`aten/recurrent.py`), and
-    nn.Transformer does not look at the numbers of a mask.
+    """What surrounds torch.export: its warnings of itself are hidden, and so is the graph as far as it came, which it prints where it
+    fails; recurrent layers stay whole (`aten/recurrent.py`), and nn.Transformer does not look at the numbers of a mask.
 
     It looks whether they are those of the causal mask, which decides about speed alone; a traced mask has none, and tracing would end.
     """
     module: Any = torch.nn.modules.transformer
+    exporter: Any = importlib.import_module("torch.export._trace")  # which torch.export imports when it is first called
     asking = module._detect_is_causal_mask
+    exporter.print = lambda *_, **__: None  # instead of the built-in function
     module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
     try:
         with quiet(), recurrent.Layers():
             yield
     finally:
         module._detect_is_causal_mask = asking
+        vars(exporter).pop("print", None)  # another thread may have
 
 
 @contextmanager

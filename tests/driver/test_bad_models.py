@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.export import Dim
 from torch.testing import assert_close
 
 import sashiko
+from sashiko.runtime.plan import NativeSegment
 from tests.driver.functions import Apply
 
 
@@ -197,3 +199,37 @@ def test_a_model_that_casts_its_weights_while_it_runs_is_told_of_the_way_by_part
         sashiko.compile(model, (x,))
     with torch.no_grad():
         assert_close(torch.compile(model, backend="sashiko")(x), model(x))
+
+
+class Branching(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x * 2 if x.sum() > 0 else x)  # type: ignore[no-any-return]
+
+
+def test_a_branch_on_data_is_refused_quietly_and_the_parts_are_quantized(
+    model: nn.Module, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, x = Branching(model).eval(), torch.rand(5, 16)
+    for attempt in (lambda: sashiko.compile(whole, (x,)), lambda: sashiko.quantize(whole, [x], progress=False)):
+        with pytest.raises(sashiko.Unsupported, match=r"hint: torch.compile(.|\n)*submodules without one can be quantized"):
+            attempt()
+    assert "def forward" not in "".join(capfd.readouterr())
+    expected = whole(x)
+    whole.inner = sashiko.quantize(model, [2 * x], progress=False)
+    labels: list[str] = []
+    made = sashiko.CompiledModel.__init__
+
+    def noted(self: sashiko.CompiledModel, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        labels.extend(step.label for s in self.executable.plan.segments if isinstance(s, NativeSegment) for step in s.steps)
+
+    monkeypatch.setattr(sashiko.CompiledModel, "__init__", noted)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got = torch.compile(whole, backend="sashiko")(x)
+    assert (got - expected).abs().max() <= 0.03 * expected.abs().max()
+    assert sum("int_linear" in label for label in labels) == 2
