@@ -112,7 +112,7 @@ class _Signature:
             return SymbolicOutput(result)
         if not isinstance(result, Value):
             if result is not None and not isinstance(result, (int, float, bool, str)):
-                raise Unsupported(f"the model returns a {type(result).__name__} computed from sizes")
+                raise Unsupported("the model returns a number computed from sizes or data", hint="return a tensor")
             return FixedOutput(result)
         if result.op == "constant" and handed:
             return FixedOutput(getattr(result.attrs, "tensor", None))

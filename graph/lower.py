@@ -14,7 +14,7 @@ from torch.export import custom_ops  # noqa: F401  which defines the operator be
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..diagnostics.errors import InvalidGraph, Unsupported
+from ..diagnostics.errors import BY_PARTS, InvalidGraph, Unsupported
 from . import attrs as A
 from . import build as b
 from .aten import COMPLEX, COMPOSITES, NAMED, QUANTIZED, TABLE, Call, Pair, SymScalar
@@ -181,7 +181,7 @@ class Lowering:
         return whole.part(name)
 
     def number(self, node: Node, meta: Any) -> Any:
-        """A Dim, a SymScalar or, for a bool that depends on data, a Value; None for one that captured sizes decide."""
+        """A Dim or a SymScalar; None for a bool that captured sizes decide."""
         numbers = [self.read[a] if isinstance(a, Node) and a in self.read else self.resolve(a) for a in node.args]
         if isinstance(meta, (torch.SymBool, bool)):
             known = not of_data(meta) and self.read.keys().isdisjoint(node.all_input_nodes)
@@ -195,8 +195,8 @@ class Lowering:
     def assert_number(self, node: Node) -> None:
         """What is said of sizes holds where it is captured; what is said of data is checked in each call."""
         said, message = node.args[0], str(node.args[1])
-        if isinstance(said, Node) and isinstance(self.env[said], Value):
-            self.checks.append((self.env[said], message))
+        if isinstance(said, Node) and isinstance(self.env[said], SymScalar):
+            self.checks.append((self.env[said].value, message))
         elif isinstance(said, Node) and of_data(said.meta.get("val")):
             raise Unsupported(f"a check of data by {name_of(said)}: {message}")
 
@@ -284,7 +284,7 @@ class Lowering:
         if isinstance(item, (list, tuple)):
             return type(item)(self.slots(i, operands, where) for i in item)
         if isinstance(item, SymScalar):
-            raise Unsupported("an operation left to PyTorch takes a number computed from sizes or data", where)
+            raise Unsupported("an operation left to PyTorch takes a number computed from sizes or data", where, BY_PARTS)
         return item
 
     def check_random_order(self, graph: Graph) -> None:

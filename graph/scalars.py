@@ -49,19 +49,18 @@ def computed(node: Node, operands: list[Any]) -> SymScalar:
     return SymScalar(b.cast(rule(*(_value(x, given) for x in operands)), dtype))
 
 
-def condition(node: Node, operands: list[Any]) -> Value | None:
-    """The bool, as a tensor, that is read from one or that a comparison of numbers gives; None for other calls."""
+def condition(node: Node, operands: list[Any]) -> SymScalar | None:
+    """The bool that is read from a tensor or that a comparison of numbers gives; None for other calls."""
     if node.target is READ:
-        return b.reshape(b.cast(operands[0], boolean), ())
+        return SymScalar(b.reshape(b.cast(operands[0], boolean), ()))
     if node.target not in _COMPARED:
         return None
     floats = any(isinstance(x, float) or (isinstance(x, SymScalar) and x.value.dtype is f64) for x in operands)
-    return _COMPARED[node.target](*(_value(x, f64 if floats else i64) for x in operands))
+    return SymScalar(_COMPARED[node.target](*(_value(x, f64 if floats else i64) for x in operands)))
 
 
 def _value(item: Any, dtype: DType) -> Value:
     if isinstance(item, SymScalar):
-        return b.cast(item.value, dtype)
-    if isinstance(item, Value):  # the bool of a sym_ite
-        return item
+        choice = item.value.dtype is boolean  # of a sym_ite
+        return item.value if choice else b.cast(item.value, dtype)
     return b.scalar(item, dtype) if isinstance(item, Poly) else b.full(item, dtype)

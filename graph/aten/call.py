@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, NoReturn, Union
 
 import torch
 
@@ -13,15 +13,21 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, Poly, Shape, bounds
 from ..ir import Value
-from ..types import FROM_TORCH, DType, TensorType, Type, bf16, f16, f32
+from ..types import FROM_TORCH, DType, TensorType, Type, bf16, boolean, f16, f32
 
 
 @dataclass(frozen=True, eq=False)
 class SymScalar:
-    """A number computed from sizes, or read by `item()`, as a tensor of shape (): f64 for a float of Python, i64 for an int; it takes part
-    in type promotion as that does."""
+    """A number computed from sizes, or read by `item()`, as a tensor of shape (): f64 for a float of Python, i64 for an int, boolean for a
+    bool; it takes part in type promotion as that does."""
 
     value: Value
+
+    def unknown(self, *_: object) -> NoReturn:
+        raise Unsupported("it takes a number computed from sizes or data where one must be known")
+
+    __float__ = __int__ = __index__ = __bool__ = __neg__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = unknown
+    __lt__ = __le__ = __gt__ = __ge__ = __floordiv__ = __mod__ = unknown
 
 
 Operand = Union[Value, Dim, float, bool, SymScalar]
@@ -89,7 +95,7 @@ def _stand_in(x: Operand) -> Any:
     if isinstance(x, Value):
         return torch.empty((1,) if x.tensor.rank else (), dtype=x.dtype.torch, device="meta")
     if isinstance(x, SymScalar):
-        return 1.0 if x.value.dtype.is_float else 1
+        return 1.0 if x.value.dtype.is_float else True if x.value.dtype is boolean else 1
     return 1 if isinstance(x, Poly) else x
 
 

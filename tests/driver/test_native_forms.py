@@ -207,6 +207,18 @@ def test_what_a_model_says_of_data_is_checked_in_each_call(function: Callable[..
             each(x, n + 1)
 
 
+@pytest.mark.parametrize("function", [lambda x, n: x.roll(n.max().item(), 0), lambda x, n: F.leaky_relu(x, n.max().item())])
+def test_where_a_number_must_be_known_it_cannot_be_read(function: Callable[..., torch.Tensor]) -> None:
+    with pytest.raises(Unsupported, match=r"takes a number computed from sizes or data(.|\n)*hint: torch.compile"):
+        sashiko.compile(Apply(function).eval(), (torch.randn(3, 4), torch.tensor([3, 2])))
+
+
+@pytest.mark.parametrize("function", [lambda n: (n, n.max().item()), lambda n: (n, n.max().item() > 3), lambda n: (n, n.any().item())])
+def test_numbers_of_data_are_no_results(function: Callable[..., Any]) -> None:
+    with pytest.raises(Unsupported, match="returns a number computed from sizes or data"):
+        sashiko.compile(Apply(function).eval(), (torch.tensor([3, 2]),))
+
+
 def test_a_size_that_depends_on_data_is_refused_with_its_place() -> None:
     with pytest.raises(Unsupported, match=r"the size u\d+ depends on the data") as caught:
         sashiko.compile(Apply(lambda n: torch.arange(n.max().item())).eval(), (torch.tensor([3, 2]),))
