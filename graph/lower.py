@@ -181,11 +181,11 @@ class Lowering:
         return whole.part(name)
 
     def number(self, node: Node, meta: Any) -> Any:
-        """A Dim or a SymScalar; None for a bool that captured sizes decide."""
+        """A Dim or a SymScalar; None for a bool that captured sizes decide, or that nobody asks for."""
         numbers = [self.read[a] if isinstance(a, Node) and a in self.read else self.resolve(a) for a in node.args]
         if isinstance(meta, (torch.SymBool, bool)):
             known = not of_data(meta) and self.read.keys().isdisjoint(node.all_input_nodes)
-            return None if known else condition(node, numbers)
+            return None if known or not node.users else condition(node, numbers)
         if node.target is READ:
             self.read[node] = computed(node, numbers)
         if isinstance(meta, (torch.SymInt, int)) and not self.symbols.depends_on_data(meta):
@@ -197,8 +197,6 @@ class Lowering:
         said, message = node.args[0], str(node.args[1])
         if isinstance(said, Node) and isinstance(self.env[said], SymScalar):
             self.checks.append((self.env[said].value, message))
-        elif isinstance(said, Node) and of_data(said.meta.get("val")):
-            raise Unsupported(f"a check of data by {name_of(said)}: {message}")
 
     def element(self, node: Node) -> Any:
         source, index = self.resolve(node.args[0]), int(node.args[1])  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ READ = torch.ops.aten._local_scalar_dense.default
 _COMPARED: Mapping[Any, Callable[[Value, Value], Value]] = {
     operator.eq: b.eq, operator.ne: b.ne, operator.lt: b.lt, operator.le: b.le, operator.gt: b.gt, operator.ge: b.ge,
 }
+_LOGICAL: Mapping[Any, Callable[..., Value]] = {torch.sym_not: b.logical_not, operator.and_: b.and_, operator.or_: b.or_}
 _EXACT: Mapping[Any, Callable[..., Value]] = {
     operator.add: b.add, operator.sub: b.sub, operator.mul: b.mul, operator.neg: b.neg, torch.sym_ite: b.where,
 }
@@ -49,12 +50,14 @@ def computed(node: Node, operands: list[Any]) -> SymScalar:
     return SymScalar(b.cast(rule(*(_value(x, given) for x in operands)), dtype))
 
 
-def condition(node: Node, operands: list[Any]) -> SymScalar | None:
-    """The bool that is read from a tensor or that a comparison of numbers gives; None for other calls."""
+def condition(node: Node, operands: list[Any]) -> SymScalar:
+    """The bool that is read from a tensor, or that a call makes of numbers and bools. Raises Unsupported."""
     if node.target is READ:
         return SymScalar(b.reshape(b.cast(operands[0], boolean), ()))
+    if node.target in _LOGICAL:
+        return SymScalar(_LOGICAL[node.target](*(_value(x, boolean) for x in operands)))
     if node.target not in _COMPARED:
-        return None
+        raise Unsupported(f"{getattr(node.target, '__name__', node.target)} decides by data")
     floats = any(isinstance(x, float) or (isinstance(x, SymScalar) and x.value.dtype is f64) for x in operands)
     return SymScalar(_COMPARED[node.target](*(_value(x, f64 if floats else i64) for x in operands)))
 

@@ -196,7 +196,13 @@ def _has_a_two(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return x - 1
 
 
-@pytest.mark.parametrize("function", [_fits, _is_a_size, _is_small, _has_a_two])
+def _is_not_above_two(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    least = n.min().item()
+    torch._check(torch.sym_not(least > 2) & (least < 6))
+    return x + least
+
+
+@pytest.mark.parametrize("function", [_fits, _is_a_size, _is_small, _has_a_two, _is_not_above_two])
 def test_what_a_model_says_of_data_is_checked_in_each_call(function: Callable[..., torch.Tensor], tmp_path: Path) -> None:
     x, n = torch.randn(3, 4), torch.tensor([3, 2, 4])
     fast = agree(function, x, n)
