@@ -77,7 +77,8 @@ class Runner:
         externals = {name: symbols.address(name) or 0 for name in (*team.EXTERNALS, *_WATCH)}
         self.threads = all(externals[name] for name in team.EXTERNALS)
         self.watch = all(externals[name] for name in _WATCH)
-        # Frames ask for threads and watching only where these are, so a stand-in address is never called.
+        # Frames ask for threads and watching only where these are. What makes way calls the stand-in where there is no sched_yield: it only
+        # looks at a number.
         stand_in = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
         self._library = jit.load_object(data, {name: address or stand_in for name, address in externals.items()})
         self.run: Callable[[int], int] = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self._library.address(SYMBOL))

@@ -29,7 +29,7 @@ _HOME = -1
 # Looks at a word before the core is offered to others, some 50 to 100 us, and how often it is offered before a follower goes home:
 # after some 10 ms where nobody else wants the core, and after a few turns of the others where they do.
 _PATIENCE, _OFFERS = 4096, 1 << 15
-_MANY_STEPS = 8  # of a run that may be long
+_MANY_STEPS = 8  # of a run that is likely to be long; one of few steps that is long makes no way
 
 
 def word(f: Function, base: Val, number: int) -> Val:

@@ -23,11 +23,11 @@ class SymScalar:
 
     value: Value
 
-    def unknown(self, *_: object) -> NoReturn:
+    def _unknown(self, *_: object) -> NoReturn:
         raise Unsupported("it takes a number computed from sizes or data where one must be known")
 
-    __float__ = __int__ = __index__ = __bool__ = __neg__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = unknown
-    __lt__ = __le__ = __gt__ = __ge__ = __floordiv__ = __mod__ = unknown
+    __float__ = __int__ = __index__ = __bool__ = __neg__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
+    __lt__ = __le__ = __gt__ = __ge__ = __floordiv__ = __mod__ = _unknown
 
 
 Operand = Union[Value, Dim, float, bool, SymScalar]

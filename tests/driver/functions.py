@@ -1,4 +1,4 @@
-"""Functions as models."""
+"""Functions as models, and what compiled ones leave to PyTorch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+
+import sashiko
+from sashiko.runtime.plan import AtenStep
 
 
 class Apply(nn.Module):
@@ -17,3 +20,8 @@ class Apply(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function(*args)
+
+
+def left(compiled: sashiko.CompiledModel) -> list[str]:
+    """The operations left to PyTorch."""
+    return [str(s.target) for s in compiled.executable.plan.segments if isinstance(s, AtenStep)]

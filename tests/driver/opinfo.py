@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import sashiko
 from sashiko.driver.backend import _Inference
-from sashiko.runtime.plan import AtenStep
+from tests.driver.functions import left
 
 # What these compute is not a function of their inputs: fresh or uninitialized memory, random numbers.
 NOT_COMPARABLE = {
@@ -100,7 +100,7 @@ def left_to_pytorch(made: list[sashiko.CompiledModel | None]) -> tuple[str, ...]
         if model is None:
             names.append("a whole graph")
         else:
-            names += [str(s.target) for s in model.executable.plan.segments if isinstance(s, AtenStep)]
+            names += left(model)
     return tuple(dict.fromkeys(names))
 
 

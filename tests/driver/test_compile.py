@@ -22,8 +22,7 @@ from sashiko.platforms.catalogue import by_name
 from sashiko.platforms.host import host
 from sashiko.rewrite.match import Mismatch
 from sashiko.rewrite.rule import Match, rule
-from sashiko.runtime.plan import AtenStep
-from tests.driver.functions import Apply
+from tests.driver.functions import Apply, left
 
 BF16_STEP = 2**-8  # one rounding to bf16, relative
 
@@ -41,11 +40,6 @@ class Mlp(nn.Module):
     def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
         y = self.down(nn.functional.gelu(self.up(x)))
         return y if scale is None else y * scale
-
-
-def left(compiled: sashiko.CompiledModel) -> list[str]:
-    """The operations left to PyTorch."""
-    return [str(s.target) for s in compiled.executable.plan.segments if isinstance(s, AtenStep)]
 
 
 def same(model: nn.Module, *args: Any, **options: Any) -> sashiko.CompiledModel:

@@ -19,7 +19,7 @@ SPREAD = ("deberta-v2", "qwen3", "mobilenet_v2", "clip", "mamba", "flaubert")
 def test_architecture(name: str) -> None:
     with torch.no_grad():
         outcome = check(name)
-    assert (outcome.status, outcome.left) == ("right", {}), outcome
+    assert (outcome.status, outcome.left) == ("right", ()), outcome
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
