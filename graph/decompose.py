@@ -32,10 +32,13 @@ aten = torch.ops.aten
 
 # Composites whose result is a tensor of its own. Of others without a word about it in their schema, type_as for one, it may be an argument.
 _NEW: frozenset[Any] = frozenset({
-    aten.batch_norm.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.layer_norm.default, aten.linear.default,
-    aten.log_softmax.int, aten.matmul.default, aten.scaled_dot_product_attention.default, aten.softmax.int,
+    aten.batch_norm.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.group_norm.default,
+    aten.layer_norm.default, aten.linear.default, aten.log_softmax.int, aten.matmul.default, aten.pad.default,
+    aten.scaled_dot_product_attention.default, aten.softmax.int,
 })
-_RENAMED: Mapping[Any, Any] = {aten.item.default: aten._local_scalar_dense.default}
+_RENAMED: Mapping[Any, Any] = {
+    aten.item.default: aten._local_scalar_dense.default, aten.concat.default: aten.cat.default, aten.concatenate.default: aten.cat.default,
+}
 _VIEWS: frozenset[Any] = frozenset({aten._unsafe_view.default})  # although its schema does not say so
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -184,12 +185,21 @@ def tracing() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hides what torch warns of about itself: it copies its own tree specifications by a deprecated type, and nn.RNN keeps a second list of
-    its parameters."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
-        warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[0\]", UserWarning)
-        yield
+    """Hides what torch warns of about itself: it copies its own tree specifications by a deprecated type, nn.RNN keeps a second list of
+    its parameters, and an inequality of sizes that it cannot simplify, and keeps as it is, is logged with three tracebacks."""
+    shapes = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return record.msg != "Failed to reduce inequalities"
+
+    shapes.addFilter(is_news)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
+            warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[0\]", UserWarning)
+            yield
+    finally:
+        shapes.removeFilter(is_news)
 
 
 def translated(error: Exception) -> SashikoError:

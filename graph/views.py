@@ -14,7 +14,7 @@ aten = torch.ops.aten
 # Operations whose result is all of a tensor in another shape, with its elements in their order.
 _RESHAPED: frozenset[Any] = frozenset({
     aten.alias.default, aten.detach.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
-    aten.view.default,
+    aten.unflatten.int, aten.view.default,
 })
 _ORDERED: frozenset[Any] = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
 _SCATTERED: Mapping[Any, Any] = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default}

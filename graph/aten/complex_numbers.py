@@ -192,11 +192,11 @@ def filled(number: int) -> ComplexRow:
 
 
 _MOVED = (
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default, aten.unsqueeze.default,
-    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.permute.default, aten.t.default,
-    aten.transpose.int, aten.alias.default, aten.detach.default, aten.clone.default, aten.contiguous.default, aten.slice.Tensor,
-    aten.select.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int, aten.unfold.default,
-    aten.flip.default, aten.roll.default, aten.repeat.default,
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default, aten.flatten.using_ints,
+    aten.unflatten.int, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
+    aten.permute.default, aten.t.default, aten.transpose.int, aten.alias.default, aten.detach.default, aten.clone.default,
+    aten.contiguous.default, aten.slice.Tensor, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default,
+    aten.unbind.int, aten.unfold.default, aten.flip.default, aten.roll.default, aten.repeat.default,
 )
 _FOUND = (aten.index.Tensor, aten.index_select.default, aten.gather.default, aten.embedding.default)
 _SUMMED = (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
@@ -238,6 +238,8 @@ ROWS: dict[Any, ComplexRow] = {
     aten.to.other: converted,
     aten.type_as.default: converted,
     aten.expand_as.default: lambda c, x, _: by_part(shape.stretch)(c, x, c.shape),
+    aten.view_as.default: lambda c, x, _: by_part(shape.as_shape)(c, x),
+    aten.reshape_as.default: lambda c, x, _: by_part(shape.as_shape)(c, x),
     aten.zeros.default: filled(-1),
     aten.zeros_like.default: filled(-1),
     aten.new_zeros.default: filled(-1),

@@ -16,9 +16,9 @@ from .. import build as b
 from ..dims import Dim
 from ..ir import Value
 from .call import Call, Row, opmath
-from .normalization import affine, by_running_statistics, normalized
+from .normalization import affine, by_running_statistics, in_groups, normalized
 from .pointwise import binary
-from .shape import concat, convert, stretch
+from .shape import concat, convert, pad, stretch
 from .windows import convolution as batched_convolution
 
 aten = torch.ops.aten
@@ -27,6 +27,14 @@ aten = torch.ops.aten
 def layer_norm(c: Call, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float, *_: Any) -> Value:
     axes = tuple(range(x.tensor.rank - len(shape), x.tensor.rank))
     return b.cast(affine(normalized(b.cast(x, opmath(x.dtype)), axes, eps)[0], weight, bias), x.dtype)
+
+
+def group_norm(c: Call, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, _: bool) -> Value:
+    return in_groups(x, weight, bias, groups, eps)[0]
+
+
+def padding(c: Call, x: Value, amounts: Sequence[Dim], mode: str, value: float | None) -> Value:
+    return pad(c, x, amounts, value or 0)
 
 
 def dropout(c: Call, x: Value, probability: float, train: bool) -> Value:
@@ -62,16 +70,24 @@ def _evaluates(node: Node) -> bool:
     return not node.args[2]
 
 
+def _by_a_constant(node: Node) -> bool:
+    return node.args[2:3] in ((), ("constant",)) and "mode" not in node.kwargs
+
+
 def _has_statistics(node: Node) -> bool:
     return isinstance(node.args[3], Node) and isinstance(node.args[4], Node) and not node.args[5]
 
 
 # What else must hold of a node for its row to do.
-CONDITIONS: dict[Any, Callable[[Node], bool]] = {aten.dropout.default: _evaluates, aten.batch_norm.default: _has_statistics}
+CONDITIONS: dict[Any, Callable[[Node], bool]] = {
+    aten.dropout.default: _evaluates, aten.batch_norm.default: _has_statistics, aten.pad.default: _by_a_constant,
+}
 
 ROWS: dict[Any, Row] = {
     aten.layer_norm.default: layer_norm,
+    aten.group_norm.default: group_norm,
     aten.dropout.default: dropout,
+    aten.pad.default: padding,
     aten.batch_norm.default: batch_norm,
     aten.conv1d.default: convolution,
     aten.conv2d.default: convolution,

@@ -9,7 +9,7 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import Dim, Shape, bounds, floordiv
+from ..dims import Dim, Shape, bounds, floordiv, product
 from ..ir import Value
 from .call import Call, Row, opmath
 from .reductions import count, mean_of, variance
@@ -48,13 +48,19 @@ def rms_norm(c: Call, x: Value, shape: Sequence[Dim], weight: Value | None = Non
 
 def group_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, n: Dim, channels: Dim, spatial: Dim, groups: int,
                eps: float) -> tuple[Value, ...]:
+    out, mean, scale = in_groups(x, weight, bias, groups, eps)
+    return out, *(b.cast(b.reshape(s, (n, groups)), c.element(i).dtype) for i, s in enumerate((mean, scale), 1))
+
+
+def in_groups(x: Value, weight: Value | None, bias: Value | None, groups: int, eps: float) -> tuple[Value, Value, Value]:
+    """Group normalization of [n, channels, *spatial], and the statistics of its groups: [n, groups, 1, 1]."""
+    n, channels, *spatial = x.shape
     if (each := floordiv(channels, groups)) * groups != channels:
         raise Unsupported(f"{groups} groups of {channels} channels, an unknown number")
-    grouped = b.reshape(b.cast(x, opmath(x.dtype)), (n, groups, each, spatial))
+    grouped = b.reshape(b.cast(x, opmath(x.dtype)), (n, groups, each, product(spatial)))
     out, mean, scale = normalized(grouped, (2, 3), eps)
-    shape = (channels, *(1 for _ in x.shape[2:]))
-    stats = tuple(b.cast(b.reshape(s, (n, groups)), c.element(i).dtype) for i, s in enumerate((mean, scale), 1))
-    return (b.cast(affine(b.reshape(out, x.shape), weight, bias, shape), x.dtype), *stats)
+    shape = (channels, *(1 for _ in spatial))
+    return b.cast(affine(b.reshape(out, x.shape), weight, bias, shape), x.dtype), mean, scale
 
 
 def batch_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, momentum: float,

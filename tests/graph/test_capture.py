@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,48 +16,10 @@ from torch.export import Dim
 from sashiko.diagnostics.errors import InputError, Unsupported
 from sashiko.graph import interpret, passes
 from sashiko.graph.attrs import ConstantAttrs
-from sashiko.graph.capture import Captured, decompositions, export, from_exported, from_fx
+from sashiko.graph.capture import Captured, decompositions, export, from_fx
 from sashiko.graph.captured import FixedInput, FixedOutput, InputOutput, IntInput, SymbolicOutput
-from sashiko.graph.exporting import quiet
 from sashiko.graph.simplify import PASSES
-from sashiko.graph.verify import verify
-
-Forward = Callable[..., Any]
-
-
-def run(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-    """One call of a captured model, before and after simplification, with its writes carried out once."""
-    flat = captured.flatten(args, kwargs or {})
-    tensors, env = captured.bind(flat)
-    declared = [i.dim for i in captured.inputs if isinstance(i, IntInput)]
-    verify(captured.graph, declared)
-    outputs = interpret.run(captured.graph, tensors, env)
-    again = interpret.run(passes.run(captured.graph, PASSES, declared=declared), tensors, env)
-    for a, b in zip(outputs, again, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-    for write in captured.mutations:
-        tensors[write.input].copy_(outputs[write.output])
-    return captured.results(flat, outputs, env)
-
-
-def module(forward: Forward, **parts: Any) -> nn.Module:
-    """A module in evaluation mode with the given forward(self, ...), submodules and buffers."""
-
-    class Made(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for name, part in parts.items():
-                if isinstance(part, torch.Tensor):
-                    self.register_buffer(name, part)
-                else:
-                    setattr(self, name, part)
-
-    Made.forward = forward
-    return Made().eval()
-
-
-def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, shapes: Any = None) -> Captured:
-    return from_exported(export(model, args, kwargs, shapes), decomposed=True)
+from tests.graph.captures import Forward, capture, module, run
 
 
 def test_sizes_are_symbols_and_results_keep_their_structure() -> None:
@@ -163,36 +125,6 @@ def test_what_has_no_row_is_left_to_pytorch_with_reason_and_place() -> None:
     assert all(note.reason and note.origin.startswith("test_capture.py:") for note in captured.leftovers)
     x = torch.randn(2, 4)
     torch.testing.assert_close(run(captured, (x,)), model(x))
-
-
-COMPOSITE: dict[str, tuple[Forward, tuple[torch.Tensor, ...]]] = {
-    "layer_norm": (lambda m, x, w: F.layer_norm(x, (6,), w, None, 1e-3), (torch.randn(2, 4, 6), torch.randn(6))),
-    "layer_norm of bf16": (lambda m, x: F.layer_norm(x, (4, 6)), (torch.randn(2, 4, 6).bfloat16(),)),
-    "dropout": (lambda m, x: F.dropout(x, 0.5, False) + 1, (torch.randn(3, 5),)),
-    "patches": (lambda m, x, w: F.conv2d(x, w, None, 2), (torch.randn(1, 3, 4, 6), torch.randn(5, 3, 2, 2))),
-    "patches of a line": (lambda m, x, w: F.conv1d(x, w, None, (2,)), (torch.randn(1, 3, 6), torch.randn(5, 3, 2))),
-    "convolution without a batch": (lambda m, x, w: F.conv2d(x, w, None, 2), (torch.randn(3, 4, 6), torch.randn(5, 3, 2, 2))),
-    "difference": (lambda m, x: torch.diff(x, 2, -2), (torch.randint(-9, 9, (3, 5, 4)),)),
-    "difference with ends": (lambda m, x, y: torch.diff(x, prepend=y, append=y), (torch.randn(3, 5), torch.randn(3, 1))),
-    "difference of bools": (lambda m, x: torch.diff(x), (torch.rand(3, 5) > 0.5,)),
-    "conversions": (lambda m, x: x.to(torch.float64) + x.to("cpu").type_as(x).double(), (torch.randn(3, 5),)),
-    "logic": (lambda m, x, y: (x & y) | (x.expand_as(y) & True), (torch.rand(3) > 0.5, torch.rand(2, 3) > 0.5)),
-    "integer logic": (lambda m, x, y: x & y, (torch.randint(0, 99, (3,)), torch.randint(0, 99, (2, 3), dtype=torch.int32))),
-}
-
-
-@pytest.mark.parametrize("name", COMPOSITE)
-def test_composites_are_not_traced_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What their rows give is, to the bit, what the decomposed program gives."""
-    forward, args = COMPOSITE[name]
-    model = module(forward)
-    with torch.no_grad(), quiet():
-        program = torch.export.export(model, args)
-    decomposed = run(from_exported(program.run_decompositions(), decomposed=True), args)
-    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", None)
-    captured = capture(model, args)
-    torch.testing.assert_close(run(captured, args), decomposed, rtol=0, atol=0)
-    torch.testing.assert_close(run(captured, args), model(*args))
 
 
 def test_what_writes_or_draws_is_decomposed() -> None:

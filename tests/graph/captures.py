@@ -1,0 +1,52 @@
+"""Modules made of a function, captured and run by the reference interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from sashiko.graph import interpret, passes
+from sashiko.graph.capture import Captured, export, from_exported
+from sashiko.graph.captured import IntInput
+from sashiko.graph.simplify import PASSES
+from sashiko.graph.verify import verify
+
+Forward = Callable[..., Any]
+
+
+def run(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+    """One call of a captured model, before and after simplification, with its writes carried out once."""
+    flat = captured.flatten(args, kwargs or {})
+    tensors, env = captured.bind(flat)
+    declared = [i.dim for i in captured.inputs if isinstance(i, IntInput)]
+    verify(captured.graph, declared)
+    outputs = interpret.run(captured.graph, tensors, env)
+    again = interpret.run(passes.run(captured.graph, PASSES, declared=declared), tensors, env)
+    for a, b in zip(outputs, again, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    for write in captured.mutations:
+        tensors[write.input].copy_(outputs[write.output])
+    return captured.results(flat, outputs, env)
+
+
+def module(forward: Forward, **parts: Any) -> nn.Module:
+    """A module in evaluation mode with the given forward(self, ...), submodules and buffers."""
+
+    class Made(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, part in parts.items():
+                if isinstance(part, torch.Tensor):
+                    self.register_buffer(name, part)
+                else:
+                    setattr(self, name, part)
+
+    Made.forward = forward
+    return Made().eval()
+
+
+def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, shapes: Any = None) -> Captured:
+    return from_exported(export(model, args, kwargs, shapes), decomposed=True)
