@@ -43,7 +43,8 @@ KNOWN = (
     ("_apply(): Couldn't swap", BY_PARTS),  # a model that casts its own weights while it runs
     ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
 )
-_BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences
+# What depends on data, and what asks for the memory of a tensor that is only traced.
+_BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor", "that doesn't have storage")  # the second where a size is one
 _NOT_THE_USERS = ("torch", "sympy", "contextlib", __name__.partition(".")[0])
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
     try:
         with torch.no_grad(), tracing():
             args, kwargs = distinct(model, (tuple(args), dict(kwargs or {})))
-            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            program = without_transforms(torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False))
     except Exception as error:
         raise translated(error) from error
     return functional(program)
@@ -136,6 +137,15 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             return found or (by_node(program, {}, lambda node: True) or program).run_decompositions(table)
     except Exception as error:
         raise translated(error) from error
+
+
+def without_transforms(program: ExportedProgram) -> ExportedProgram:
+    """The program with torch.vmap and its like carried out: they are recorded as functions that change how later operations are taken,
+    which cannot be looked at one by one."""
+    if not any(getattr(node.target, "__module__", "") == "torch._functorch.predispatch" for node in program.graph.nodes):
+        return program
+    found: ExportedProgram = program.run_decompositions({})
+    return found
 
 
 def _used_as_a_whole(node: torch.fx.Node) -> bool:
@@ -213,9 +223,18 @@ def translated(error: Exception) -> SashikoError:
     if "Suggested fixes" in text or "Constraints violated" in text or "dynamic_shapes" in text:
         fixes = text.partition("Suggested fixes:")[2] or "see the documentation of torch.export's dynamic_shapes"
         return InputError(f"dynamic_shapes do not fit the model: {short}", where, fixes.strip()[:600])
-    by_data = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
-    hint = BY_PARTS if by_data else next((what for sign, what in KNOWN if sign in text), "")
+    by_parts = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
+    known = next((what for sign, what in KNOWN if sign in text), BY_PARTS if _torch_gave_up(error) else "")
+    hint = BY_PARTS if by_parts else known
     return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, hint)
+
+
+def _torch_gave_up(error: Exception) -> bool:
+    """Whether it is tracing that raises, not an operation of the model."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return step is not None and str(step.tb_frame.f_globals.get("__name__")).startswith(("torch.export", "torch._export", "torch._dynamo"))
 
 
 def _raised_at(error: Exception) -> str:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, Unsupported
 from ..graph.capture import assumptions
-from ..graph.exporting import has_one_mode, quiet, tracing, translated
+from ..graph.exporting import has_one_mode, quiet, tracing, translated, without_transforms
 from ..graph.lower import PART_OF
 from . import edit
 from .masking import MaskArgument
@@ -182,7 +182,7 @@ def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with _PlainSizes():
-            return torch.export.export(model, call.args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            return without_transforms(torch.export.export(model, call.args, kwargs, dynamic_shapes=dynamic_shapes, strict=False))
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 

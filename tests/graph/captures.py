@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sashiko.graph import interpret, passes
 from sashiko.graph.capture import Captured, export, from_exported
@@ -50,3 +50,16 @@ def module(forward: Forward, **parts: Any) -> nn.Module:
 
 def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, shapes: Any = None) -> Captured:
     return from_exported(export(model, args, kwargs, shapes), decomposed=True)
+
+
+class Causal(nn.Module):
+    """Attention weights under a mask that is computed for each pair of positions by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
+        earlier = torch.vmap(torch.vmap(torch.ge, (None, 0)), (0, None))(places, places)
+        return (x @ self.keys(x).mT).masked_fill(~earlier, -1e9).softmax(-1)

@@ -1,12 +1,18 @@
-"""What torch says while it traces."""
+"""What torch says while it traces, and what it records."""
 
 from __future__ import annotations
 
 import logging
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
 
+from sashiko.diagnostics.errors import BY_PARTS, Unsupported
+from sashiko.graph.capture import export
 from sashiko.graph.exporting import quiet
+from tests.graph.captures import Causal, capture, run
 
 
 def test_what_torch_logs_of_its_own_algebra_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
@@ -16,3 +22,33 @@ def test_what_torch_logs_of_its_own_algebra_is_hidden(caplog: pytest.LogCaptureF
         shapes.warning("news")
     shapes.warning("Failed to reduce inequalities")
     assert caplog.messages == ["news", "Failed to reduce inequalities"]
+
+
+def test_transforms_of_functions_are_carried_out() -> None:
+    model = Causal().eval()
+    captured = capture(model, (torch.randn(2, 5, 4),), None, ({0: Dim.AUTO},))
+    x = torch.randn(3, 5, 4)
+    assert not captured.leftovers
+    torch.testing.assert_close(run(captured, (x,)), model(x))
+
+
+class Force(nn.Module):
+    """The derivative of an energy, which torch.export does not follow and torch.compile leaves to PyTorch."""
+
+    def __init__(self, learned: bool) -> None:
+        super().__init__()
+        self.energy = nn.Linear(4, 1) if learned else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.func.grad(lambda each: self.energy(each).tanh().sum())(x)
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:A model attribute")
+@pytest.mark.parametrize("learned", [True, False])
+def test_what_torch_alone_gives_up_has_a_way_out(learned: bool) -> None:
+    model, x = Force(learned).eval(), torch.randn(2, 4)
+    with pytest.raises(Unsupported, match=r"cannot capture") as caught:
+        export(model, (x,))
+    assert caught.value.hint == BY_PARTS
+    torch.testing.assert_close(torch.compile(model, backend="sashiko")(x), model(x))

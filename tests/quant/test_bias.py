@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from sashiko.quant import ActivationScheme, OpScheme, Override, Scheme, WeightScheme, calibrate, quantize
+from tests.graph.captures import Causal
 from tests.quant.models import Attention, mlp
 
 COARSE = OpScheme(None, WeightScheme(4, "group", 16))
@@ -130,3 +131,10 @@ def test_without_sites_nothing_happens() -> None:
     model, data = mlp(), [torch.randn(5, 8)]
     scheme = Scheme(SCHEMES["rows"], (Override(nn.Linear, OpScheme(None, None)),), correct_bias=True)
     assert torch.equal(quantize(model, data, preset=scheme)(data[0]), model(data[0]))
+
+
+def test_runs_side_by_side_of_a_model_with_vmap() -> None:
+    model, x = Causal().eval(), torch.randn(3, 5, 4)
+    with torch.no_grad():
+        found = quantize(model, [x], preset=Scheme(SCHEMES["static"], correct_bias=True), progress=False)
+        torch.testing.assert_close(found(x), model(x), rtol=0, atol=0.05)  # a few steps of 8 bits
