@@ -41,10 +41,13 @@ KNOWN = (
         "quantize_",
     ),
     ("_apply(): Couldn't swap", BY_PARTS),  # a model that casts its own weights while it runs
+    (
+        "Unsupported input type",
+        "pass tensors and numbers, or tuples, lists and dicts of them; torch.export.register_dataclass makes a dataclass known",
+    ),
     ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
 )
-# What depends on data, and what asks for the memory of a tensor that is only traced.
-_BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor", "that doesn't have storage")  # the second where a size is one
+_BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences
 _NOT_THE_USERS = ("torch", "sympy", "contextlib", __name__.partition(".")[0])
 T = TypeVar("T")
 
@@ -193,23 +196,32 @@ def tracing() -> Iterator[None]:
         vars(exporter).pop("print", None)  # another thread may have
 
 
+# What torch logs of what it then deals with, or raises: by the name of the logger, how it begins.
+_LOGGED = {
+    "torch.fx.experimental.symbolic_shapes": "Failed to reduce inequalities",
+    "torch._subclasses.fake_tensor": "failed while attempting to run meta",
+}
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Hides what torch warns of about itself: it copies its own tree specifications by a deprecated type, nn.RNN keeps a second list of
-    its parameters, and an inequality of sizes that it cannot simplify, and keeps as it is, is logged with three tracebacks."""
-    shapes = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    its parameters, and `_LOGGED` comes with tracebacks."""
 
     def is_news(record: logging.LogRecord) -> bool:
-        return record.msg != "Failed to reduce inequalities"
+        return not str(record.msg).startswith(_LOGGED[record.name])
 
-    shapes.addFilter(is_news)
+    loggers = [logging.getLogger(name) for name in _LOGGED]
+    for logger in loggers:
+        logger.addFilter(is_news)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
             warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[0\]", UserWarning)
             yield
     finally:
-        shapes.removeFilter(is_news)
+        for logger in loggers:
+            logger.removeFilter(is_news)
 
 
 def translated(error: Exception) -> SashikoError:
@@ -223,18 +235,9 @@ def translated(error: Exception) -> SashikoError:
     if "Suggested fixes" in text or "Constraints violated" in text or "dynamic_shapes" in text:
         fixes = text.partition("Suggested fixes:")[2] or "see the documentation of torch.export's dynamic_shapes"
         return InputError(f"dynamic_shapes do not fit the model: {short}", where, fixes.strip()[:600])
-    by_parts = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
-    known = next((what for sign, what in KNOWN if sign in text), BY_PARTS if _torch_gave_up(error) else "")
-    hint = BY_PARTS if by_parts else known
-    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, hint)
-
-
-def _torch_gave_up(error: Exception) -> bool:
-    """Whether it is tracing that raises, not an operation of the model."""
-    step = error.__traceback__
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    return step is not None and str(step.tb_frame.f_globals.get("__name__")).startswith(("torch.export", "torch._export", "torch._dynamo"))
+    by_data = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
+    known = next((what for sign, what in KNOWN if sign in text), f"where the model itself runs with these arguments, {BY_PARTS}")
+    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, BY_PARTS if by_data else known)
 
 
 def _raised_at(error: Exception) -> str:
