@@ -101,6 +101,20 @@ def _has_exponents(target: Target) -> bool:
     return target.has("avx512bw", "avx512dq", "avx512vl")
 
 
+def inverse_of_one_more(fn: Function, target: Target, q: Val, up: Sequence[float]) -> Val | None:
+    """1 / (1 + 2^q) for any q, by what AVX-512 has instructions for: powers that may be infinite, and reciprocals that are good to 2^-14.
+    None elsewhere.
+
+    up: as for `power`. Exact where 2^q is 1, 0 or infinite; what is below 2^-126 may be 0.
+    """
+    if not _has_exponents(target):
+        return None
+    whole = _sixteen(fn, q)
+    more = fn.add(_scalef(fn, horner(fn, _fraction(fn, whole), up), whole), k(whole, 1.0))
+    types = (more.ty, more.ty, "i16")
+    return _some(fn, fn.call("llvm.x86.avx512.rcp14.ps.512", more.ty, [more, more, _ALL_LANES], params=types), q.ty.lanes)
+
+
 def _sixteen(fn: Function, x: Val) -> Val:
     """A number or up to 16 of them as a vector of 16, the last one repeated."""
     if not x.ty.lanes:

@@ -83,3 +83,26 @@ def test_a_cast_comes_before_the_views_of_what_it_casts() -> None:
     narrow = (data + data).bfloat16().view(2, 3, 2, 4).transpose(1, 2)
     expected = torch.nn.functional.scaled_dot_product_attention(*[narrow.float()] * 3, scale=0.5)
     assert (run(graph, [data])[0] - expected).abs().max() <= 2**-7 * expected.abs().max()
+
+
+def depthwise(image: Value) -> Value:
+    """A sum over windows of 3 x 3 of each channel."""
+    windows = b.window(b.window(b.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)), 0), 1, 3, 1), 3, 3, 1)
+    return b.reduce(b.mul(windows, b.constant(torch.randn(3, 1, 3, 8))), "sum", (2, 4))
+
+
+def test_a_depthwise_convolution_reads_a_narrow_image() -> None:
+    x = b.input_(0, f32, (2, 5, 6, 8))
+    wide = Graph((x,), (depthwise(b.relu(x)),))
+    graph = lower_precision(wide)
+    assert ops(graph)[:2] == ["relu", "cast"] and graph.outputs[0].dtype == f32
+    data = torch.randn(2, 5, 6, 8)
+    assert torch.equal(run(graph, [data])[0], run(wide, [data.bfloat16().float()])[0])
+    assert ops(lower_precision(wide, select=lambda value: value.op != "reduce")) == ops(wide)
+
+
+def test_an_image_that_others_read_stays_wide() -> None:
+    x = b.input_(0, f32, (2, 5, 6, 8))
+    image = b.relu(x)
+    for graph in (Graph((x,), (b.add(depthwise(image), image),)), Graph((x,), (depthwise(x),))):
+        assert ops(lower_precision(graph)) == ops(graph), "it would be another pass over memory"
