@@ -161,7 +161,8 @@ class Addresses:
         known = self._scopes.find(key)
         if known is None:
             a, b = (self.scalar(arg, point) for arg in atom.args)
-            known = self._scopes.put(key, self._function(atom, a, b), needs.sources)
+            # As something of its own to LLVM, which would otherwise divide again at each use, in the innermost loop.
+            known = self._scopes.put(key, self._fn.freeze(self._function(atom, a, b)), needs.sources)
         return known
 
     def _function(self, atom: Func, a: Val, b: Val) -> Val:

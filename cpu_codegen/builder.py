@@ -155,6 +155,10 @@ class Function:
         assert a.ty == b.ty, f"{op}: {a.ty} and {b.ty}"
         return self.emit(a.ty, f"f{op} contract {a.ty} {a.ref}, {b.ref}")
 
+    def freeze(self, a: Val) -> Val:
+        """The same value, of which LLVM's analysis of loops (scalar evolution) knows nothing."""
+        return self.emit(a.ty, f"freeze {a.ty} {a.ref}")
+
     def fma(self, a: Val, b: Val, c: Val) -> Val:
         return self.intrinsic("fma", a.ty, [a, b, c])
 

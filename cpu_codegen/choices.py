@@ -12,6 +12,7 @@ from . import schedule
 _JOINED_OPERATIONS = 400  # vector operations of a loop that is unrolled to store whole registers
 _UNROLLED_OPERATIONS = 900  # vector operations of rows written out without a loop
 _FOUR_AT_ONCE, _TWO_AT_ONCE = 32, 60  # operations of a vector with which so many are computed at once
+_SUMS_AT_ONCE = 16  # over k, of all vectors: registers
 _FEW_OPERATIONS = 8
 _WORD = 4
 _SHORT_ROW = 1024  # columns: longer rows hardly notice what waits between their passes
@@ -33,8 +34,9 @@ class Choices:
     def unroll(self, each: schedule.Pass, joined: int) -> int:
         """Vectors at once: enough to hide latencies and, with `joined`, to store whole registers; fewer where one is a lot of code."""
         operations = self._operations(each)
-        if self._kernel.depth is not None and any(node.op == "reduce" and node.axis == "k" for node in self._body.nodes):
-            return 4
+        sums = sum(node.op == "reduce" and node.axis == "k" for node in self._body.nodes)
+        if self._kernel.depth is not None and sums:
+            return min(4, max(1, _SUMS_AT_ONCE // sums))
         enough = 4 if operations <= _FOUR_AT_ONCE else 2 if operations <= _TWO_AT_ONCE else 1
         return max(enough, joined) if joined * operations <= _JOINED_OPERATIONS else enough
 

@@ -9,7 +9,7 @@ from .builder import Val, i64
 from .reduce import Reduction, State, flatten, reductions_of, results, unflatten
 from .turns import CHAINS
 
-_UNROLLED = 9  # depth up to which the loop is written out: windows of 3 x 3
+_UNROLLED = 9  # steps up to which a loop is written out: windows of 3 x 3
 
 
 class Depth:
@@ -50,9 +50,9 @@ class Depth:
         reductions = reductions_of(fn, emitter.target, body, nodes, wide)
         # States in the order copies of k, points, reductions.
         lanes = points[0].lanes
-        copies = max(1, CHAINS // len(points))
+        copies = max(1, CHAINS // (len(points) * len(nodes)))
         start = self._fresh(reductions, lanes, copies * len(points))
-        if self._static is not None and self._static <= _UNROLLED:
+        if self._static is not None and self._static * len(nodes) <= _UNROLLED:
             states = self._steps([i64(k) for k in range(self._static)], start, reductions, points, nodes)
         else:
             main = fn.mul(fn.udiv(self._extent, i64(copies)), i64(copies)) if copies > 1 else self._extent
@@ -84,6 +84,8 @@ class Depth:
             for step, k in enumerate(ks):
                 for place, point in enumerate(points):
                     here = point.at(k=k)
+                    if len(nodes) > 1:  # rows written out side by side use up together what they share
+                        emitter.compute([emitter.body.nodes[n].args[0] for n in nodes], here)
                     for which, (reduction, n) in enumerate(zip(reductions, nodes)):
                         slot = (step * len(points) + place) * len(reductions) + which
                         slot %= len(states)

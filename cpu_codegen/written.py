@@ -4,30 +4,39 @@ In a loop over k, a depthwise convolution reads a pixel once for every window th
 each comes from, and whether it is within the image, is found out every time. Written out for the pixels r R .. r R + R - 1 and all k,
 equal loads are one, and conditions that hold for all of these at once are none. What is left of the conditions, at the edges of the
 image, is asked once a row: all of them hold in most rows, which need none (`cpu_codegen/loops.py`).
+
+Large windows are written out a line at a time, which is what neighbouring rows share anyway, in a loop over the lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from ..graph.dims import Dim, Func, Poly, bounds, product, substitute, symbol, symbols
+from ..graph.dims import Dim, Func, Poly, bounds, floordiv, mod, product, substitute, symbol, symbols
 from ..graph.types import boolean, f32, i32
 from ..platforms.target import Target
 from ..stitch.loops import Body, BodyBuilder, LoopKernel, Node
 from .ranges import decided
 
 # How many rows, the best first (`benchmarks/convolutions.py --only depthwise`): 4 to 8 are alike, 2 share too little where everything is
-# in L2. Where sums of few terms wait for memory instead, 2 are better than 4, which read pixels far apart before those in between.
-_ROWS, _FAR_ROWS, _FEW_TERMS = (4, 7, 6, 5, 8, 3, 2), (2, 3, 4, 5, 7), 16
-_MOST_TERMS = 64  # of a sum; and of all rows:
+# in L2. Where sums of few terms wait for memory instead, 2 are better than 4, which read pixels far apart before those in between. Lines
+# that are no multiple of these, as of 13 or 19 pixels, are written out as a whole, and so are short ones, of which it is known where the
+# image ends. Large windows have more in common. Windows whose rows have no such number are still better written out one by one.
+_LINES = (9, 10, 11, 13, 17, 19, 23)
+_LARGE, _TALL = 49, (14, 13, 12, 11, 10)
+_ROWS, _FAR_ROWS, _FEW_TERMS = (4, 7, 6, 5, 8, *_LINES, 3, 2, 1), (2, 3, 4, 5, 7, *_LINES, 1), 16
+_MOST_TERMS = 64  # of a sum, or of a line of it; and of all rows:
 _MOST_PRODUCTS = 400
+_LEAST_LINE = 5  # terms: lines of fewer are taken together with others
 _SHARED = 2 / 3  # of the loads of rows one by one: with more, the rows have too little in common
 
 
 @dataclass(frozen=True)
 class Written:
-    """sums: the nodes that were reductions over k, to be computed together, in order. conditions: nodes that hold in most rows."""
+    """sums: the nodes that were reductions over k, to be computed together, in order; none where there is a loop over lines. conditions:
+    nodes that hold in most rows."""
 
     kernel: LoopKernel
     sums: tuple[int, ...]
@@ -40,52 +49,74 @@ class Written:
 
 
 def written_out(target: Target, kernel: LoopKernel) -> Written | None:
-    """The kernel with fewer rows, each of them several of its own, and no loop over k; None where that does not pay."""
+    """The kernel with fewer rows, each of them several of its own, and no loop over k, or one over lines; None where that does not pay."""
     body, depth, rows = kernel.body, kernel.depth, kernel.rows
     sums = [node for node in body.nodes if node.op == "reduce"]
     plain = all(node.axis == "k" and node.kind == "sum" and node.dtype in (f32, i32) for node in sums)
-    if not isinstance(depth, int) or not isinstance(rows, int) or not sums or not plain or not 1 < depth <= _MOST_TERMS:
+    if not isinstance(depth, int) or rows is None or not sums or not plain or depth <= 1:
         return None
     if any(node.op == "check" or any(s.name.startswith("%") for s in symbols(node.index)) for node in body.nodes):
         return None
-    indices = (*(node.index for node in body.nodes), *(store.index for store in body.stores))
-    divided = (rows, *(divisor for index in indices for divisor in _divisors(index)))
-    most = bounds(4 * rows * kernel.cols)[1]
-    far = depth <= _FEW_TERMS and (most is None or most > target.l2 // 2)
-    fitting = (n for n in (_FAR_ROWS if far else _ROWS) if all(isinstance(d, int) and d % n == 0 for d in divided))
-    count = next(fitting, 0)
-    if not count or count * depth > _MOST_PRODUCTS:
+    count, terms = _sizes(target, kernel, depth, rows)
+    if not count:
         return None
-    copies = _Copies(body, rows, depth, count)
-    most_loads = _SHARED * count * sum(depth if "k" in body.deps[n] else 1 for n, node in enumerate(body.nodes) if node.op == "load")
-    if copies.least_loads() > most_loads:
+    copies = _Copies(body, rows, depth // terms, terms, count)
+    most_loads = _SHARED * count * sum(terms if "k" in body.deps[n] else 1 for n, node in enumerate(body.nodes) if node.op == "load")
+    if count > 1 and copies.least_loads() > most_loads:
         return None
     made = copies.body()
-    if sum(node.op == "load" for node in made.nodes) > most_loads:
+    if count > 1 and sum(node.op == "load" for node in made.nodes) > most_loads:
         return None
     result = decided(made, _everywhere)
-    return Written(replace(kernel, body=result, rows=rows // count, depth=None), tuple(copies.sums), _conditions(result))
+    lines = None if terms == depth else depth // terms
+    return Written(replace(kernel, body=result, rows=floordiv(rows, count), depth=lines), tuple(copies.sums), _conditions(result))
 
 
-def _divisors(index: Dim) -> set[Dim]:
-    """What an expression divides by where the row is in it."""
+def _sizes(target: Target, kernel: LoopKernel, depth: int, rows: Dim) -> tuple[int, int]:
+    """How many rows are written out at once, and how many terms of each; zeros where no number fits."""
+    body = kernel.body
+    indices = (*(node.index for node in body.nodes), *(store.index for store in body.stores))
+    line = _line(depth, {divisor for index in indices for divisor in _divisors(index, "k")})
+    divided = (rows, *(divisor for index in indices for divisor in _divisors(index, "r")))
+    most = bounds(4 * rows * kernel.cols)[1]
+    far = depth <= _FEW_TERMS and (most is None or most > target.l2 // 2)
+    whole = min((d for d in divided if isinstance(d, int) and d > 1), default=0)
+    short = (whole,) if 0 < whole <= _TALL[0] else ()
+    wanted = _FAR_ROWS if far else (*short, *(_TALL if depth >= _LARGE else ()), *_ROWS)
+    counts = [n for n in wanted if all(mod(divisor, n) == 0 for divisor in divided) and (n > 1 or line)]
+    lengths = (*([depth] if depth <= _MOST_TERMS else ()), *([line] if line else ()))
+    return next(((n, terms) for n in counts for terms in lengths if n * terms <= _MOST_PRODUCTS), (0, 0))
+
+
+def _line(depth: int, divisors: set[Dim]) -> int:
+    """How many neighbouring k of so many are written out, a line of the window or several: what indices divide k by are the sizes of
+    lines, planes and so on. 0 where there is no such number."""
+    sizes = sorted(d for d in divisors if isinstance(d, int))
+    if not sizes or len(sizes) < len(divisors) or depth % sizes[-1] or any(large % small for small, large in pairwise(sizes)):
+        return 0
+    fitting = [size for size in sizes if size <= _MOST_TERMS]
+    return next((size for size in fitting if size >= _LEAST_LINE), fitting[-1] if fitting else 0)
+
+
+def _divisors(index: Dim, axis: str) -> set[Dim]:
+    """What an expression divides by where the position on an axis is in it."""
     found: set[Dim] = set()
     for mono, _ in index.terms if isinstance(index, Poly) else ():
         for atom in mono:
             if isinstance(atom, Func):
-                inner = {d for arg in atom.args for d in _divisors(arg)}
-                found |= inner | ({atom.args[1]} if "r" in _axes(atom.args[0]) else set())
+                inner = {d for arg in atom.args for d in _divisors(arg, axis)}
+                found |= inner | ({atom.args[1]} if axis in _axes(atom.args[0]) else set())
     return found
 
 
 class _Copies:
-    """The nodes of a body for each of `count` neighbouring rows and each k, equal ones once."""
+    """The nodes of a body for each of `count` neighbouring rows and each of `terms` neighbouring k, equal ones once."""
 
-    def __init__(self, body: Body, rows: int, depth: int, count: int) -> None:
-        self._body, self._depth, self._count = body, depth, count
+    def __init__(self, body: Body, rows: Dim, lines: int, terms: int, count: int) -> None:
+        self._body, self._lines, self._terms, self._count = body, lines, terms, count
         self._builder = BodyBuilder(buffers=list(body.buffers))
-        row = symbol("r", 0, None, rows // count) * count
-        self._rows = [row + n for n in range(count)]
+        row, line = symbol("r", 0, None, floordiv(rows, count)) * count, (symbol("k", 0, None, lines) if lines > 1 else 0) * terms
+        self._rows, self._ks = [row + n for n in range(count)], [line + n for n in range(terms)]
         self._known: dict[tuple[int, int, int], int] = {}
         self._split: dict[Dim, dict[str, Dim]] = {}
         self._parts: dict[tuple[Dim, int, int], Dim] = {}
@@ -96,12 +127,16 @@ class _Copies:
         reductions = [n for n, node in enumerate(self._body.nodes) if node.op == "reduce"]
         for n in reductions:
             totals = [self._node(self._body.nodes[n].args[0], row, 0) for row in range(self._count)]
-            for k in range(1, self._depth):
+            for k in range(1, self._terms):
                 for row, total in enumerate(totals):
                     term = self._node(self._body.nodes[n].args[0], row, k)
                     totals[row] = self._builder.op("add", self._body.nodes[n].dtype, total, term)
-            self._known.update({self._key(n, row, -1): total for row, total in enumerate(totals)})
-            self.sums += dict.fromkeys(totals)  # of what no row is in, all rows have one sum
+            sums = {total: total for total in totals}  # of what no row is in, all rows have one sum
+            if self._lines > 1:
+                sums = {total: self._builder.add(replace(self._body.nodes[n], args=(total,))) for total in sums}
+            else:
+                self.sums += sums
+            self._known.update({self._key(n, row, -1): sums[total] for row, total in enumerate(totals)})
         for row in range(self._count):
             for store in self._body.stores:
                 guard = self._node(store.guard, row, -1) if store.guard >= 0 else -1
@@ -120,7 +155,7 @@ class _Copies:
         """How many places a load reads, where all are numbers more than the first; else 1."""
         index, deps = self._body.nodes[n].index, self._body.deps[n]
         by_row = [self._index(index, row, 0) for row in range(self._count if "r" in deps else 1)]
-        by_term = [self._index(index, 0, k) for k in range(self._depth if "k" in deps else 1)]
+        by_term = [self._index(index, 0, k) for k in range(self._terms if "k" in deps else 1)]
         rows, terms = ([value - by_row[0] for value in values] for values in (by_row, by_term))
         if "rk" in self._split[index] or not all(isinstance(value, int) for value in (*rows, *terms)):
             return 1
@@ -142,7 +177,7 @@ class _Copies:
         for part, which in self._split[index].items():
             key = (which, row if "r" in part else -1, k if "k" in part else -1)
             if key not in self._parts:
-                self._parts[key] = substitute(which, {"r": self._rows[row], "k": k})
+                self._parts[key] = substitute(which, {"r": self._rows[row], "k": self._ks[k]})
             total = total + self._parts[key]
         return total
 

@@ -13,6 +13,7 @@ from .views import VIEWS
 EXPENSIVE = {*TRANSCENDENTAL, "piecewise", "reduce", "scan", "take", "gather", "remainder", "fmod"}
 CHEAP_OPS = 6  # elementwise operations that are repeated rather than stored and loaded
 PASS = 8  # a pass of its own over what is stored, in elementwise operations
+_WRITTEN = 64  # elements of a window that are written out; of more it is asked one by one whether they are in the image
 
 
 def is_expensive(value: Value, stored: set[Value]) -> bool:
@@ -47,10 +48,13 @@ def _below(value: Value, stored: set[Value]) -> Iterator[Value]:
 def below_windows(view: Value, stored: set[Value]) -> Value | None:
     """What is below windows that overlap, and would be computed for each of them although that takes longer than a pass of its own;
     None: nothing."""
-    factor, source = 1.0, view
+    factor, elements, source = 1.0, 1, view
     while source not in stored and (source.op in VIEWS or source.op == "pad"):
+        if source.op == "pad" and elements >= _WRITTEN and factor > PASS:
+            return source
         if isinstance(source.attrs, A.WindowAttrs):
             factor *= max(1.0, source.attrs.size / source.attrs.step)
+            elements *= source.attrs.size
         source = source.inputs[0]
     if factor == 1.0 or source in stored:
         return None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from sashiko.cpu_codegen.builder import Module
+from sashiko.cpu_codegen.jit import assembly
+from sashiko.cpu_codegen.loops import emit_loop_kernel
 from sashiko.cpu_codegen.schedule import needed
 from sashiko.cpu_codegen.written import Written, written_out
 from sashiko.graph import build as b
 from sashiko.graph.aten.windows import surrounded, windows
+from sashiko.graph.dims import symbol
 from sashiko.graph.ir import Value
 from sashiko.graph.types import f32
 from sashiko.platforms.catalogue import CATALOGUE
@@ -65,7 +70,10 @@ def written(case: Windows) -> Written:
 @pytest.mark.parametrize("runner", few())
 def test_depthwise_windows(runner: Runner) -> None:
     """Rows that all conditions hold in, rows at the edges, whole vectors and a tail; in two calls as two threads would."""
-    for case in (Windows(2, 8, 37, 3, 1, 1), Windows(1, 14, 16, 5, 2, 2), Windows(1, 7, 33, 7, 1, 3), Windows(1, 10, 8, 3)):
+    cases = (Windows(2, 8, 37, 3, 1, 1), Windows(1, 14, 16, 5, 2, 2), Windows(1, 7, 33, 7, 1, 3), Windows(1, 10, 8, 3))
+    odd = (Windows(2, 13, 16, 3, 1, 1), Windows(1, 19, 5, 5, 1, 2), Windows(1, 29, 8, 3, 1, 1))  # a line at a time, and a pixel
+    large = (Windows(2, 16, 20, 9), Windows(1, 25, 8, 11, 2), Windows(1, 31, 3, 13), Windows(1, 33, 8, 31))  # in a loop over lines
+    for case in (*cases, *odd, *large):
         x, w = normal(case.n, case.side, case.side, case.channels), normal(case.size, case.size, case.channels, seed=1)
         rows = case.n * case.count**2 // (case.kernel().rows // written(case).kernel.rows)  # type: ignore[operator]
         out = empty(case.n, case.count, case.count, case.channels)
@@ -107,11 +115,44 @@ def test_without_an_edge_nothing_is_asked() -> None:
     assert written(Windows(1, 18, 32, 3)).conditions == ()
 
 
+def test_large_windows_are_written_out_a_line_at_a_time() -> None:
+    found = written(Windows(1, 22, 32, 9))
+    assert (found.kernel.rows, found.kernel.depth, found.sums, found.conditions) == (14, 9, (), ())
+    loads = [node.buffer for node in (found.kernel.body.nodes[n] for n in needed(found.kernel.body)) if node.op == "load"]
+    assert loads.count(0) == 9 + 13 and loads.count(1) == 9
+    small = written(Windows(1, 19, 32, 7, 1, 3))  # 19 rows of 49 terms would be too much
+    assert small.kernel.depth == 7 and small.kernel.rows == 19
+
+
+def test_any_number_of_images() -> None:
+    n, taps = symbol("n"), b.input_(1, f32, (3, 3, 32))
+    x = b.input_(0, f32, (n, 16, 16, 32))
+    (item,) = stitch((Windows(1, 16, 32, 3, 1, 1).value(x, taps),), (x, taps), ()).items
+    assert isinstance(item, LoopItem)
+    found = written_out(TARGET, item.kernel)
+    assert found is not None and found.kernel.rows in (64 * n, 128 * n)
+
+
+def test_images_of_any_size() -> None:
+    """They are written out one by one. Where they lie is found by divisions, which LLVM's passes over loops would repeat at each load."""
+    height, width, taps = symbol("h", 8, 256), symbol("w", 8, 256), b.input_(1, f32, (3, 3, 96))
+    x = b.input_(0, f32, (2, height, width, 96))
+    value = b.reduce(b.mul(windows(surrounded(x, (1, 1), (1, 1)), (3, 3), (1, 1), (1, 1)), taps), "sum", (3, 4))
+    (item,) = stitch((value,), (x, taps), ()).items
+    assert isinstance(item, LoopItem)
+    found = written_out(TARGET, item.kernel)
+    assert found is not None and found.kernel.rows == item.kernel.rows and found.kernel.depth is None
+    module = Module()
+    emit_loop_kernel(module, TARGET, item.kernel)
+    assert len(re.findall(r"\n\s+div[lq]\s", assembly(module.text(), TARGET))) <= len(re.findall(r" = u(?:div|rem) ", module.text()))
+
+
 def test_what_stays_a_loop() -> None:
-    x = b.input_(0, f32, (4, 16, 8, 32))
-    (nothing_shared,) = stitch((b.reduce(x, "sum", 2),), (x,), ()).items
-    assert isinstance(nothing_shared, LoopItem)
-    # Rows that share nothing; no number of rows that divides a line of the image; many terms; no sum.
-    assert written_out(TARGET, nothing_shared.kernel) is None
-    for case in (Windows(1, 13, 8, 3), Windows(1, 24, 8, 9), Windows(1, 16, 8, 3, kind="max")):
-        assert written_out(TARGET, case.kernel()) is None
+    x, long = b.input_(0, f32, (4, 16, 8, 32)), b.input_(0, f32, (4, 177, 32))
+    taps = b.input_(1, f32, (89, 1))  # a prime number of terms
+    many = b.reduce(b.mul(b.window(long, 1, 89, 1), taps), "sum", 2)
+    nothing_shared = b.reduce(x, "sum", 2)
+    kernels = [stitch((value,), inputs, ()).items for value, inputs in ((nothing_shared, (x,)), (many, (long, taps)))]
+    for (item,) in kernels:
+        assert isinstance(item, LoopItem) and written_out(TARGET, item.kernel) is None
+    assert written_out(TARGET, Windows(1, 16, 8, 3, kind="max").kernel()) is None

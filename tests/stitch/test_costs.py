@@ -37,6 +37,14 @@ def test_what_windows_would_compute_again(size: int, step: int, kernels: int) ->
     assert kinds(check([b.reduce(windows, "max", (2, 4))], [x, y], data)) == ["loop"] * kernels
 
 
+@pytest.mark.parametrize(("size", "kernels"), [(7, 1), (9, 2)])
+def test_an_image_with_its_edge_is_stored_for_large_windows(size: int, kernels: int) -> None:
+    """Of 81 elements each would be asked whether it is in the image; 49 are written out, and asked all at once."""
+    x, edge = b.input_(0, f32, (1, 14, 14, 4)), (size // 2, size // 2)
+    windows = b.window(b.window(b.pad(x, ((0, 0), edge, edge, (0, 0))), 1, size, 1), 3, size, 1)
+    assert kinds(check([b.reduce(windows, "sum", (2, 4))], [x], [torch.randn(1, 14, 14, 4)])) == ["loop"] * kernels
+
+
 def test_what_meets_itself_is_looked_at_once() -> None:
     """Each of 60 values is computed from the one before in two ways: 2^60 ways lead to the first."""
     x, y, n = b.input_(0, f32, (2, 14, 4)), b.input_(1, f32, WHOLE), b.iota(8, f32)
