@@ -63,7 +63,8 @@ def depthwise(channels: int, window: int, image: int) -> Layer:
     return Layer((channels, channels), window, image, groups=channels)
 
 
-# Of ResNet-50, of ResNeXt and RegNet, of MobileNets and ConvNeXt. The first of each sort is the one for a quick look.
+# Of ResNet-50, of ResNeXt and RegNet, of MobileNets, ConvNeXt, EfficientNet-B3 and networks of large windows.
+# The first of each sort is the one for a quick look.
 LAYERS: Mapping[str, tuple[Layer, ...]] = {
     "dense": (
         Layer((64, 64), 3, 56), Layer((64, 256), 1, 56), Layer((128, 128), 3, 28), Layer((512, 128), 1, 28), Layer((256, 256), 3, 14),
@@ -75,7 +76,7 @@ LAYERS: Mapping[str, tuple[Layer, ...]] = {
     ),
     "depthwise": (
         depthwise(64, 3, 112), depthwise(144, 3, 56), depthwise(192, 3, 28), depthwise(120, 5, 28), depthwise(960, 5, 7),
-        depthwise(96, 7, 56),
+        depthwise(96, 7, 56), depthwise(384, 7, 14), depthwise(336, 5, 19), depthwise(256, 13, 28), depthwise(128, 31, 56),
     ),
     # Of networks that label each pixel: the last stages of their encoders, and the wide windows behind these.
     "dilated": (
