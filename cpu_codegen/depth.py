@@ -9,7 +9,7 @@ from .builder import Val, i64
 from .reduce import Reduction, State, flatten, reductions_of, results, unflatten
 from .turns import CHAINS
 
-_UNROLLED = 9  # steps up to which a loop is written out: windows of 3 x 3
+_UNROLLED, _FEW = 9, 2  # steps up to which a loop is written out, as of windows of 3 x 3, and of how many sums
 
 
 class Depth:
@@ -52,7 +52,7 @@ class Depth:
         lanes = points[0].lanes
         copies = max(1, CHAINS // (len(points) * len(nodes)))
         start = self._fresh(reductions, lanes, copies * len(points))
-        if self._static is not None and self._static * len(nodes) <= _UNROLLED:
+        if self._static is not None and self._static <= _UNROLLED and len(nodes) <= _FEW:
             states = self._steps([i64(k) for k in range(self._static)], start, reductions, points, nodes)
         else:
             main = fn.mul(fn.udiv(self._extent, i64(copies)), i64(copies)) if copies > 1 else self._extent

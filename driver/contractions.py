@@ -18,7 +18,7 @@ from ..platforms.target import Target
 from ..rewrite.query import is_weight
 from ..stitch.constants import compute
 from ..stitch.program import ContractionItem, Strided
-from ..stitch.views import delinearize
+from ..stitch.views import VIEWS, delinearize
 from .grouped import Axis, blocks_of, joint, lhs_axes, matrices, side_by_side
 
 GEMM_TYPES: tuple[tuple[DType, DType], ...] = ((f32, f32), (bf16, bf16), (i8, i8), (u8, i8))
@@ -34,7 +34,23 @@ def has_kernel(value: Value) -> bool:
     if value.op == "attention":
         depth, width = value.inputs[0].shape[-1], value.inputs[2].shape[-1]
         return types[0] in (f32, bf16) and types[0] == types[1] == types[2] and isinstance(depth, int) and isinstance(width, int)
+    if is_dot(value):
+        return False
     return types[:2] in GEMM_TYPES or (types[:2] in WEIGHT_TYPES and is_weight(value.inputs[1]))
+
+
+def is_dot(value: Value) -> bool:
+    """Whether a product of floats has one column, or one row and a right operand that would have to be packed for it: sums along memory,
+    where a tile would compute as many columns as its vectors have, or packing would take longer than the product."""
+    if value.op not in ("linear", "matmul") or not all(v.dtype.is_float for v in value.inputs[:2]):
+        return False
+    rows, columns = value.inputs[:2]
+    if value.shape[-1] != 1:
+        alone = value.shape[-2] if value.op == "matmul" else product(value.shape[:-1])
+        return alone == 1 and not is_weight(columns)
+    while rows.op in VIEWS and rows.op != "window":
+        rows = rows.inputs[0]
+    return rows.op != "window"  # whose elements lie in pieces
 
 
 def gemm_spec(item: ContractionItem, constants: set[Value], target: Target) -> GemmSpec:

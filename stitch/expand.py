@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..graph import build as g
-from ..graph.attrs import AttentionAttrs
+from ..graph.attrs import AttentionAttrs, PermuteAttrs
 from ..graph.dims import floordiv
 from ..graph.ir import Graph, Value, rebuild, with_inputs
 from ..graph.ops import OPS
@@ -74,6 +74,8 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
             parts = g.reshape(x, (*x.shape[:-1], groups, 1, y.shape[1]))
             columns = g.reshape(y, (groups, floordiv(y.shape[0], groups), y.shape[1]))
             total = g.reshape(g.reduce(g.mul(parts, columns), "sum", -1), value.shape)
+        elif (transposed := _transposed(y)) is not None:  # [..., M, 1, K] * [..., 1, N, K], along memory
+            total = g.reduce(g.mul(g.unsqueeze(x, -2), g.unsqueeze(transposed, -3)), "sum", -1)
         else:  # [..., M, K, 1] * [..., 1, K, N]
             total = g.reduce(g.mul(g.unsqueeze(x, x.tensor.rank), g.unsqueeze(y, y.tensor.rank - 2)), "sum", -2)
         for bias in value.inputs[2:]:
@@ -81,6 +83,13 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
         return g.cast(total, value.dtype)
 
     return rebuild(graph, visit)
+
+
+def _transposed(matrices: Value) -> Value | None:
+    """What a view exchanges the last two axes of, if it does only that."""
+    rank = matrices.tensor.rank
+    order = matrices.attrs.order if isinstance(matrices.attrs, PermuteAttrs) else ()
+    return matrices.inputs[0] if order == (*range(rank - 2), rank - 1, rank - 2) else None
 
 
 def _attention(value: Value) -> Value:

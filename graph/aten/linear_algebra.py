@@ -10,18 +10,25 @@ import torch
 from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..attrs import PermuteAttrs
-from ..dims import broadcast, product
+from ..dims import bounds, broadcast, product
 from ..ir import Value
-from ..types import boolean, f32, i8, u8
+from ..types import boolean, f32, f64, i8, u8
 from .call import Call, Row, opmath
 
 aten = torch.ops.aten
+_MANY = 1 << 18  # multiplications
 
 
 def need_float(*items: Value) -> None:
     """Raises Unsupported for integer products, which wrap around in torch."""
     if not all(i.dtype.is_float for i in items):
         raise Unsupported("a product of integer matrices")
+
+
+def need_few(c: Call, x: Value) -> None:
+    """Raises Unsupported for large products of f64, which no kernel has tiles for: the libraries of PyTorch are twice as fast."""
+    if x.dtype is f64 and (bounds(product((*c.shape, *x.shape[-1:])))[0] or 0) >= _MANY:
+        raise Unsupported("a product of many numbers in f64")
 
 
 def transposed(x: Value) -> Value | None:
@@ -39,6 +46,7 @@ def matmul_2d(c: Call, x: Value, y: Value) -> Value:
 def matmul(c: Call, x: Value, y: Value) -> Value:
     """torch.matmul with its rules for vectors."""
     need_float(x, y)
+    need_few(c, x)
     left = b.unsqueeze(x, 0) if x.tensor.rank == 1 else x
     right = b.unsqueeze(y, 1) if y.tensor.rank == 1 else y
     out = matmul_2d(c, left, right) if right.tensor.rank == 2 else b.matmul(left, right)
@@ -56,6 +64,7 @@ def int_mm(c: Call, x: Value, y: Value) -> Value:
 def addmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: float = 1) -> Value:
     """beta * bias + alpha * x @ y"""
     need_float(x, y)
+    need_few(c, x)
     w = transposed(y)
     if w is not None and beta == 1 and alpha == 1 and bias.shape == (w.shape[0],):
         return b.cast(b.linear(x, w, bias), c.dtype)
@@ -69,6 +78,7 @@ def addmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: floa
 
 def linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
     need_float(x, w)
+    need_few(c, x)
     if w.tensor.rank == 1:
         return b.cast(b.reshape(matmul(c, x, w), c.shape), c.dtype)
     return b.cast(b.linear(x, w, bias), c.dtype)

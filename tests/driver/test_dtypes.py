@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import sashiko
-from tests.driver.functions import Apply
+from tests.driver.functions import Apply, left
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 HALVES = (torch.float16, torch.bfloat16)
@@ -148,3 +148,11 @@ def test_sums_and_products_of_bools_are_bools() -> None:
         return [f(x, axis, dtype=torch.bool) for f in (torch.sum, torch.prod) for axis in (0, 1)]
 
     agree(lambda *xs: [folded(x) for x in xs], *xs)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(16, []), (96, ["aten.linear.default", "aten.matmul.default"])])
+def test_large_products_of_f64_are_left_to_its_libraries(size: int, expected: list[str]) -> None:
+    model, x = Apply(lambda x, w: F.linear(x, w).tanh() @ w).eval(), torch.randn(size, size).double()
+    compiled = sashiko.compile(model, (x, x))
+    assert left(compiled) == expected
+    assert_close(compiled(x, x), model(x, x))

@@ -1,0 +1,57 @@
+"""Products of one column, or of one row with what is no weight: sums along memory instead of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sashiko
+from tests.driver.functions import Apply
+
+PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "matrix and vector": (lambda x, y: x @ y, ((37, 70), (70,))),
+    "scores": (lambda x, y: (x @ y).softmax(1), ((3, 29, 40), (40,))),
+    "a column for each matrix": (lambda x, y: x @ y, ((5, 9, 33), (5, 33, 1))),
+    "vector and matrix": (lambda x, y: x @ y, ((70,), (70, 37))),
+    "a row for each matrix": (lambda x, y: x @ y, ((2, 3, 1, 20), (2, 3, 20, 31))),
+    "a row for each transposed matrix": (lambda x, y: x @ y.mT, ((2, 3, 1, 20), (2, 3, 31, 20))),
+    "one row for all transposed matrices": (lambda x, y: x @ y.mT, ((1, 20), (4, 31, 20))),
+    "a row and a transposed matrix": (lambda x, y: x @ y.mT, ((1, 20), (31, 20))),
+}
+
+
+def labels(compiled: sashiko.CompiledModel, *args: Tensor) -> str:
+    return " ".join(step.label for step in compiled.times(*args))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_sums_along_memory(name: str, precision: str) -> None:
+    function, shapes = PRODUCTS[name]
+    args = [torch.randn(shape) for shape in shapes]
+    compiled = sashiko.compile(Apply(function).eval(), args, precision=precision, strict=True)
+    assert "reduce" in labels(compiled, *args) and "matmul" not in labels(compiled, *args) and "linear" not in labels(compiled, *args)
+    # Nothing is rounded to bf16: the sum waits for memory, and a cast would be another pass.
+    exact = function(*(a.double() for a in args))
+    magnitude = function(*(a.double().abs() for a in args)) if name != "scores" else torch.ones(())
+    assert ((compiled(*args) - exact).abs() <= 80 * 2.0**-24 * magnitude).all()
+
+
+def test_a_layer_of_one_output_follows_its_weight() -> None:
+    layer, x = nn.Linear(50, 1).eval(), torch.randn(7, 50)
+    compiled = sashiko.compile(layer, (x,), strict=True)
+    assert "linear" not in labels(compiled, x)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    torch.testing.assert_close(compiled(x), layer(x).detach())
+
+
+@pytest.mark.parametrize("model", [nn.Conv2d(8, 1, 3, padding=1), nn.Linear(50, 2)])
+def test_other_products_have_tiles(model: nn.Module) -> None:
+    x = torch.randn(2, 8, 12, 50)
+    compiled = sashiko.compile(model.eval(), (x,), strict=True)
+    assert "linear" in labels(compiled, x)
+    torch.testing.assert_close(compiled(x), model(x).detach(), rtol=1e-4, atol=1e-5)
