@@ -74,8 +74,8 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
             parts = g.reshape(x, (*x.shape[:-1], groups, 1, y.shape[1]))
             columns = g.reshape(y, (groups, floordiv(y.shape[0], groups), y.shape[1]))
             total = g.reshape(g.reduce(g.mul(parts, columns), "sum", -1), value.shape)
-        elif (transposed := _transposed(y)) is not None:  # [..., M, 1, K] * [..., 1, N, K], along memory
-            total = g.reduce(g.mul(g.unsqueeze(x, -2), g.unsqueeze(transposed, -3)), "sum", -1)
+        elif (whole := transposed(y)) is not None:  # [..., M, 1, K] * [..., 1, N, K], along memory
+            total = g.reduce(g.mul(g.unsqueeze(x, -2), g.unsqueeze(whole, -3)), "sum", -1)
         else:  # [..., M, K, 1] * [..., 1, K, N]
             total = g.reduce(g.mul(g.unsqueeze(x, x.tensor.rank), g.unsqueeze(y, y.tensor.rank - 2)), "sum", -2)
         for bias in value.inputs[2:]:
@@ -85,7 +85,7 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
     return rebuild(graph, visit)
 
 
-def _transposed(matrices: Value) -> Value | None:
+def transposed(matrices: Value) -> Value | None:
     """What a view exchanges the last two axes of, if it does only that."""
     rank = matrices.tensor.rank
     order = matrices.attrs.order if isinstance(matrices.attrs, PermuteAttrs) else ()

@@ -1,4 +1,4 @@
-"""Products of one column, or of one row with what is no weight: sums along memory instead of tiles."""
+"""Products of few columns, or of one row with what is no weight: sums along memory instead of tiles."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.driver.functions import Apply
 PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "matrix and vector": (lambda x, y: x @ y, ((37, 70), (70,))),
     "scores": (lambda x, y: (x @ y).softmax(1), ((3, 29, 40), (40,))),
+    "three columns": (lambda x, y: x @ y.mT, ((37, 70), (3, 70))),
     "a column for each matrix": (lambda x, y: x @ y, ((5, 9, 33), (5, 33, 1))),
     "vector and matrix": (lambda x, y: x @ y, ((70,), (70, 37))),
     "a row for each matrix": (lambda x, y: x @ y, ((2, 3, 1, 20), (2, 3, 20, 31))),
@@ -40,8 +41,9 @@ def test_sums_along_memory(name: str, precision: str) -> None:
     assert ((compiled(*args) - exact).abs() <= 80 * 2.0**-24 * magnitude).all()
 
 
-def test_a_layer_of_one_output_follows_its_weight() -> None:
-    layer, x = nn.Linear(50, 1).eval(), torch.randn(7, 50)
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_a_layer_of_few_outputs_follows_its_weight(outputs: int) -> None:
+    layer, x = nn.Linear(50, outputs).eval(), torch.randn(7, 50)
     compiled = sashiko.compile(layer, (x,), strict=True)
     assert "linear" not in labels(compiled, x)
     with torch.no_grad():
@@ -49,7 +51,7 @@ def test_a_layer_of_one_output_follows_its_weight() -> None:
     torch.testing.assert_close(compiled(x), layer(x).detach())
 
 
-@pytest.mark.parametrize("model", [nn.Conv2d(8, 1, 3, padding=1), nn.Linear(50, 2)])
+@pytest.mark.parametrize("model", [nn.Conv2d(8, 1, 3, padding=1), nn.Linear(50, 5)])
 def test_other_products_have_tiles(model: nn.Module) -> None:
     x = torch.randn(2, 8, 12, 50)
     compiled = sashiko.compile(model.eval(), (x,), strict=True)
