@@ -156,7 +156,7 @@ class Function:
         return self.emit(a.ty, f"f{op} contract {a.ty} {a.ref}, {b.ref}")
 
     def freeze(self, a: Val) -> Val:
-        """The same value, of which LLVM's analysis of loops (scalar evolution) knows nothing."""
+        """The same value, some number where it is poison; LLVM's analysis of loops (scalar evolution) does not look behind it."""
         return self.emit(a.ty, f"freeze {a.ty} {a.ref}")
 
     def fma(self, a: Val, b: Val, c: Val) -> Val:

@@ -109,7 +109,7 @@ def _float_to_int(fn: Function, a: Val, dst: DType, to: Ty) -> Val:
     wide = to if dst.bits >= 32 else to.of("i32")
     whole = fn.convert("fptosi", a, wide)
     # fptosi of NaN and of what does not fit is poison; freezing makes it the machine's own answer (INT_MIN on x86).
-    frozen = fn.emit(wide, f"freeze {wide} {whole.ref}")
+    frozen = fn.freeze(whole)
     return frozen if wide == to else fn.convert("trunc", frozen, to)
 
 

@@ -48,7 +48,7 @@ def _quotient(fn: Function, dtype: DType, a: Val, b: Val) -> Val:
     whole = a.ty.of("i32")
     ratio = fn.div(fn.convert(op, a, wide), fn.convert(op, b, wide))
     result = fn.convert("fptosi", ratio, whole)
-    frozen = fn.emit(whole, f"freeze {whole} {result.ref}")
+    frozen = fn.freeze(result)
     return frozen if whole == a.ty else fn.convert("trunc", frozen, a.ty)
 
 

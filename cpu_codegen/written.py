@@ -17,6 +17,7 @@ from itertools import pairwise
 from ..graph.dims import Dim, Func, Poly, bounds, floordiv, mod, product, substitute, symbol, symbols
 from ..graph.types import boolean, f32, i32
 from ..platforms.target import Target
+from ..stitch.costs import WRITTEN_TERMS
 from ..stitch.loops import Body, BodyBuilder, LoopKernel, Node
 from .ranges import decided
 
@@ -27,8 +28,7 @@ from .ranges import decided
 _LINES = (9, 10, 11, 13, 17, 19, 23)
 _LARGE, _TALL = 49, (14, 13, 12, 11, 10)
 _ROWS, _FAR_ROWS, _FEW_TERMS = (4, 7, 6, 5, 8, *_LINES, 3, 2, 1), (2, 3, 4, 5, 7, *_LINES, 1), 16
-_MOST_TERMS = 64  # of a sum, or of a line of it; and of all rows:
-_MOST_PRODUCTS = 400
+_MOST_PRODUCTS = 400  # of all rows; of one there are WRITTEN_TERMS, or as many in a line of it
 _LEAST_LINE = 5  # terms: lines of fewer are taken together with others
 _SHARED = 2 / 3  # of the loads of rows one by one: with more, the rows have too little in common
 
@@ -84,7 +84,7 @@ def _sizes(target: Target, kernel: LoopKernel, depth: int, rows: Dim) -> tuple[i
     short = (whole,) if 0 < whole <= _TALL[0] else ()
     wanted = _FAR_ROWS if far else (*short, *(_TALL if depth >= _LARGE else ()), *_ROWS)
     counts = [n for n in wanted if all(mod(divisor, n) == 0 for divisor in divided) and (n > 1 or line)]
-    lengths = (*([depth] if depth <= _MOST_TERMS else ()), *([line] if line else ()))
+    lengths = (*([depth] if depth <= WRITTEN_TERMS else ()), *([line] if line else ()))
     return next(((n, terms) for n in counts for terms in lengths if n * terms <= _MOST_PRODUCTS), (0, 0))
 
 
@@ -94,7 +94,7 @@ def _line(depth: int, divisors: set[Dim]) -> int:
     sizes = sorted(d for d in divisors if isinstance(d, int))
     if not sizes or len(sizes) < len(divisors) or depth % sizes[-1] or any(large % small for small, large in pairwise(sizes)):
         return 0
-    fitting = [size for size in sizes if size <= _MOST_TERMS]
+    fitting = [size for size in sizes if size <= WRITTEN_TERMS]
     return next((size for size in fitting if size >= _LEAST_LINE), fitting[-1] if fitting else 0)
 
 

@@ -9,6 +9,7 @@ from ..graph import attrs as A
 from ..graph import sums16
 from ..graph.dims import Dim, evaluate, floordiv, mod, product
 from ..graph.ir import Value
+from ..graph.products import transposed
 from ..graph.types import DType, bf16, f32, i4, i8, u8
 from ..kernels import table
 from ..kernels.attention_spec import AttentionSpec, HeadStrides
@@ -17,7 +18,6 @@ from ..kernels.spec import BATCH, GemmSpec, Pieces, Strides
 from ..platforms.target import Target
 from ..rewrite.query import is_weight
 from ..stitch.constants import compute
-from ..stitch.expand import transposed
 from ..stitch.program import ContractionItem, Strided
 from ..stitch.views import VIEWS, delinearize
 from .grouped import Axis, blocks_of, joint, lhs_axes, matrices, side_by_side

@@ -49,6 +49,8 @@ KNOWN = (
 )
 _BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences
 _NOT_THE_USERS = ("torch", "sympy", "contextlib", __name__.partition(".")[0])
+# Of what is not known to be torch's fault: the model itself may raise.
+PERHAPS_BY_PARTS = f"where the model itself runs with these arguments, {BY_PARTS}"
 T = TypeVar("T")
 
 
@@ -236,7 +238,7 @@ def translated(error: Exception) -> SashikoError:
         fixes = text.partition("Suggested fixes:")[2] or "see the documentation of torch.export's dynamic_shapes"
         return InputError(f"dynamic_shapes do not fit the model: {short}", where, fixes.strip()[:600])
     by_data = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
-    known = next((what for sign, what in KNOWN if sign in text), f"where the model itself runs with these arguments, {BY_PARTS}")
+    known = next((what for sign, what in KNOWN if sign in text), PERHAPS_BY_PARTS)
     return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, BY_PARTS if by_data else known)
 
 

@@ -22,6 +22,13 @@ from .types import TensorType, Type, f32, i8, i32, i64
 Env = Mapping[str, int]
 
 
+def transposed(matrices: Value) -> Value | None:
+    """What a permute exchanges the last two axes of, if it does only that."""
+    rank = matrices.tensor.rank
+    order = matrices.attrs.order if isinstance(matrices.attrs, A.PermuteAttrs) else ()
+    return matrices.inputs[0] if order == (*range(rank - 2), rank - 1, rank - 2) else None
+
+
 def column_groups(x: Shape, w: Shape) -> int:
     """How many groups of neighbouring columns linear(x[..., G * K], w[N, K]) has, each of which multiplies a part of x of its own."""
     k, n = w[1], w[0]

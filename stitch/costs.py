@@ -13,7 +13,7 @@ from .views import VIEWS
 EXPENSIVE = {*TRANSCENDENTAL, "piecewise", "reduce", "scan", "take", "gather", "remainder", "fmod"}
 CHEAP_OPS = 6  # elementwise operations that are repeated rather than stored and loaded
 PASS = 8  # a pass of its own over what is stored, in elementwise operations
-_LARGE = 64  # elements of a window, from which on it would be asked of each of them by itself whether it is in the image
+WRITTEN_TERMS = 64  # elements of a window that are written out; from so many on it would be asked of each whether it is in the image
 
 
 def is_expensive(value: Value, stored: set[Value]) -> bool:
@@ -50,7 +50,7 @@ def below_windows(view: Value, stored: set[Value]) -> Value | None:
     None: nothing."""
     factor, elements, source = 1.0, 1, view
     while source not in stored and (source.op in VIEWS or source.op == "pad"):
-        if source.op == "pad" and elements >= _LARGE and factor > PASS:
+        if source.op == "pad" and elements >= WRITTEN_TERMS and factor > PASS:
             return source
         if isinstance(source.attrs, A.WindowAttrs):
             factor *= max(1.0, source.attrs.size / source.attrs.step)

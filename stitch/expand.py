@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..graph import build as g
-from ..graph.attrs import AttentionAttrs, PermuteAttrs
+from ..graph.attrs import AttentionAttrs
 from ..graph.dims import floordiv
 from ..graph.ir import Graph, Value, rebuild, with_inputs
 from ..graph.ops import OPS
-from ..graph.products import column_groups
+from ..graph.products import column_groups, transposed
 from ..graph.types import boolean, f32, f64, i32, i64
 
 
@@ -83,13 +83,6 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
         return g.cast(total, value.dtype)
 
     return rebuild(graph, visit)
-
-
-def transposed(matrices: Value) -> Value | None:
-    """What a view exchanges the last two axes of, if it does only that."""
-    rank = matrices.tensor.rank
-    order = matrices.attrs.order if isinstance(matrices.attrs, PermuteAttrs) else ()
-    return matrices.inputs[0] if order == (*range(rank - 2), rank - 1, rank - 2) else None
 
 
 def _attention(value: Value) -> Value:

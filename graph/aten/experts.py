@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..attrs import PermuteAttrs
 from ..dims import product
 from ..ir import Value
+from ..products import transposed
 from ..types import i64
 from .call import Call, Row
 from .linear_algebra import need_float
@@ -68,8 +68,8 @@ def grouped_mm(
     """The same with w[E, K, N]."""
     if ends is None or bias is not None or (x.tensor.rank, w.tensor.rank) != (2, 3):
         raise Unsupported("matrices take turns along something else than the rows")
-    transposed = isinstance(w.attrs, PermuteAttrs) and w.attrs.order == (0, 2, 1)
-    return experts(c, x, w.inputs[0] if transposed else b.permute(w, (0, 2, 1)), ends)
+    whole = transposed(w)
+    return experts(c, x, b.permute(w, (0, 2, 1)) if whole is None else whole, ends)
 
 
 GROUPED: Any = getattr(torch.ops.aten, "_grouped_mm", None)

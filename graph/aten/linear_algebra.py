@@ -9,9 +9,9 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..attrs import PermuteAttrs
 from ..dims import bounds, broadcast, product
 from ..ir import Value
+from ..products import transposed
 from ..types import boolean, f32, f64, i8, u8
 from .call import Call, Row, opmath
 
@@ -29,11 +29,6 @@ def need_few(c: Call, x: Value) -> None:
     """Raises Unsupported for large products of f64, which no kernel has tiles for: the libraries of PyTorch are twice as fast."""
     if x.dtype is f64 and (bounds(product((*c.shape, *x.shape[-1:])))[0] or 0) >= _MANY:
         raise Unsupported("a product of many numbers in f64")
-
-
-def transposed(x: Value) -> Value | None:
-    """w when x is w^T of a matrix, so that x @ w^T can be a `linear`."""
-    return x.inputs[0] if x.op == "permute" and isinstance(x.attrs, PermuteAttrs) and x.attrs.order == (1, 0) else None
 
 
 def matmul_2d(c: Call, x: Value, y: Value) -> Value:
@@ -65,7 +60,7 @@ def addmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: floa
     """beta * bias + alpha * x @ y"""
     need_float(x, y)
     need_few(c, x)
-    w = transposed(y)
+    w = transposed(y) if y.tensor.rank == 2 else None
     if w is not None and beta == 1 and alpha == 1 and bias.shape == (w.shape[0],):
         return b.cast(b.linear(x, w, bias), c.dtype)
     out = matmul_2d(c, x, y) if y.tensor.rank == 2 else b.matmul(x, y)
