@@ -9,6 +9,7 @@ import torch
 
 from ..diagnostics.collector import paused
 from ..diagnostics.errors import InputError
+from ..graph.exporting import arguments
 from ..kernels.custom import CustomKernel
 from ..platforms.host import resolve
 from ..platforms.target import Target
@@ -24,7 +25,7 @@ from .tuning import SECONDS, tuned
 
 def compile(
     model: torch.nn.Module,
-    example_inputs: Sequence[Any] | Mapping[str, Any],
+    example_inputs: torch.Tensor | Sequence[Any] | Mapping[str, Any],
     *,
     dynamic_shapes: Any = None,
     precision: str = "fp32",
@@ -36,9 +37,10 @@ def compile(
 ) -> CompiledModel:
     """Compile a model in evaluation mode to one native function for the CPU at hand.
 
-    example_inputs: a tuple of positional or a dict of keyword arguments. dynamic_shapes: as in torch.export; without it the shapes are
-    those of the example. precision: of matrix products and attention, "fp32", "bf16" (sums and everything else stay fp32) or "auto"
-    (bf16 where the machine multiplies it natively). target: a machine of `sashiko.platforms`, by value or name; the host by default.
+    example_inputs: a tuple of positional or a dict of keyword arguments, or the only argument, a tensor. dynamic_shapes: as in
+    torch.export; without it the shapes are those of the example. precision: of matrix products and attention, "fp32", "bf16" (sums and
+    everything else stay fp32) or "auto" (bf16 where the machine multiplies it natively). target: a machine of `sashiko.platforms`, by
+    value or name; the host by default.
     What is compiled for a machine with more than this one has can be explained and saved; a call of it is an InputError.
     strict: raise Unsupported instead of leaving an operation to PyTorch. rules: rewrite rules of your own, tried before ours. kernels:
     code for the `call`s that such rules make. tune: measure other ways to compute each matrix product on this machine, with the example and
@@ -50,11 +52,14 @@ def compile(
     """
     if precision not in PRECISIONS:
         raise InputError(f"precision is {precision!r}", hint=f"one of {', '.join(PRECISIONS)}")
-    args, kwargs = arguments(example_inputs)
+    given = arguments(example_inputs)
+    if given is None:
+        hint = "pass a tuple of positional or a dict of keyword arguments"
+        raise InputError(f"example_inputs is a {type(example_inputs).__name__}", hint=hint)
     if not isinstance(tune, (int, float)) or not tune >= 0:
         raise InputError(f"tune is {tune!r}", hint="True, or seconds to measure for")
     options = Options(resolve(target), precision, strict, rules, kernels, type(model).__name__)
-    return compiled(model, args, kwargs, dynamic_shapes, options, SECONDS if tune is True else float(tune))
+    return compiled(model, *given, dynamic_shapes, options, SECONDS if tune is True else float(tune))
 
 
 def compiled(
@@ -68,14 +73,3 @@ def compiled(
         if tune > 0:
             return tuned(captured, options, Example(args, kwargs), tune)
         return build_model(captured, options)
-
-
-def arguments(example_inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the call that an example stands for. InputError for what is neither a tuple nor a dict."""
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, (tuple, list)):
-        return tuple(example_inputs), {}
-    raise InputError(
-        f"example_inputs is a {type(example_inputs).__name__}", hint="pass a tuple of positional or a dict of keyword arguments"
-    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from ..diagnostics.errors import InputError
+from ..graph.exporting import arguments
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from ..quant import QuantizedModule, Scheme, calibrate
@@ -122,9 +123,9 @@ def _with_products(scheme: Scheme) -> Scheme:
 
 
 def _example(batch: Any) -> Example:
-    if isinstance(batch, Mapping):
-        return Example((), {str(name): value for name, value in batch.items()})
-    return Example(tuple(batch) if isinstance(batch, (tuple, list)) else (batch,), {})
+    given = arguments(batch)
+    assert given is not None  # it was calibrated with
+    return Example(*given)
 
 
 @dataclass

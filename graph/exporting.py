@@ -60,6 +60,16 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {op: fn for op, fn in table.items() if op not in TABLE and op._schema.name not in _WHOLE}
 
 
+def arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Positional and named arguments of the call that an example or a batch stands for: a tensor is the only argument, a tuple or list is
+    positional, a mapping is by name. None: it is none of these."""
+    if isinstance(given, Mapping):
+        return (), {str(name): value for name, value in given.items()}
+    if isinstance(given, torch.Tensor):
+        return (given,), {}
+    return (tuple(given), {}) if isinstance(given, (tuple, list)) else None
+
+
 def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
            dynamic_shapes: Any = None) -> ExportedProgram:
     """torch.export of a model in evaluation mode; the result is functional and decomposed, ready for `from_exported`.

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, InputError
-from ..graph.exporting import CPU
+from ..graph.exporting import CPU, arguments
 from .masking import MaskArgument
 from .module import Gate
 from .observers import NonFinite, Watcher
@@ -70,18 +70,12 @@ def call_of(model: nn.Module, batch: Any, number: int) -> Call:
 
     Raises CalibrationError when it does not fit the model's `forward`.
     """
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(batch, torch.Tensor):
-        args = (batch,)
-    elif isinstance(batch, (tuple, list)):
-        args = tuple(batch)
-    elif isinstance(batch, Mapping):
-        kwargs = {str(name): value for name, value in batch.items()}
-    else:
+    given = arguments(batch)
+    if given is None:
         raise CalibrationError(
             f"batch {number} is a {type(batch).__name__}", _LOOP, "a batch is a tensor, a tuple of arguments, or a dict of named arguments"
         )
+    args, kwargs = given
     signature = f"forward{inspect.signature(model.forward)}"
     try:
         call = bind(model, args, kwargs)

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported
 from ..graph.aten.recurrent import RECURRENCE
-from ..graph.exporting import quiet, translated
+from ..graph.exporting import arguments, quiet, translated
 from ..graph.rows import LEAST
 from . import ops
 from .module import FreeDim, QuantizedModule, TensorLeaf
@@ -31,13 +31,13 @@ _FLOAT, _INT8, _INT64, _DOUBLE = 1, 3, 7, 11  # element types of the ONNX standa
 
 
 def export_onnx(
-    quantized: QuantizedModule, path: str | os.PathLike[str], example_inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    quantized: QuantizedModule, path: str | os.PathLike[str], example_inputs: torch.Tensor | Sequence[Any] | Mapping[str, Any] | None = None
 ) -> None:
     """Writes a quantized module to an ONNX file whose outputs in ONNX Runtime are within one int8 step of the module's own.
 
     Activations with one scale become QuantizeLinear and DequantizeLinear; those with a scale for each row the arithmetic that finds it;
     integer weights DequantizeLinear of an int8 initializer, per channel or per group. Sizes that calibration left free stay free.
-    example_inputs: a tuple of positional or a dict of keyword arguments, needed only where sizes depend on each other.
+    example_inputs: as for `compile`, needed only where sizes depend on each other.
 
     Raises InputError when the packages are not installed, Unsupported for what has no form in ONNX.
     """
@@ -57,13 +57,13 @@ def export_onnx(
     exported.save(os.fspath(path))
 
 
-def _traced(quantized: QuantizedModule, example_inputs: Sequence[Any] | Mapping[str, Any] | None) -> ExportedProgram:
-    if example_inputs is None:
-        args, kwargs = _examples(quantized)
-    elif isinstance(example_inputs, Mapping):
-        args, kwargs = (), {name: example_inputs[name] for name in quantized.gate.names if name in example_inputs}
-    else:
-        args, kwargs = tuple(example_inputs), {}
+def _traced(quantized: QuantizedModule, example_inputs: Any) -> ExportedProgram:
+    given = _examples(quantized) if example_inputs is None else arguments(example_inputs)
+    if given is None:
+        hint = "pass a tuple of positional or a dict of keyword arguments"
+        raise InputError(f"example_inputs is a {type(example_inputs).__name__}", _PLACE, hint)
+    args, named = given
+    kwargs = {name: named[name] for name in quantized.gate.names if name in named}
     shapes = pytree.tree_map(_freedom, (args, kwargs))
     try:
         with torch.no_grad(), quiet():

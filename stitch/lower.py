@@ -19,6 +19,8 @@ from .repeats import Repeats
 from .steps import by_pieces
 from .views import VIEWS, Index, axes, broadcast_index, offset, through
 
+_DEEPEST = 100  # values computed one from another in one kernel; each takes up to four frames of Python's stack, which has some 1000
+
 
 class NeedsBuffer(Exception):
     """A value cannot be inlined where it is wanted; with a buffer of its own it can be read."""
@@ -50,6 +52,7 @@ class Lowering:
     operands: dict[Value, int] = field(default_factory=dict)
     inlined: dict[Value, None] = field(default_factory=dict)
     _memo: dict[tuple[Value, Index, int], int] = field(default_factory=dict)
+    _depth: int = 0
 
     def __post_init__(self) -> None:
         self.repeats = Repeats(self.builder, frozenset([name for name, _ in self.reduce_axes]))
@@ -59,7 +62,9 @@ class Lowering:
         key = (value, index, guard)
         node = self._memo.get(key)
         if node is None:
+            self._depth += 1
             node = self._memo[key] = self._evaluate(value, index, guard)
+            self._depth -= 1
         return node
 
     def buffer(self, value: Value) -> int:
@@ -130,6 +135,8 @@ class Lowering:
         group = OPS[value.op].group
         if group == "elementwise" and self._repeated(index) and is_expensive(value, self.stored) and reads(value, self.stored):
             raise NeedsBuffer(value, "it would be computed again in every turn of a loop around its own")
+        if group == "elementwise" and self._depth > _DEEPEST:
+            raise NeedsBuffer(value, "so long a chain is several kernels")
         self.inlined[value] = None
         start = len(self.builder.nodes)
         node = self._computed(value, index, guard)

@@ -97,8 +97,8 @@ def test_sequences_of_lengths_that_are_data() -> None:
 def test_what_is_no_model_and_what_are_no_examples(model: nn.Module) -> None:
     with pytest.raises(sashiko.InputError, match=r"expected a torch\.nn\.Module, got function"):
         sashiko.compile(lambda x: x, (torch.randn(3),))  # type: ignore[arg-type]
-    with pytest.raises(sashiko.InputError, match="example_inputs is a Tensor"):
-        sashiko.compile(model, torch.randn(3, 16))  # type: ignore[arg-type]
+    with pytest.raises(sashiko.InputError, match="example_inputs is a set"):
+        sashiko.compile(model, {torch.randn(3, 16)})  # type: ignore[arg-type]
     with pytest.raises(sashiko.SashikoError, match=r"forward|argument"):
         sashiko.compile(model, (torch.randn(3, 16), 2))
     with pytest.raises(sashiko.InputError, match="dynamic_shapes"):

@@ -54,6 +54,22 @@ def same(model: nn.Module, *args: Any, **options: Any) -> sashiko.CompiledModel:
     return compiled
 
 
+def test_a_tensor_is_the_only_argument() -> None:
+    model, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
+    assert_close(sashiko.compile(model, x)(x), model(x))
+
+
+def test_a_chain_deeper_than_the_stack_of_python() -> None:
+    class Chain(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x
+            for _ in range(300):
+                y = (y * 0.9 + x).tanh()
+            return y
+
+    same(Chain().eval(), torch.randn(2, 4))
+
+
 def test_nested_arguments() -> None:
     def total(first: dict[str, torch.Tensor], rest: list[torch.Tensor]) -> torch.Tensor:
         return first["a"] + 2 * first["b"] + 3 * rest[0]

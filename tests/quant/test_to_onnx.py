@@ -130,9 +130,14 @@ def test_recurrent_layers(cell: type[nn.RNNBase], options: dict[str, Any], signe
 
 def test_examples_may_be_given(tmp_path: Path) -> None:
     small = quantize(mlp(), [torch.randn(4, 8)])
-    for n, example in enumerate(((torch.randn(4, 8),), {"input": torch.randn(4, 8)})):
+    for n, example in enumerate((torch.randn(4, 8), (torch.randn(4, 8),), {"input": torch.randn(4, 8)})):
         export_onnx(small, tmp_path / f"{n}.onnx", example)
         assert steps(small, tmp_path / f"{n}.onnx", {"input": torch.randn(3, 8)}) < 1
+
+
+def test_what_is_no_example(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="example_inputs is a int"):
+        export_onnx(quantize(mlp(), [torch.randn(4, 8)]), tmp_path / "m.onnx", 4)  # type: ignore[arg-type]
 
 
 def test_bf16_is_refused(tmp_path: Path) -> None:

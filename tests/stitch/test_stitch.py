@@ -64,6 +64,14 @@ def test_elementwise_chain_is_one_flat_kernel() -> None:
     assert len(p.items) == 1 and isinstance(p.items[0], LoopItem) and p.items[0].kernel.rows is None
 
 
+def test_a_chain_deeper_than_the_stack_of_python_is_several_kernels() -> None:
+    x = b.input_(0, f32, (4, 8))
+    chain = product = b.linear(x, b.constant(torch.randn(8, 8)))
+    for _ in range(600):
+        chain = b.add(b.mul(chain, 0.9), product)
+    assert 1 < len(kinds(check([chain], [x], [torch.randn(4, 8)]))) < 20
+
+
 def test_layer_norm_and_quantize_share_one_kernel() -> None:
     x, y = b.input_(0, f32, (B, S, 48)), b.input_(1, f32, (B, S, 48))
     normed = layer_norm(b.add(x, y), 48)
