@@ -10,7 +10,7 @@ from ..graph import sums16
 from ..graph.dims import Dim, evaluate, floordiv, mod, product
 from ..graph.ir import Value
 from ..graph.products import transposed
-from ..graph.types import DType, bf16, f32, i4, i8, u8
+from ..graph.types import DType, bf16, f16, f32, i4, i8, u8
 from ..kernels import table
 from ..kernels.attention_spec import AttentionSpec, HeadStrides
 from ..kernels.packing import packed_group
@@ -22,7 +22,7 @@ from ..stitch.program import ContractionItem, Strided
 from ..stitch.views import VIEWS, delinearize
 from .grouped import Axis, blocks_of, joint, lhs_axes, matrices, side_by_side
 
-GEMM_TYPES: tuple[tuple[DType, DType], ...] = ((f32, f32), (bf16, bf16), (i8, i8), (u8, i8))
+GEMM_TYPES: tuple[tuple[DType, DType], ...] = ((f32, f32), (bf16, bf16), (f16, f16), (i8, i8), (u8, i8))
 _FEW_COLUMNS = 4  # of 512 x 768, on a Zen 4: 37 us for 2 and 66 for 4, where a tile of 16 takes 117, and 86 in bf16
 WEIGHT_TYPES: tuple[tuple[DType, DType], ...] = ((f32, i8), (bf16, i8))  # for constant weights
 
@@ -35,7 +35,7 @@ def has_kernel(value: Value) -> bool:
         return known and types[:2] in (*GEMM_TYPES, *WEIGHT_TYPES)
     if value.op == "attention":
         depth, width = value.inputs[0].shape[-1], value.inputs[2].shape[-1]
-        return types[0] in (f32, bf16) and types[0] == types[1] == types[2] and isinstance(depth, int) and isinstance(width, int)
+        return types[0] in (f32, bf16, f16) and types[0] == types[1] == types[2] and isinstance(depth, int) and isinstance(width, int)
     if is_dot(value):
         return False
     return types[:2] in GEMM_TYPES or (types[:2] in WEIGHT_TYPES and is_weight(value.inputs[1]))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from ..cpu_codegen.builder import BF16, F32, I8, I16, I32, Function, Ty, Val, const
-from ..graph.types import DType, bf16, f32, i8, u8
+from ..cpu_codegen.builder import BF16, F16, F32, I8, I16, I32, Function, Ty, Val, const
+from ..graph.types import DType, bf16, f16, f32, i8, u8
 from .micro import Lhs, MicroKernel, Start, Tile, offset
 from .spec import Packing
 from .vector_micro import VectorMicro
@@ -64,6 +64,19 @@ class FmlaBf16Micro(FmlaMicro):
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         return FmlaBf16Micro.convert(self, fn, fn.load(I16.vec(4), offset(fn, group, 8 * vector)))
+
+
+@dataclass(frozen=True)
+class FmlaF16Micro(FmlaMicro):
+    """f16 through f32."""
+
+    isa = "fmlaf16"
+
+    def convert(self, fn: Function, value: Val) -> Val:
+        return fn.convert("fpext", value, value.ty.of("float"))
+
+    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
+        return self.convert(fn, fn.load(F16.vec(4), offset(fn, group, 8 * vector)))
 
 
 @dataclass(frozen=True)
@@ -198,6 +211,11 @@ def fmla() -> tuple[MicroKernel, ...]:
 def fmla_bf16() -> tuple[MicroKernel, ...]:
     """The bf16 tiles that compute in f32."""
     return tuple(FmlaBf16Micro(mr, panels, PACK_FMLA, bf16, bf16, 4) for mr, panels in _BY_ELEMENT)
+
+
+def fmla_f16() -> tuple[MicroKernel, ...]:
+    """The f16 tiles, which compute in f32."""
+    return tuple(FmlaF16Micro(mr, panels, PACK_FMLA, f16, f16, 4) for mr, panels in _BY_ELEMENT)
 
 
 def sdot(lhs: DType) -> tuple[MicroKernel, ...]:

@@ -15,7 +15,7 @@ from ..cpu_codegen.builder import Module
 from ..diagnostics.errors import InputError
 from ..graph import sums16
 from ..graph.dims import bounds, evaluate
-from ..graph.types import DType, bf16, f32, i4, i8, u8
+from ..graph.types import DType, bf16, f16, f32, i4, i8, u8
 from ..platforms.target import Target
 from ..stitch.loops import Body
 from . import amx, gemm, mkl, neon, packing, reference, weight_only, winograd, winograd_emit, x86_vector
@@ -239,6 +239,15 @@ _BF16 = (
     _row(neon.bfmmla(), ("bf16",), 32),
     _row(neon.fmla_bf16(), ("neon",), 8),
 )
+_F16 = (
+    _windows(f16, x86_vector.fma(16), _AVX512, 32),
+    _windows(f16, x86_vector.fma(8), (*_AVX2, "f16c"), 16),
+    _windows(f16, neon.fmla(), ("neon",), 8),
+    _small(x86_vector.half(16), _AVX512, 32),
+    _row(x86_vector.half(16), _AVX512, 32),
+    _row(x86_vector.half(8), (*_AVX2, "f16c"), 16),
+    _row(neon.fmla_f16(), ("neon",), 8),
+)
 _F32 = (
     _windows(f32, x86_vector.fma(16), _AVX512, 32),
     _windows(f32, x86_vector.fma(8), _AVX2, 16),
@@ -286,4 +295,4 @@ def _reference() -> Kernel:
     return Kernel("reference", lambda target, spec: None, pack, emit, 2)
 
 
-TABLE: tuple[Kernel, ...] = (*_eight_bit(i8), *_eight_bit(u8), *_BF16, *_F32, *_weights(i8), *_weights(i4), _reference())
+TABLE: tuple[Kernel, ...] = (*_eight_bit(i8), *_eight_bit(u8), *_BF16, *_F16, *_F32, *_weights(i8), *_weights(i4), _reference())

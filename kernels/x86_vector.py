@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..cpu_codegen.builder import BF16, F32, I8, I16, I32, Function, Val, const
-from ..graph.types import DType, bf16, f32, i8
+from ..cpu_codegen.builder import BF16, F16, F32, I8, I16, I32, Function, Val, const
+from ..graph.types import DType, bf16, f16, f32, i8
 from .micro import Lhs, Tile, offset
 from .spec import Packing
 from .vector_micro import VectorMicro
@@ -63,6 +63,21 @@ class WidenMicro(FmaMicro):
         pair = fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
         half = fn.shl(pair, const(pair.ty, 16)) if part == 0 else fn.and_(pair, const(pair.ty, -65536))
         return fn.convert("bitcast", half, F32.vec(self.lanes))
+
+
+@dataclass(frozen=True)
+class HalfMicro(FmaMicro):
+    """f16 through f32: rows are packed as f32, the rhs is widened by VCVTPH2PS as it is loaded."""
+
+    @property
+    def isa(self) -> str:  # type: ignore[override]
+        return "avx512half" if self.lanes == 16 else "avx2half"
+
+    def convert(self, fn: Function, value: Val) -> Val:
+        return fn.convert("fpext", value, value.ty.of("float"))
+
+    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
+        return self.convert(fn, fn.load(F16.vec(self.lanes), offset(fn, group, 2 * self.lanes * vector)))
 
 
 @dataclass(frozen=True)
@@ -216,6 +231,11 @@ def widen(lanes: int) -> tuple[VectorMicro, ...]:
     """The bf16 tiles that compute in f32. With AVX-512 they share the packing of AMX."""
     tiles = _WIDE_TWICE if lanes == 16 else _NARROW_TWICE
     return tuple(WidenMicro(mr, panels, PACK_PAIRS_BF16, bf16, bf16, lanes) for mr, panels in tiles)
+
+
+def half(lanes: int) -> tuple[VectorMicro, ...]:
+    """The f16 tiles, which compute in f32."""
+    return tuple(HalfMicro(mr, panels, PACK_F32, f16, f16, lanes) for mr, panels in (_WIDE if lanes == 16 else _NARROW))
 
 
 def dot_bf16() -> tuple[VectorMicro, ...]:

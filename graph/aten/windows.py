@@ -21,7 +21,7 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, Shape, floordiv, product
 from ..ir import Value
-from ..types import bf16, f32
+from ..types import bf16, f16, f32
 from .call import Call, Row, opmath
 
 aten = torch.ops.aten
@@ -95,7 +95,7 @@ def _patches_by_channel(x: Value, size: Sequence[int]) -> Value:
 
 def window_of(x: Value, w: Value) -> tuple[int, ...]:
     """The sizes of a convolution's windows. Raises Unsupported for operands that no product takes."""
-    if x.dtype not in (f32, bf16) or w.dtype != x.dtype:
+    if x.dtype not in (f32, bf16, f16) or w.dtype != x.dtype:
         raise Unsupported(f"a convolution of {x.dtype} and {w.dtype}")
     size = tuple(k for k in w.shape[2:] if isinstance(k, int))
     if len(size) != w.tensor.rank - 2 or 0 in (*x.shape, *w.shape):

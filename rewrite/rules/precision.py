@@ -18,15 +18,16 @@ from collections.abc import Callable
 from ...graph import attrs as A
 from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import OPS, make
-from ...graph.types import DType, bf16, f32
+from ...graph.types import DType, bf16, f16, f32
 
+_WIDE = (f32, f16)
 _VIEWS = ("reshape", "permute", "expand", "window", "pad")
 # How many operands, counted from the first, are multiplied.
 _FACTORS = {"linear": 2, "group_linear": 1, "routed_linear": 2, "matmul": 2, "attention": 3}
 
 
 def lower_precision(graph: Graph, dtype: DType = bf16, select: Callable[[Value], bool] | None = None) -> Graph:
-    """The graph with the f32 factors of its contractions cast to `dtype` (bf16 or f16).
+    """The graph with the factors of its contractions, of f32 or f16, cast to `dtype` (bf16 or f16).
 
     select: says which contractions of `graph` to change (a depthwise convolution by its sum); None means all. A value read by several
     contractions is cast once.
@@ -34,7 +35,7 @@ def lower_precision(graph: Graph, dtype: DType = bf16, select: Callable[[Value],
     casts: dict[Value, Value] = {}
 
     def narrow(value: Value) -> Value:
-        if value.dtype != f32:
+        if value.dtype not in _WIDE or value.dtype == dtype:
             return value
         if value.op == "cast" and value.inputs[0].dtype == dtype:
             return value.inputs[0]
@@ -51,7 +52,7 @@ def lower_precision(graph: Graph, dtype: DType = bf16, select: Callable[[Value],
         if old.op == "mul" and (of := _windows_of(graph, old)) is not None and (select is None or select(graph.users[old][0])):
             image = make("cast", narrow(inputs[of]), attrs=A.CastAttrs(f32), origin=old.origin)
             return with_inputs(old, (*inputs[:of], image, *inputs[of + 1 :]))
-        if count == 0 or any(v.dtype.is_float and v.dtype != f32 for v in inputs[:count]) or (select is not None and not select(old)):
+        if count == 0 or any(v.dtype.is_float and v.dtype not in _WIDE for v in inputs[:count]) or (select is not None and not select(old)):
             return unchanged
         result = make(old.op, *map(narrow, inputs[:count]), *inputs[count:], attrs=old.attrs, origin=old.origin, name=old.name)
         return result if result.dtype == old.dtype else make("cast", result, attrs=A.CastAttrs(old.dtype), origin=old.origin)

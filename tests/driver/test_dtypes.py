@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 import sashiko
+from sashiko.runtime.plan import AtenStep
 from tests.driver.functions import Apply, left
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -156,3 +157,28 @@ def test_large_products_of_f64_are_left_to_its_libraries(size: int, expected: li
     compiled = sashiko.compile(model, (x, x))
     assert left(compiled) == expected
     assert_close(compiled(x, x), model(x, x))
+
+
+@pytest.mark.parametrize(("precision", "kernel"), [("fp32", "f16_f16"), ("bf16", "bf16_bf16")])
+def test_models_of_f16_are_native(precision: str, kernel: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.each = nn.Conv2d(3, 16, 4, 4), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+            self.window, self.up = nn.Conv2d(16, 32, 3, padding=1), nn.ConvTranspose2d(32, 16, 2, 2)
+            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.up(self.window(self.each(self.first(x)).relu()))
+            q, k, v = (part.unsqueeze(1) for part in self.qkv(x.flatten(2).transpose(1, 2)).chunk(3, -1))
+            return self.out(F.scaled_dot_product_attention(q, k, v))
+
+    torch.manual_seed(0)
+    model, x = Net().half().eval(), torch.randn(2, 3, 32, 32).half()
+    compiled = sashiko.compile(model, x, precision=precision, strict=True)
+    got = compiled(x)
+    exact = model.double()(x.double())
+    rounding = 2**-11 if precision == "fp32" else 2**-8
+    assert got.dtype == torch.float16 and (got.double() - exact).norm() < 4 * rounding * exact.norm()
+    kernels = [note.kernel for notes in compiled.built.notes if not isinstance(notes, AtenStep) for note in notes]
+    assert sum(kernel in name for name in kernels) == 6, kernels

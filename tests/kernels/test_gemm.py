@@ -33,6 +33,8 @@ FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
     "fma8": (x86_vector.fma(8), ("avx2", "fma")),
     "widen16": (x86_vector.widen(16), _AVX512),
     "widen8": (x86_vector.widen(8), ("avx2", "fma")),
+    "half16": (x86_vector.half(16), _AVX512),
+    "half8": (x86_vector.half(8), ("avx2", "fma", "f16c")),
     "dot_bf16": (x86_vector.dot_bf16(), ("avx512_bf16",)),
     **{f"vnni16_{lhs}": (x86_vector.vnni(lhs, 16), _VNNI) for lhs in (i8, u8)},
     **{f"vnni8_{lhs}": (x86_vector.vnni(lhs, 8), _VNNI) for lhs in (i8, u8)},
@@ -49,6 +51,7 @@ FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
     "bfmmla": (neon.bfmmla(), ("bf16",)),
     "fmla": (neon.fmla(), ("neon",)),
     "fmla_bf16": (neon.fmla_bf16(), ("neon",)),
+    "fmla_f16": (neon.fmla_f16(), ("neon",)),
     **{f"plain_{x}": (reference.plain(x, w), ()) for x, w in ((f32, f32), (bf16, bf16), (f16, f16), (i8, i8), (u8, i8))},
 }
 # One of everything; all tails of rows, columns and k; sizes that fill tiles exactly; a pitch; the few rows of the small tiles.

@@ -39,7 +39,9 @@ WINNERS: tuple[tuple[Target, DType, DType, Dim, str], ...] = (
     (NEOVERSE_N2, i8, i8, M, "gemm_i32_i8_i8_8x12x8_smmla"),
     (NEOVERSE_N2, bf16, bf16, M, "gemm_f32_bf16_bf16_8x12x4_bfmmla"),
     (NEOVERSE_N2, f32, f32, M, "gemm_f32_f32_f32_8x12x1_fmla"),
-    (NEOVERSE_N2, f16, f16, M, "reference"),
+    (NEOVERSE_N2, f16, f16, M, "gemm_f32_f16_f16_8x12x1_fmlaf16"),
+    (X86_64_AMX, f16, f16, M, "gemm_f32_f16_f16_14x32x1_avx512half"),
+    (X86_64_V3, f16, f16, FEW, "gemm_f32_f16_f16_6x16x1_avx2half"),
 )
 
 
@@ -93,7 +95,7 @@ def test_refusals_say_what_is_missing() -> None:
 def test_names_follow_the_grammar_and_are_unique() -> None:
     names = [row.name for row in table.TABLE]
     assert len(names) == len(set(names)) and names[-1] == "reference"
-    grammar = re.compile(r"gemm_(i32|f32)_(i8|u8|bf16|f32)_(i4|i8|bf16|f32)_\d+x\d+x\d+_[a-z0-9]+")
+    grammar = re.compile(r"gemm_(i32|f32)_(i8|u8|bf16|f16|f32)_(i4|i8|bf16|f16|f32)_\d+x\d+x\d+_[a-z0-9]+")
     assert all(grammar.fullmatch(row.name) for row in table.TABLE if row.micros)
 
 

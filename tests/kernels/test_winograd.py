@@ -13,7 +13,7 @@ import torch
 from _pytest.mark.structures import ParameterSet
 
 from sashiko.graph.dims import Dim, evaluate, floordiv, mod
-from sashiko.graph.types import DType, bf16, f32
+from sashiko.graph.types import DType, bf16, f16, f32
 from sashiko.kernels import neon, winograd, winograd_emit, x86_vector
 from sashiko.kernels.spec import BATCH, GemmSpec, Pieces, Strides
 from sashiko.kernels.table import select
@@ -76,7 +76,7 @@ def check(result: Array, image: torch.Tensor, weight: torch.Tensor, lines: int, 
 
 @pytest.mark.parametrize(("micros", "runner"), tuple(_pairs()))
 @pytest.mark.parametrize("l2", [1 << 20, 1 << 16, 1 << 12])  # one block of all patches, several, and one for each patch
-@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+@pytest.mark.parametrize("dtype", [f32, bf16, f16], ids=str)
 def test_results_and_their_edges(micros: Micros, runner: Runner, dtype: DType, l2: int) -> None:
     products = Together(runner)
     for images, lines, width, channels, n, apart in CASES:

@@ -45,6 +45,13 @@ def test_attention_returns_to_f32_and_keeps_its_mask() -> None:
     assert graph.outputs[0].inputs[0].inputs[3] is mask and graph.outputs[0].dtype == f32
 
 
+def test_f16_becomes_bf16_where_that_is_asked_for_and_not_the_other_way() -> None:
+    short, shorter = b.input_(0, f16, (4, 8)), b.input_(1, bf16, (4, 8))
+    graph = Graph((short, shorter), (b.linear(short, b.constant(WEIGHT.half())), b.linear(shorter, b.constant(WEIGHT.bfloat16()))))
+    for dtype in (bf16, f16):
+        assert [[v.dtype for v in root.inputs] for root in lower_precision(graph, dtype).outputs] == [[dtype] * 2, [bf16] * 2]
+
+
 def test_shared_operands_are_cast_once() -> None:
     w = [b.constant(torch.randn(6, 8)) for _ in range(3)]
     graph = lower_precision(Graph((X,), tuple(b.linear(X, each) for each in w)))
