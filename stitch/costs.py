@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..graph import attrs as A
+from ..graph.dims import Dim, product
 from ..graph.ir import Value
 from ..graph.ops import OPS, TRANSCENDENTAL
-from .views import VIEWS
+from .views import VIEWS, strided
 
 # Operations that are not repeated where their result could be stored and loaded.
 EXPENSIVE = {*TRANSCENDENTAL, "piecewise", "reduce", "scan", "take", "gather", "remainder", "fmod"}
 CHEAP_OPS = 6  # elementwise operations that are repeated rather than stored and loaded
 PASS = 8  # a pass of its own over what is stored, in elementwise operations
+ROW = 16  # elements: a vector of f32 at its widest
 WRITTEN_TERMS = 64  # elements of a window that are written out; from so many on it would be asked of each whether it is in the image
 
 
@@ -43,6 +45,16 @@ def _below(value: Value, stored: set[Value]) -> Iterator[Value]:
             new = [operand for operand in v.inputs if operand not in seen]
             seen.update(new)
             stack.extend(dict.fromkeys(new))
+
+
+def are_scattered(table: Value, read: Dim, stored: set[Value]) -> bool:
+    """Whether so many elements are read of the rows of a view, and they lie apart, that putting them together first takes less time: then
+    they are read by whole vectors."""
+    width, held = table.shape[-1], product(table.shape)
+    if table in stored or not isinstance(width, int) or not isinstance(held, int) or not isinstance(read, int):
+        return False
+    found = strided(table, stored) if width >= ROW and read >= 2 * held else None
+    return found is not None and found[2][-1] != 1
 
 
 def below_windows(view: Value, stored: set[Value]) -> Value | None:

@@ -64,11 +64,16 @@ def _joinable(expr: Dim, outer: str, inner: str, extent: Dim) -> bool:
 def _stored_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
     """Axes that are all alike, in the order of their loops: the last one becomes the columns, which are the lanes of vectors.
 
-    Where that one has few points, such as the colours of an image, another one that all reads go along in sequence takes its place:
-    whole vectors are loaded and computed, and the results stored one by one.
+    Where that one has few points, such as the colours of an image, or would look up each element by itself, another one that all reads go
+    along in sequence takes its place: whole vectors are loaded and computed, and the results stored one by one.
     """
     few = isinstance(axes[-1][1], int) and axes[-1][1] < _FEW
-    return _read_in_sequence(axes, reads) if few else axes
+    return _read_in_sequence(axes, reads) if few or _looked_up(axes[-1], reads) else axes
+
+
+def _looked_up(axis: Axis, reads: Sequence[Dim]) -> bool:
+    """Whether positions that are themselves read, such as those of rows in a table, are all that moves a read along an axis."""
+    return any(any(s.name.startswith("%") for s in symbols(e)) and axis[0] not in {s.name for s in symbols(e)} for e in reads)
 
 
 def _summed_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:

@@ -7,11 +7,11 @@ over the same domain that share work or data are then joined as long as no depen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..graph import attrs as A
-from ..graph.dims import Shape, product, symbol, symbols
+from ..graph.dims import Dim, Shape, product, symbol, symbols
 from ..graph.ir import Value
 from ..graph.ops import OPS
 from ..graph.updates import under
@@ -20,7 +20,7 @@ from .domain import Axis, Domain
 from .lower import Lowering, NeedsBuffer
 from .roots import ANCHORS
 from .steps import by_pieces
-from .views import Index, divides_by_sizes, reshape_index
+from .views import VIEWS, Index, divides_by_sizes, parts, reshape_index, through
 
 
 @dataclass(eq=False)
@@ -83,8 +83,7 @@ def first_reduction(root: Value, stored: set[Value]) -> Value | None:
 
 def domains(root: Value, stored: set[Value]) -> list[Domain]:
     """Loop nests worth trying for a kernel that computes `root`, best first."""
-    shape = computed(root)
-    names = tuple((f"a{n}", extent) for n, extent in enumerate(shape))
+    names = _named(computed(root))
     reduction = first_reduction(root, stored)
     if reduction is None or by_pieces(root):
         return [Domain(names)]
@@ -93,13 +92,28 @@ def domains(root: Value, stored: set[Value]) -> list[Domain]:
     extents = tuple(source.shape[a] for a in wanted)
     reduced = tuple((f"q{n}", e) for n, e in enumerate(extents))
     if any(source.shape[axis] != 1 for axis in range(min(wanted, default=0), source.tensor.rank) if axis not in wanted):
-        return [Domain(names, reduced, "k")]
+        return [Domain(_named(_cut(root, names)), reduced, "k")]
     result = []
     rows, columns = tuple(axis for axis in names if axis[1] != 1), tuple(e for e in extents if e != 1)
     before = len(rows) - len(columns)
     if (root is not reduction or reduction.op == "scan") and before >= 0 and tuple(e for _, e in rows[before:]) == columns:
         result.append(Domain(rows[:before], reduced, "c"))
     return [*result, Domain(names, reduced, "c")]
+
+
+def _named(shape: Iterable[Dim]) -> tuple[Axis, ...]:
+    return tuple((f"a{n}", extent) for n, extent in enumerate(shape))
+
+
+def _cut(root: Value, axes: tuple[Axis, ...]) -> Iterator[Dim]:
+    """The extents of a root's axes, those in parts that are several axes of what it is a view of, such as heads and the features of each:
+    what is the same all along one of these is computed once for it."""
+    at = axes_of(axes)
+    source, index = root, at
+    while source.op in VIEWS:
+        source, index = through(source, index)
+    for axis, (_, extent) in zip(at, axes, strict=True):
+        yield from parts(axis, extent, index)
 
 
 def lower_group(roots: Sequence[Value], domain: Domain, stored: set[Value]) -> Lowered:

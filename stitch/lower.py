@@ -12,7 +12,7 @@ from ..graph.ir import Value
 from ..graph.ops import OPS
 from ..graph.types import DType, boolean, f32, i64
 from ..graph.updates import inside
-from .costs import below_windows, is_expensive, reads
+from .costs import are_scattered, below_windows, is_expensive, reads
 from .elementwise import elementwise
 from .loops import BodyBuilder, Node
 from .repeats import Repeats
@@ -37,7 +37,7 @@ class Lowering:
     stored: values that have buffers. home: values that this very kernel computes, with the index at which it does. accumulators: anchors
     whose accumulator is at hand, likewise. reduce_axes: names and extents of the axes that reductions run over, `reduce_kind` c or k.
     reductions: how many results one has here, for each row (c), or for each row and column (k). loops: names of the axes, the outermost
-    first, where they are known.
+    first, where they are known. read: how many elements are looked up in each table.
     """
 
     stored: set[Value]
@@ -51,6 +51,7 @@ class Lowering:
     builder: BodyBuilder = field(default_factory=BodyBuilder)
     operands: dict[Value, int] = field(default_factory=dict)
     inlined: dict[Value, None] = field(default_factory=dict)
+    read: dict[Value, Dim] = field(default_factory=dict)
     _memo: dict[tuple[Value, Index, int], int] = field(default_factory=dict)
     _depth: int = 0
 
@@ -291,6 +292,9 @@ def _gather(low: Lowering, value: Value, index: Index, guard: int) -> int:
     table, indices = value.inputs
     at = _checked(low, low.value(indices, index, guard), table.shape[value.attrs.axis], guard)
     axis = value.attrs.axis
+    low.read[table] = low.read.get(table, 0) + product(value.shape)
+    if are_scattered(table, low.read[table], low.stored):
+        raise NeedsBuffer(table, "its rows, of which many are read, lie apart")
     return low.value(table, index[:axis] + (at,) + index[axis + 1 :], guard)
 
 

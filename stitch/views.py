@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ..graph import attrs as A
@@ -48,9 +48,39 @@ def reshape_index(index: Index, shape: Shape, source: Shape) -> Index:
 
 def divides_by_sizes(value: Dim, axis: Symbol) -> bool:
     """Whether an index expression divides positions along an axis by sizes that are not known, which takes longer than most operations."""
-    functions = [atom for mono, _ in value.terms for atom in mono if isinstance(atom, Func)] if isinstance(value, Poly) else []
-    along = [f for f in functions if axis in symbols(f.args[0])]
+    along = [f for f in _functions(value) if axis in symbols(f.args[0])]
     return any((f.kind in ("floordiv", "mod") and isinstance(f.args[1], Poly)) or divides_by_sizes(f.args[0], axis) for f in along)
+
+
+def parts(axis: Dim, extent: Dim, index: Index) -> list[Dim]:
+    """The extents of what index expressions make of an axis: (8, 32) of 256 where they hold floordiv(axis, 32) and mod(axis, 32)."""
+    result = [extent]
+    for step in sorted({step for position in index for step in _steps(position, axis)}, reverse=True):
+        if isinstance(result[-1], int) and 1 < step < result[-1] and result[-1] % step == 0:
+            result[-1:] = [result[-1] // step, step]
+    return result
+
+
+def _steps(value: Dim, axis: Dim) -> Iterator[int]:
+    """The numbers by which positions along an axis are divided in an expression; divisions of quotients count together."""
+    for f in _functions(value):
+        yield from _steps(f.args[0], axis)
+        if f.kind in ("floordiv", "mod") and isinstance(f.args[1], int):
+            yield _unit(f.args[0], axis) * f.args[1]
+
+
+def _unit(value: Dim, axis: Dim) -> int:
+    """How many positions along an axis are one for an expression; 0: it is no part of that axis alone."""
+    if value == axis:
+        return 1
+    f = next(iter(_functions(value)), None)
+    if f is None or value != Poly((((f,), 1),)) or f.kind not in ("floordiv", "mod") or not isinstance(f.args[1], int):
+        return 0
+    return _unit(f.args[0], axis) * (f.args[1] if f.kind == "floordiv" else 1)
+
+
+def _functions(value: Dim) -> list[Func]:
+    return [atom for mono, _ in value.terms for atom in mono if isinstance(atom, Func)] if isinstance(value, Poly) else []
 
 
 def through(view: Value, index: Index) -> tuple[Value, Index]:

@@ -85,14 +85,16 @@ def _taps(at: Value, size: int, mode: int, padding: int, aligned: bool) -> list[
     return [(first, b.sub(1.0, part)), (b.add(first, 1.0), part)]
 
 
-def _read(table: Value, start: Value | None, sizes: Sequence[int], corner: Sequence[Value], zeros: bool) -> Value:
-    """The rows at one corner of every point: table[n * positions + position]; zeros where it lies outside, if they are asked for."""
-    row = start
+def _read(table: Value, sizes: Sequence[int], corner: Sequence[Value], zeros: bool) -> Value:
+    """The rows at one corner of every point, of table[n, position, c]; zeros where it lies outside, if they are asked for."""
+    row: Value | None = None
     for at, size in zip(corner, sizes, strict=True):
         here = b.cast(_clipped(at, size), i64)
         row = here if row is None else b.add(b.mul(row, size), here)
     assert row is not None
-    taken = b.take(table, row)
+    count, width, points = table.shape[0], table.shape[2], product(row.shape[1:])
+    index = b.expand(b.reshape(row, (count, points, 1)), (count, points, width))
+    taken = b.reshape(b.gather(table, index, 1), (*row.shape, width))
     if not zeros:
         return taken
     sides = [side for at, size in zip(corner, sizes, strict=True) for side in (b.ge(at, 0.0), b.le(at, float(size - 1)))]
@@ -105,13 +107,12 @@ def _sampler(rank: int) -> Row:
         sizes = [n for n in x.shape[2:] if isinstance(n, int) and n]
         if len(sizes) != rank or x.dtype not in (f32, f64) or 0 in c.shape:
             raise Unsupported(f"sampling of {x.type}: an image of known size in f32 or f64 is needed")
-        table = b.reshape(windows.channels_last(x), (product((x.shape[0], *sizes)), x.shape[1]))
-        start = None if x.shape[0] == 1 else b.reshape(b.iota(x.shape[0], i64), (x.shape[0], *(1,) * rank))
+        table = b.reshape(windows.channels_last(x), (x.shape[0], product(sizes), x.shape[1]))
         points = [b.reshape(b.slice_(grid, rank + 1, rank - 1 - axis, 1), grid.shape[:-1]) for axis in range(rank)]
         taps = [_taps(at, size, mode, padding, aligned) for at, size in zip(points, sizes, strict=True)]
         out: Value | None = None
         for corner in combinations(*taps):
-            taken = _read(table, start, sizes, [at for at, _ in corner], padding == _ZEROS)
+            taken = _read(table, sizes, [at for at, _ in corner], padding == _ZEROS)
             weights = [w for _, w in reversed(corner) if w is not None]
             if weights:
                 weight = reduce(b.mul, weights)

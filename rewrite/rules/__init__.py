@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ..rule import RuleSet
-from . import algebra, attention, contraction, integer, quantize, routed, views, weight_only
+from . import algebra, attention, contraction, integer, quantize, routed, sums, views, weight_only
 
 # Shorter graphs with the same operations: safe at any stage.
 SIMPLIFY: RuleSet = (*algebra.RULES, *views.RULES)
 
 # One spelling for every contraction, so that few kernels serve them.
-CANONICAL: RuleSet = (*SIMPLIFY, *attention.RULES, *contraction.RULES)
+CANONICAL: RuleSet = (*SIMPLIFY, *attention.RULES, *contraction.RULES, *sums.RULES)
 
 # From quantize and dequantize pairs to integer kernels.
 INTEGER: RuleSet = (*SIMPLIFY, *contraction.RULES, *quantize.RULES, *integer.RULES, *routed.RULES)

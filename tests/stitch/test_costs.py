@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 import torch
 
 from sashiko.graph import build as b
-from sashiko.graph.types import f32
+from sashiko.graph.types import f32, i64
+from sashiko.stitch.program import LoopItem
 from tests.stitch.test_stitch import check, kinds
 
 WHOLE = (3, 5, 8)
@@ -54,6 +57,19 @@ def test_what_meets_itself_is_looked_at_once() -> None:
     windows = b.window(b.pad(each, ((0, 0), (1, 1), (0, 0))), 1, 3, 1)
     assert kinds(check([b.reduce(windows, "max", 2)], [x], [torch.randn(2, 14, 4)])) == ["loop", "loop"]
     assert kinds(check([b.mul(b.exp(n), y)], [y], [torch.randn(WHOLE)])) == ["loop"]
+
+
+@pytest.mark.parametrize(("lookups", "stored", "kernels"), [(1, False, 1), (2, True, 2), (4, True, 2)])
+def test_rows_that_lie_apart_are_put_together_where_many_are_read(lookups: int, stored: bool, kernels: int) -> None:
+    """Of channels first there are no rows. The result is in that order, too; its columns are the channels, read by whole vectors."""
+    x, index = b.input_(0, f32, (2, 16, 40)), [b.input_(1 + n, i64, (2, 40, 1)) for n in range(lookups)]
+    table = b.permute(x, (0, 2, 1))
+    rows = [b.gather(table, b.expand(each, (2, 40, 16)), 1) for each in index]
+    program = check([b.permute(reduce(b.add, rows), (0, 2, 1))], [x, *index],
+                    [torch.randn(2, 16, 40), *(torch.randint(0, 40, (2, 40, 1)) for _ in index)])
+    assert (table in program.stored) == stored and kinds(program) == ["loop"] * kernels
+    last = program.items[-1]
+    assert isinstance(last, LoopItem) and (last.kernel.cols == 16) == stored
 
 
 @pytest.mark.parametrize("axis", [0, 2])

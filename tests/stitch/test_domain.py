@@ -7,12 +7,13 @@ import torch
 
 import sashiko
 from sashiko.graph import build as b
-from sashiko.graph.dims import Dim, symbol
+from sashiko.graph.dims import Dim, floordiv, mod, symbol
 from sashiko.graph.types import f32
 from sashiko.stitch.domain import Domain, finish
 from sashiko.stitch.loops import BodyBuilder, LoopKernel
 from sashiko.stitch.program import LoopItem
 from sashiko.stitch.stitcher import stitch
+from sashiko.stitch.views import parts
 
 
 def columns(height: Dim, width: Dim, channels: int, read: tuple[Dim, Dim, Dim]) -> Dim:
@@ -34,6 +35,18 @@ def columns(height: Dim, width: Dim, channels: int, read: tuple[Dim, Dim, Dim]) 
 ])
 def test_columns_are_what_is_read_in_sequence_where_there_are_few_others(channels: int, read: tuple[int, int, int], expected: int) -> None:
     assert columns(20 if read[0] != 1 else 4, 40, channels, read) == expected
+
+
+def test_the_parts_of_an_axis() -> None:
+    axis, other = symbol("a", 0, None, 256), symbol("b", 0, None, 256)
+    for index, expected in (
+        ((floordiv(axis, 32), mod(axis, 32)), [8, 32]),
+        ((mod(floordiv(axis, 8), 4), mod(axis, 8), floordiv(axis, 32)), [8, 4, 8]),
+        ((floordiv(other, 32), axis), [256]),
+        ((floordiv(axis + other, 32),), [256]),
+        ((floordiv(axis, 3),), [256]),
+    ):
+        assert parts(axis, 256, index) == expected
 
 
 def test_a_width_that_is_not_known_to_be_great_is_left() -> None:

@@ -330,3 +330,13 @@ def test_what_overlapping_windows_are_over_is_computed_once() -> None:
     assert kinds(check([pooled(b.exp(x), 1)], [x], [data])) == ["loop", "loop"]
     assert kinds(check([pooled(b.exp(x), 3)], [x], [data])) == ["loop"]
     assert kinds(check([pooled(b.relu(x), 1)], [x], [data])) == ["loop"]
+
+
+def test_a_sum_seen_as_one_axis_of_several_is_computed_along_these() -> None:
+    """What it reads at each place is the same for all features of a head, and computed once for these."""
+    x, at = b.input_(0, f32, (5, 4, 3, 8)), b.input_(1, f32, (5, 4, 3))
+    weight = b.reshape(b.exp(b.mul(at, 0.5)), (5, 4, 3, 1))
+    total = b.reshape(b.reduce(b.mul(x, weight), "sum", 2), (5, 32))
+    p = check([total], [x, at], [torch.randn(5, 4, 3, 8), torch.randn(5, 4, 3)])
+    last = p.items[-1]
+    assert kinds(p) == ["loop", "loop"] and isinstance(last, LoopItem) and (last.kernel.cols, last.kernel.depth) == (8, 3)
