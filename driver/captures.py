@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 
+from ..diagnostics.errors import SashikoError, Unsupported
+from ..graph import numbers
 from ..graph.capture import from_exported
 from ..graph.captured import Captured, Parameters, TensorInput
 from ..graph.dims import Dim, substitute
 from ..graph.exporting import export
+from ..graph.ir import Value
+from ..graph.lower import constant_value
 from ..graph.symbols import Assumption, require
 from ..quant import QuantizedModule
 from ..quant.module import FreeDim, Gate, TensorLeaf
@@ -19,11 +23,23 @@ from ..quant.module import FreeDim, Gate, TensorLeaf
 
 def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Captured:
     """The model for calls like the given one. Raises what `export` and `from_exported` raise, and InputError for a quantized model that
-    does not take such calls."""
+    does not take such calls. A size that depends on numbers among the model's buffers is known where these are."""
     if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
         kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
-    captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
-    captured = replace(captured, parameters=Parameters.of(model.forward))
+    parameters = Parameters.of(model.forward)
+    try:
+        captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
+    except Unsupported as refusal:
+        if not numbers.are_in(model):
+            raise
+        try:
+            with numbers.known(model) as found:
+                captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
+        except SashikoError:
+            raise refusal from None
+        read = (constant_value(number, name, True) for name, number in found.read.items())
+        captured = replace(captured, baked=(*captured.baked, *(value for value in read if isinstance(value, Value))))
+    captured = replace(captured, parameters=parameters)
     return _behind(model.gate, captured) if isinstance(model, QuantizedModule) else captured
 
 

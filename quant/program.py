@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, Unsupported
+from ..graph import numbers
 from ..graph.capture import assumptions
 from ..graph.exporting import has_one_mode, quiet, tracing, translated, without_transforms
 from ..graph.lower import PART_OF
@@ -89,7 +90,8 @@ def export(model: nn.Module, call: Call) -> Program:
     """Exports `model` for calls like `call`. The model is not changed and shares no memory with the program.
 
     Tried in this order, the first that exports and gives the model's own results on `call` wins: with a batch dimension of size 1
-    doubled (a size of 1 would be fixed), with the sizes as they are, with the batch dimension alone free, with every size fixed. Raises
+    doubled (a size of 1 would be fixed), with the sizes as they are, with the batch dimension alone free, with every size fixed; then
+    all of these again where the numbers among the model's buffers are known (`graph.numbers`), and become part of the program. Raises
     Unsupported when none does, and CalibrationError when the model itself fails on `call`.
     """
     try:
@@ -98,22 +100,40 @@ def export(model: nn.Module, call: Call) -> Program:
     except Exception as error:
         what = f"the model failed on batch 1: {first_line(error)}"
         raise CalibrationError(what, "calibration data", "does model(*batch) work outside of quantize?") from error
+    failures: list[Exception] = []
     with _unchanged(model), tracing():
-        failures: list[Exception] = []
-        for example, axes, note in _attempts(call):
-            try:
-                exported = _torch_export(model, example, axes)
-                program = _program(model, exported, (note,) if note else ())
-            except Exception as error:  # torch.export raises whatever user code and its own passes raise
-                failures.append(error)
-                continue
-            why = _difference(program, call, expected)
-            if not why:
-                return program
-            failures.append(Unsupported(why, type(model).__name__))
+        program = _exported(model, call, expected, failures) or _with_numbers(model, call, expected)
+    if program is not None:
+        return program
     reason = translated(failures[-1])
     what = f"{type(model).__name__} cannot be exported: {reason.what}"
     raise Unsupported(what, reason.where, reason.hint or "quantize the parts of the model that torch.export accepts") from failures[-1]
+
+
+def _exported(model: nn.Module, call: Call, expected: Any, failures: list[Exception]) -> Program | None:
+    """What the first attempt that succeeds gives; the reasons of the others are added to `failures`."""
+    for example, axes, note in _attempts(call):
+        try:
+            program = _program(model, _torch_export(model, example, axes), (note,) if note else ())
+        except Exception as error:  # torch.export raises whatever user code and its own passes raise
+            failures.append(error)
+            continue
+        why = _difference(program, call, expected)
+        if not why:
+            return program
+        failures.append(Unsupported(why, type(model).__name__))
+    return None
+
+
+def _with_numbers(model: nn.Module, call: Call, expected: Any) -> Program | None:
+    """The same where numbers among the model's buffers are known, if there are any."""
+    if not numbers.are_in(model):
+        return None
+    try:
+        with numbers.known(model):
+            return _exported(model, call, expected, [])
+    except Unsupported:
+        return None
 
 
 def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:
