@@ -64,16 +64,17 @@ def _joinable(expr: Dim, outer: str, inner: str, extent: Dim) -> bool:
 def _stored_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
     """Axes that are all alike, in the order of their loops: the last one becomes the columns, which are the lanes of vectors.
 
-    Where that one has few points, such as the colours of an image, or would look up each element by itself, another one that all reads go
-    along in sequence takes its place: whole vectors are loaded and computed, and the results stored one by one.
+    Where that one has few points, such as the colours of an image, another one that all reads go along in sequence takes its place:
+    whole vectors are loaded and computed, and the results stored one by one.
     """
     few = isinstance(axes[-1][1], int) and axes[-1][1] < _FEW
-    return _read_in_sequence(axes, reads) if few or _looked_up(axes[-1], reads) else axes
+    return _read_in_sequence(axes, reads) if few else axes
 
 
-def _looked_up(axis: Axis, reads: Sequence[Dim]) -> bool:
-    """Whether positions that are themselves read, such as those of rows in a table, are all that moves a read along an axis."""
-    return any(any(s.name.startswith("%") for s in symbols(e)) and axis[0] not in {s.name for s in symbols(e)} for e in reads)
+def _looks_up(body: Body) -> bool:
+    """Whether positions that are themselves read, such as those of rows in a table, are all that moves a read along the columns."""
+    reads = [{s.name for s in symbols(node.index)} for node in body.nodes if node.op == "load"]
+    return any("c" in body.deps[int(name[1:])] for names in reads if "c" not in names for name in names if name.startswith("%"))
 
 
 def _summed_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
@@ -129,8 +130,12 @@ def finish(body: Body, domain: Domain) -> LoopKernel:
     elif len(rows) <= 1:
         env, row_count, columns = _assign(rows, "c"), None, product(e for _, e in rows)
     else:
-        rows = _stored_in_sequence(rows, [e for e, node in zip(exprs, body.nodes) if node.op == "load"])
+        reads = [e for e, node in zip(exprs, body.nodes) if node.op == "load"]
+        rows = _stored_in_sequence(rows, reads)
         env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
+        if _looks_up(_with_indices(body, exprs, env)):
+            rows = _read_in_sequence(rows, reads)
+            env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
         row_count, columns = product(e for _, e in rows[:-1]), rows[-1][1]
     hoisted, params = hoist_numbers(_with_indices(body, exprs, env))
     return LoopKernel("", hoisted, row_count, columns, depth, params)

@@ -34,8 +34,8 @@ def _weighted(rng: random.Random) -> Value:
 
 
 @rule(
-    "reduce{r}(mul(j@reshape(concat(x, rest...)), w)) | reduce{r}(mul(j@concat(x, rest...), w)) | reduce{r}(j@reshape(concat(x, rest...)))"
-    " | reduce{r}(j@concat(x, rest...)) -> add(reduce{r}(x), reduce{r}(x))",
+    "reduce{r}(mul!(j@reshape!(concat!(x, rest...)), w)) | reduce{r}(mul!(j@concat!(x, rest...), w))"
+    " | reduce{r}(j@reshape!(concat!(x, rest...))) | reduce{r}(j@concat!(x, rest...)) -> add(reduce{r}(x), reduce{r}(x))",
     ulp=8, example=_weighted,
 )
 def sum_of_parts(m: Match) -> Value | Mismatch:
