@@ -84,12 +84,16 @@ def _turns() -> Turns:
 
 
 TURNS = _turns()
+FORKS = 0
+"""How many forks lead from the process that imported this to this one. OpenMP's threads do not come along, and GNU's OpenMP waits for them
+forever where the parent had some: what was compiled before a fork runs with one thread behind it."""
 
 
 def _renew() -> None:
     """In a forked child, where the threads that had turns are gone."""
-    global TURNS
+    global TURNS, FORKS
     TURNS, CALLERS[0], CALLERS[1] = _turns(), 0, 0
+    FORKS += 1
 
 
 if hasattr(os, "register_at_fork"):

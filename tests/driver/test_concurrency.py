@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,20 @@ def test_several_models_called_at_once() -> None:
     for got, model in zip(results, models * 50, strict=True):
         with torch.no_grad():
             torch.testing.assert_close(got, model(x))
+
+
+def test_a_forked_child_does_not_wait_for_threads_that_are_not_there() -> None:
+    """As workers of a server are that loads the model before it forks. PyTorch itself would wait forever."""
+    model, x = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)).eval(), torch.randn(256, 64)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        compiled = sashiko.compile(model, x)
+        expected = compiled(x)
+        child = get_context("fork").Process(target=lambda: os._exit(0 if torch.equal(compiled(x), expected) else 2))
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
+        torch.set_num_threads(threads)
