@@ -68,7 +68,7 @@ class Executable:
         self.code = code
         foreign = code.target.why_not_on(host())
         self._runner = runner.Absent(code.target, foreign) if foreign else runner.Runner(code.runner)
-        self._run, self._threads, self._forks = self._runner.run, self._runner.threads, turns.FORKS
+        self._run, self._threads, self._turns = self._runner.run, self._runner.threads, turns.TURNS
         self._libraries = [] if foreign else [jit.load_object(data) for data in code.kernels]
         minimum = env.threads_min_work()
         addresses = dict.fromkeys(plan.symbols, 0) if foreign else _addresses(plan, self._libraries)
@@ -159,9 +159,9 @@ class Executable:
         Without `constants` it watches the weights."""
         shape = record.segments[at]
         assert shape is not None, "the segment is native"
-        threads = torch.get_num_threads() if self._threads and self._forks == turns.FORKS else 1
-        failed = attempts = 0
         order = turns.TURNS
+        threads = torch.get_num_threads() if self._threads and order is self._turns else 1
+        failed = attempts = 0
         order.take()
         context = None
         try:

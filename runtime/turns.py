@@ -84,16 +84,14 @@ def _turns() -> Turns:
 
 
 TURNS = _turns()
-FORKS = 0
-"""How many forks lead from the process that imported this to this one. OpenMP's threads do not come along, and GNU's OpenMP waits for them
-forever where the parent had some: what was compiled before a fork runs with one thread behind it."""
+"""Others in each process. OpenMP's threads do not follow into a forked child, and GNU's OpenMP waits for them forever there: what was
+compiled when these were others runs with one thread."""
 
 
 def _renew() -> None:
     """In a forked child, where the threads that had turns are gone."""
-    global TURNS, FORKS
+    global TURNS
     TURNS, CALLERS[0], CALLERS[1] = _turns(), 0, 0
-    FORKS += 1
 
 
 if hasattr(os, "register_at_fork"):
