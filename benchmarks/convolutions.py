@@ -1,6 +1,6 @@
 """Convolutions beside oneDNN, layer by layer; and networks made of them, for `sashiko bench`.
 
-    python -P benchmarks/convolutions.py [--only dense,grouped,depthwise,dilated] [--kinds fp32,bf16] [--rounds 9] [--quick] [--json F]
+    python -P benchmarks/convolutions.py [--only dense,grouped,depthwise,dilated] [--kinds fp32,bf16,fp16] [--rounds 9] [--quick] [--json F]
     sashiko bench --models benchmarks/convolutions.py:vgg --precision fp32    # regnet_x, regnet_y, mobilenet, convnext, poolformer
 
 Layers have a bias and a relu on both sides, weights packed beforehand, and one image in channels-last order. oneDNN is called as
@@ -26,7 +26,7 @@ import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

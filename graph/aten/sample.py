@@ -17,7 +17,7 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import product
+from ..dims import Dim, product
 from ..ir import Value
 from ..types import f32, f64, i64
 from . import windows
@@ -31,29 +31,28 @@ _ZEROS, _BORDER, _REFLECTION = range(3)
 _Tap = tuple[Value, Value | None]
 
 
-def _unnormalized(at: Value, size: int, aligned: bool) -> Value:
+def _unnormalized(at: Value, size: Dim, aligned: bool) -> Value:
     """[-1, 1] as positions: from the middle of the first element to that of the last one, or from edge to edge."""
     if aligned:
-        return b.mul(b.add(at, 1.0), (size - 1) / 2)
-    return b.sub(b.mul(b.add(at, 1.0), size / 2), 0.5)
+        return b.mul(b.add(at, 1.0), b.mul(b.scalar(size - 1, at.dtype), 0.5))
+    return b.sub(b.mul(b.add(at, 1.0), b.mul(b.scalar(size, at.dtype), 0.5)), 0.5)
 
 
-def _clipped(at: Value, size: int) -> Value:
+def _clipped(at: Value, size: Dim) -> Value:
     """NaN becomes 0, so that every number is a position."""
-    return b.minimum(b.where(b.gt(at, 0.0), at, 0.0), float(size - 1))
+    return b.minimum(b.where(b.gt(at, 0.0), at, 0.0), b.scalar(size - 1, at.dtype))
 
 
-def _reflected(at: Value, size: int, aligned: bool) -> Value:
-    """Back and forth between the middles of the first and the last element, or between their outer edges."""
-    low, span = (0.0, float(size - 1)) if aligned else (-0.5, float(size))
-    if not span:
-        return b.mul(at, 0.0)
-    away = b.abs_(b.sub(at, low))
-    rest = b.sub(away, b.mul(b.trunc(b.div(away, 2 * span)), 2 * span))
-    return b.add(b.minimum(rest, b.sub(2 * span, rest)), low)
+def _reflected(at: Value, size: Dim, aligned: bool) -> Value:
+    """Back and forth between the middles of the first and the last element, or between their outer edges. Between those of one element:
+    NaN, for 0."""
+    low, span = (0.0, size - 1) if aligned else (-0.5, size)
+    away, twice = b.abs_(b.sub(at, low)), b.scalar(2 * span, at.dtype)
+    rest = b.sub(away, b.mul(b.trunc(b.div(away, twice)), twice))
+    return b.add(b.minimum(rest, b.sub(twice, rest)), low)
 
 
-def _bounded(at: Value, size: int, padding: int, aligned: bool) -> Value:
+def _bounded(at: Value, size: Dim, padding: int, aligned: bool) -> Value:
     if padding == _ZEROS:
         return at
     return _clipped(_reflected(at, size, aligned) if padding == _REFLECTION else at, size)
@@ -67,7 +66,7 @@ def _cubic_weight(distance: Value, far: bool) -> Value:
     return b.add(b.mul(b.mul(b.sub(b.mul(distance, a + 2), a + 3), distance), distance), 1.0)
 
 
-def _taps(at: Value, size: int, mode: int, padding: int, aligned: bool) -> list[_Tap]:
+def _taps(at: Value, size: Dim, mode: int, padding: int, aligned: bool) -> list[_Tap]:
     """Which positions along one axis count for a point, and how much."""
     at = _unnormalized(at, size, aligned)
     if mode == _CUBIC:
@@ -85,28 +84,28 @@ def _taps(at: Value, size: int, mode: int, padding: int, aligned: bool) -> list[
     return [(first, b.sub(1.0, part)), (b.add(first, 1.0), part)]
 
 
-def _read(table: Value, sizes: Sequence[int], corner: Sequence[Value], zeros: bool) -> Value:
+def _read(table: Value, sizes: Sequence[Dim], corner: Sequence[Value], zeros: bool) -> Value:
     """The rows at one corner of every point, of table[n, position, c]; zeros where it lies outside, if they are asked for."""
     row: Value | None = None
     for at, size in zip(corner, sizes, strict=True):
         here = b.cast(_clipped(at, size), i64)
-        row = here if row is None else b.add(b.mul(row, size), here)
+        row = here if row is None else b.add(b.mul(row, b.scalar(size, i64)), here)
     assert row is not None
     count, width, points = table.shape[0], table.shape[2], product(row.shape[1:])
     index = b.expand(b.reshape(row, (count, points, 1)), (count, points, width))
     taken = b.reshape(b.gather(table, index, 1), (*row.shape, width))
     if not zeros:
         return taken
-    sides = [side for at, size in zip(corner, sizes, strict=True) for side in (b.ge(at, 0.0), b.le(at, float(size - 1)))]
+    sides = [side for at, size in zip(corner, sizes, strict=True) for side in (b.ge(at, 0.0), b.le(at, b.scalar(size - 1, at.dtype)))]
     inside = reduce(b.and_, sides)
     return b.where(b.unsqueeze(inside, inside.tensor.rank), taken, 0.0)
 
 
 def _sampler(rank: int) -> Row:
     def row(c: Call, x: Value, grid: Value, mode: int, padding: int, aligned: bool) -> Value:
-        sizes = [n for n in x.shape[2:] if isinstance(n, int) and n]
-        if len(sizes) != rank or x.dtype not in (f32, f64) or 0 in c.shape:
-            raise Unsupported(f"sampling of {x.type}: an image of known size in f32 or f64 is needed")
+        sizes = x.shape[2:]
+        if x.dtype not in (f32, f64) or 0 in (*c.shape, *sizes):
+            raise Unsupported(f"sampling of {x.type}: an image in f32 or f64 is needed")
         table = b.reshape(windows.channels_last(x), (x.shape[0], product(sizes), x.shape[1]))
         points = [b.reshape(b.slice_(grid, rank + 1, rank - 1 - axis, 1), grid.shape[:-1]) for axis in range(rank)]
         taps = [_taps(at, size, mode, padding, aligned) for at, size in zip(points, sizes, strict=True)]

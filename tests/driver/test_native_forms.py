@@ -213,6 +213,22 @@ def test_what_a_model_says_of_data_is_checked_in_each_call(function: Callable[..
             each(x, n + 1)
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("aligned", [False, True])
+def test_images_of_any_size_are_sampled(mode: str, aligned: bool) -> None:
+    """Also those of a single pixel, and points far outside."""
+    torch.manual_seed(0)
+
+    def each(x: torch.Tensor, points: torch.Tensor) -> list[torch.Tensor]:
+        return [F.grid_sample(x, points, mode, padding, aligned) for padding in ("zeros", "border", "reflection")]
+
+    shapes = ({2: Dim("height", min=1, max=99), 3: Dim("width", min=1, max=99)}, {1: Dim("points", max=99)})
+    fast = agree(each, torch.randn(2, 16, 20, 30), torch.randn(2, 9, 7, 2), dynamic_shapes=shapes)
+    for height, width, points in ((5, 64, 33), (1, 2, 4), (1, 1, 5)):
+        given = torch.randn(2, 16, height, width), 3 * torch.randn(2, points, 7, 2)
+        assert_close(fast(*given), each(*given), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("function", [lambda x, n: x.roll(n.max().item(), 0), lambda x, n: F.leaky_relu(x, n.max().item())])
 def test_where_a_number_must_be_known_it_cannot_be_read(function: Callable[..., torch.Tensor]) -> None:
     with pytest.raises(Unsupported, match=r"takes a number computed from sizes or data(.|\n)*hint: torch.compile"):
