@@ -44,11 +44,12 @@ def are_in(model: torch.nn.Module) -> bool:
 def known(model: torch.nn.Module) -> Iterator[Numbers]:
     """While this lasts, attributes that are such buffers give constants. The modules are as before afterwards."""
     numbers = Numbers()
-    before = [(module, type(module), dict(module._buffers)) for module in model.modules()]
+    before: list[tuple[torch.nn.Module, type, dict[str, torch.Tensor | None]]] = []
     try:
         for prefix, module in list(model.named_modules()):
             found = {name: tensor for name, tensor in module._buffers.items() if tensor is not None and _is_number(tensor)}
             if found:
+                before.append((module, type(module), dict(module._buffers)))
                 _as_properties(module, found, prefix, numbers)
         yield numbers
         numbers.check()
