@@ -89,6 +89,7 @@ def work_of(example: Example) -> Work:
         aten._scaled_dot_product_flash_attention_for_cpu: attention, aten.mkldnn_rnn_layer: recurrent, GROUPED: grouped,
     }
     experts = Experts()  # type: ignore[no-untyped-call]
+    example.model.requires_grad_(False)  # the counter follows gradients, and a view of a parameter may have none here
     with experts, FlopCounterMode(display=False, custom_mapping=layers) as counter, torch.no_grad():
         results = torch.utils._pytree.tree_leaves(example.model(*example.args))
     modules = (module for module in example.model.modules() if not isinstance(module, torch.nn.Embedding))

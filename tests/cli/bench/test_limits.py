@@ -77,3 +77,19 @@ def test_of_experts_those_that_are_chosen_are_read() -> None:
 
 def test_kinds() -> None:
     assert [kind(p) for p in ("fp32", "bf16", "int8", "int8-minmax")] == ["fp32", "bf16", "int8", "int8"]
+
+
+def test_views_of_parameters_are_arguments_of_layers() -> None:
+    """As the queries of a detector are, which its embeddings are cut into."""
+
+    class Queries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.queries, self.layer = nn.Embedding(6, 8), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, second = self.queries.weight.split(4, 1)
+            result: torch.Tensor = self.layer(first.expand(2, -1, -1)) + second + x
+            return result
+
+    assert work_of(example(Queries(), torch.randn(2, 6, 4))).operations == 2 * 2 * 6 * 4 * 4
