@@ -4,7 +4,8 @@
     sashiko bench --models benchmarks/convolutions.py:vgg --precision fp32    # regnet_x, regnet_y, mobilenet, convnext, poolformer
 
 Layers have a bias and a relu on both sides, weights packed beforehand, and one image in channels-last order. oneDNN is called as
-Inductor with frozen weights calls it (`mkldnn._convolution_pointwise`), or PyTorch where it has no such layer (f16). One pinned core; candidates take turns; operands are random.
+Inductor with frozen weights calls it (`mkldnn._convolution_pointwise`), or PyTorch where it has no such layer (f16). One pinned core;
+candidates take turns; operands are random.
 """
 
 from __future__ import annotations
