@@ -26,7 +26,6 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
     does not take such calls. A size that depends on numbers among the model's buffers is known where these are."""
     if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
         kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
-    parameters = Parameters.of(model.forward)
     try:
         captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
     except Unsupported as refusal:
@@ -39,7 +38,7 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
             raise refusal from None
         read = (constant_value(number, name, True) for name, number in found.read.items())
         captured = replace(captured, baked=(*captured.baked, *(value for value in read if isinstance(value, Value))))
-    captured = replace(captured, parameters=parameters)
+    captured = replace(captured, parameters=Parameters.of(model.forward))
     return _behind(model.gate, captured) if isinstance(model, QuantizedModule) else captured
 
 

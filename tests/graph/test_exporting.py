@@ -16,23 +16,31 @@ from tests.graph.captures import Causal, capture, run
 
 
 class Heard(logging.Handler):
-    """Keeps the messages of some loggers of torch, which may let none through to the root."""
+    """Keeps the messages of some loggers of torch, which may let none through to the root, and which others may have silenced."""
 
     def __init__(self, *names: str) -> None:
         super().__init__(logging.WARNING)
         self.loggers, self.messages = [logging.getLogger(name) for name in names], list[str]()
+        self.before = [(logger.level, logger.disabled) for logger in self.loggers]
+        self.silenced = logging.root.manager.disable
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
 
     def __enter__(self) -> list[str]:
+        logging.disable(logging.NOTSET)
         for logger in self.loggers:
             logger.addHandler(self)
+            logger.setLevel(logging.WARNING)
+            logger.disabled = False
         return self.messages
 
     def __exit__(self, *_: object) -> None:
-        for logger in self.loggers:
+        logging.disable(self.silenced)
+        for logger, (level, disabled) in zip(self.loggers, self.before, strict=True):
             logger.removeHandler(self)
+            logger.setLevel(level)
+            logger.disabled = disabled
 
 
 def test_what_torch_logs_and_deals_with_is_hidden() -> None:
