@@ -8,7 +8,7 @@ import torch
 import sashiko
 from sashiko.graph import build as b
 from sashiko.graph.dims import Dim, floordiv, mod, symbol
-from sashiko.graph.types import f32
+from sashiko.graph.types import f32, i64
 from sashiko.stitch.domain import Domain, finish
 from sashiko.stitch.loops import BodyBuilder, LoopKernel
 from sashiko.stitch.program import LoopItem
@@ -35,6 +35,19 @@ def columns(height: Dim, width: Dim, channels: int, read: tuple[Dim, Dim, Dim]) 
 ])
 def test_columns_are_what_is_read_in_sequence_where_there_are_few_others(channels: int, read: tuple[int, int, int], expected: int) -> None:
     assert columns(20 if read[0] != 1 else 4, 40, channels, read) == expected
+
+
+@pytest.mark.parametrize(("along", "expected"), [("h", 40), ("w", 20)])
+def test_columns_along_which_each_element_is_looked_up_give_way(along: str, expected: int) -> None:
+    """What is looked up for each row is the same for all columns, and no reason to change them."""
+    axes = {name: symbol(name, 0, None, extent) for name, extent in (("h", 20), ("w", 40))}
+    body = BodyBuilder()
+    x, table, index, out = body.buffer(f32), body.buffer(f32), body.buffer(i64), body.buffer(f32)
+    row = body.node_index(body.load(index, axes[along]))
+    other = axes["w" if along == "h" else "h"]
+    total = body.op("add", f32, body.load(table, row * 64 + other), body.load(x, other))
+    body.store(out, axes["h"] * 40 + axes["w"], total)
+    assert finish(body.finish(), Domain((("h", 20), ("w", 40)))).cols == expected
 
 
 def test_the_parts_of_an_axis() -> None:
