@@ -20,7 +20,7 @@ from .domain import Axis, Domain
 from .lower import Lowering, NeedsBuffer
 from .roots import ANCHORS
 from .steps import by_pieces
-from .views import VIEWS, Index, divides_by_sizes, parts, reshape_index, through
+from .views import VIEWS, Index, divides_by_sizes, parts, reshape_index, strip, through
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ def domains(root: Value, stored: set[Value]) -> list[Domain]:
     extents = tuple(source.shape[a] for a in wanted)
     reduced = tuple((f"q{n}", e) for n, e in enumerate(extents))
     if any(source.shape[axis] != 1 for axis in range(min(wanted, default=0), source.tensor.rank) if axis not in wanted):
-        return [Domain(_named(_cut(root, names)), reduced, "k")]
+        return [Domain(_named(_cut(root, names, stored)), reduced, "k")]
     result = []
     rows, columns = tuple(axis for axis in names if axis[1] != 1), tuple(e for e in extents if e != 1)
     before = len(rows) - len(columns)
@@ -105,13 +105,11 @@ def _named(shape: Iterable[Dim]) -> tuple[Axis, ...]:
     return tuple((f"a{n}", extent) for n, extent in enumerate(shape))
 
 
-def _cut(root: Value, axes: tuple[Axis, ...]) -> Iterator[Dim]:
+def _cut(root: Value, axes: tuple[Axis, ...], stored: set[Value]) -> Iterator[Dim]:
     """The extents of a root's axes, those in parts that are several axes of what it is a view of, such as heads and the features of each:
     what is the same all along one of these is computed once for it."""
     at = axes_of(axes)
-    source, index = root, at
-    while source.op in VIEWS:
-        source, index = through(source, index)
+    index = strip(*through(root, at), stored)[1] if root.op in VIEWS else at
     for axis, (_, extent) in zip(at, axes, strict=True):
         yield from parts(axis, extent, index)
 

@@ -17,7 +17,7 @@ from .elementwise import elementwise
 from .loops import BodyBuilder, Node
 from .repeats import Repeats
 from .steps import by_pieces
-from .views import VIEWS, Index, axes, broadcast_index, offset, through
+from .views import VIEWS, Index, axes, broadcast_index, entangled, offset, through
 
 _DEEPEST = 100  # values computed one from another in one kernel; each takes up to four frames of Python's stack, which has some 1000
 
@@ -128,16 +128,19 @@ class Lowering:
             if value in self.home:
                 raise NeedsBuffer(value, "computed by this kernel at another index")
             return self._load(value, index, guard)
+        if self._depth > _DEEPEST and OPS[value.op].group != "leaf":
+            raise NeedsBuffer(value, "so long a chain is several kernels")
         if value.op in VIEWS:
             source = below_windows(value, self.stored)
             if source is not None:
                 raise NeedsBuffer(source, "windows over it overlap")
-            return self.value(*through(value, index), guard)
+            inner, at = through(value, index)
+            if any(map(entangled, at)):
+                raise NeedsBuffer(value, "its elements lie too far out of order to be found in place")
+            return self.value(inner, at, guard)
         group = OPS[value.op].group
         if group == "elementwise" and self._repeated(index) and is_expensive(value, self.stored) and reads(value, self.stored):
             raise NeedsBuffer(value, "it would be computed again in every turn of a loop around its own")
-        if group == "elementwise" and self._depth > _DEEPEST:
-            raise NeedsBuffer(value, "so long a chain is several kernels")
         self.inlined[value] = None
         start = len(self.builder.nodes)
         node = self._computed(value, index, guard)

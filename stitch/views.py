@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, Func, Poly, Shape, Symbol, coefficient, floordiv, mod, rejoin, reshape_groups, symbol, symbols
+from ..graph.dims import Dim, Func, Poly, Shape, Symbol, bounds, coefficient, floordiv, mod, rejoin, reshape_groups, symbol, symbols
 from ..graph.ir import Value
 from ..graph.types import TensorType
 
 Index = tuple[Dim, ...]
+_FAR, _DEEP = 1 << 40, 2  # magnitude of what is divided, and where that is not known, divisions within one another
 
 
 def linearize(index: Sequence[Dim], shape: Shape) -> Dim:
@@ -114,10 +115,26 @@ VIEWS = ("reshape", "permute", "expand", "slice", "window")
 
 
 def strip(value: Value, index: Index, stop: set[Value]) -> tuple[Value, Index]:
-    """Follow views until something that is no view or is in `stop`."""
-    while value.op in VIEWS and value not in stop:
+    """Follow views until something that is no view or is in `stop`, or until the index is `entangled`."""
+    while value.op in VIEWS and value not in stop and not any(map(entangled, index)):
         value, index = through(value, index)
     return value, index
+
+
+@lru_cache(maxsize=1 << 12)
+def entangled(position: Dim) -> bool:
+    """Whether an index expression has grown, by divisions of what was divided, beyond what code can follow: generated code takes numbers
+    for small against 2^52, and each such division may multiply them by the size of the tensor (x % n is n x // n less than x)."""
+    for f in _functions(position):
+        low, high = bounds(f.args[0])
+        far = _depth(position) > _DEEP if low is None or high is None else max(-low, high) > _FAR
+        if far or any(map(entangled, f.args)):
+            return True
+    return False
+
+
+def _depth(value: Dim) -> int:
+    return max((1 + max(map(_depth, f.args)) for f in _functions(value)), default=0)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -70,6 +70,24 @@ def test_a_chain_deeper_than_the_stack_of_python() -> None:
     same(Chain().eval(), torch.randn(2, 4))
 
 
+@pytest.mark.parametrize("times", [4, 8, 40])
+@pytest.mark.parametrize("shapes", [None, ({0: Dim("batch")},)])
+def test_elements_far_out_of_order(times: int, shapes: Any) -> None:
+    """Each place is divided again and again until it is no number that code can follow; so what is in between is stored."""
+
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(times):
+                x = x.reshape(x.shape[0], 16, 128).transpose(1, 2).reshape(x.shape[0], 32, 64)
+            return x
+
+    model = Turned().eval()
+    compiled = sashiko.compile(model, torch.randn(2, 32, 64), dynamic_shapes=shapes)
+    for batch in (2,) if shapes is None else (2, 7):
+        x = torch.randn(batch, 32, 64)
+        assert torch.equal(compiled(x), model(x))
+
+
 def test_nested_arguments() -> None:
     def total(first: dict[str, torch.Tensor], rest: list[torch.Tensor]) -> torch.Tensor:
         return first["a"] + 2 * first["b"] + 3 * rest[0]
