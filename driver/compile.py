@@ -9,7 +9,7 @@ import torch
 
 from ..diagnostics.collector import paused
 from ..diagnostics.errors import InputError
-from ..graph.exporting import arguments
+from ..graph.exporting import example
 from ..kernels.custom import CustomKernel
 from ..platforms.host import resolve
 from ..platforms.target import Target
@@ -52,10 +52,7 @@ def compile(
     """
     if precision not in PRECISIONS:
         raise InputError(f"precision is {precision!r}", hint=f"one of {', '.join(PRECISIONS)}")
-    given = arguments(example_inputs)
-    if given is None:
-        hint = "pass a tuple of positional or a dict of keyword arguments"
-        raise InputError(f"example_inputs is a {type(example_inputs).__name__}", hint=hint)
+    given = example(example_inputs)
     if not isinstance(tune, (int, float)) or not tune >= 0:
         raise InputError(f"tune is {tune!r}", hint="True, or seconds to measure for")
     options = Options(resolve(target), precision, strict, rules, kernels, type(model).__name__)

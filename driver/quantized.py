@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from ..diagnostics.errors import InputError
-from ..graph.exporting import arguments
+from ..graph.exporting import example
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from ..quant import QuantizedModule, Scheme, calibrate
@@ -123,9 +123,7 @@ def _with_products(scheme: Scheme) -> Scheme:
 
 
 def _example(batch: Any) -> Example:
-    given = arguments(batch)
-    assert given is not None  # it was calibrated with
-    return Example(*given)
+    return Example(*example(batch))
 
 
 @dataclass

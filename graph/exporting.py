@@ -70,6 +70,15 @@ def arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     return (tuple(given), {}) if isinstance(given, (tuple, list)) else None
 
 
+def example(given: Any, where: str = "") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`arguments` of `example_inputs`. Raises InputError for what is no example."""
+    found = arguments(given)
+    if found is None:
+        hint = "pass a tensor, a tuple of positional or a dict of keyword arguments"
+        raise InputError(f"example_inputs is a {type(given).__name__}", where, hint)
+    return found
+
+
 def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
            dynamic_shapes: Any = None) -> ExportedProgram:
     """torch.export of a model in evaluation mode; the result is functional and decomposed, ready for `from_exported`.

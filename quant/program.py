@@ -130,10 +130,13 @@ def _with_numbers(model: nn.Module, call: Call, expected: Any) -> Program | None
     if not numbers.are_in(model):
         return None
     try:
-        with numbers.known(model):
-            return _exported(model, call, expected, [])
+        with numbers.known(model) as found:
+            program = _exported(model, call, expected, [])
     except Unsupported:
         return None
+    if program is None:
+        return None
+    return replace(program, notes=(*program.notes, f"sizes depend on buffers, whose numbers are part of it: {', '.join(found.read)}"))
 
 
 def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:

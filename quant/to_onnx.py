@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported
 from ..graph.aten.recurrent import RECURRENCE
-from ..graph.exporting import arguments, quiet, translated
+from ..graph.exporting import example, quiet, translated
 from ..graph.rows import LEAST
 from . import ops
 from .module import FreeDim, QuantizedModule, TensorLeaf
@@ -58,11 +58,7 @@ def export_onnx(
 
 
 def _traced(quantized: QuantizedModule, example_inputs: Any) -> ExportedProgram:
-    given = _examples(quantized) if example_inputs is None else arguments(example_inputs)
-    if given is None:
-        hint = "pass a tuple of positional or a dict of keyword arguments"
-        raise InputError(f"example_inputs is a {type(example_inputs).__name__}", _PLACE, hint)
-    args, named = given
+    args, named = _examples(quantized) if example_inputs is None else example(example_inputs, _PLACE)
     kwargs = {name: named[name] for name in quantized.gate.names if name in named}
     shapes = pytree.tree_map(_freedom, (args, kwargs))
     try:
