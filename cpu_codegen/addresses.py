@@ -183,6 +183,16 @@ class Addresses:
     def _as_i64(self, value: Val) -> Val:
         return value if value.ty.scalar == "i64" else self._fn.convert("sext", value, value.ty.of("i64"))
 
+    def beside(self, index: Dim, first: Point, point: Point, count: int) -> None:
+        """Functions of the row at a point, from those at another one: its row is `count` further on in the same run of all divisors."""
+        for atom in forms.functions(index):
+            dim = forms.atom_dim(atom)
+            needs = self.needs(dim)
+            key = self._key("f", dim, needs.axes, point)
+            if needs.axes == {"r"} and self._scopes.find(key) is None:
+                value = self._atom(atom, first)
+                self._scopes.put(key, self._fn.add(value, i64(count)) if forms.moves(atom) else value, needs.sources)
+
     # -- vectors ------------------------------------------------------------------------------------------------
     def vector(self, index: Dim, point: Point) -> Val:
         """The i64 value of an expression at every lane."""

@@ -40,7 +40,7 @@ class BodyEmitter:
     def __init__(self, fn: Function, target: Target, body: Body, slots: Slots, buffer_offset: int = 0) -> None:
         self.fn, self.target, self.body, self.slots = fn, target, body, slots
         self.deps = body.deps
-        self.sources = _sources(body)
+        self.sources = body.sources
         self._chains = rounding.chains(body)
         self._order = [tuple(sorted(axes)) for axes in self.deps]
         self._scopes = Scopes(fn)
@@ -237,6 +237,16 @@ class BodyEmitter:
         for n in loads:
             self._transfers.fetch(self.body.nodes[n], point)
 
+    def load_square(self, node: int, points: Sequence[Point], rows: Val | None, left: Val | None) -> None:
+        """`Transfers.load_square` for as many points as there are lanes."""
+        for point, value in zip(points, self._transfers.load_square(self.body.nodes[node], points[0], rows, left), strict=True):
+            self.remember(node, point, value)
+
+    def beside(self, first: Point, point: Point, count: int) -> None:
+        """Says that the row of a point is `count` after another, and their quotients by all that rows are divided by are the same."""
+        for index in self.body.indices:
+            self._addresses.beside(index, first, point, count)
+
     def joins(self, n: int, lanes: int) -> int:
         """How many vectors beside each other a store by columns makes one register of."""
         spec = self.body.stores[n]
@@ -337,14 +347,3 @@ class BodyEmitter:
             seen.add(n)
             pending += self.body.operands(n)
         return True
-
-
-def _sources(body: Body) -> tuple[int, ...]:
-    """For each node a bit for itself and for every node it depends on."""
-    result: list[int] = []
-    for n in range(len(body.nodes)):
-        bits = 1 << n
-        for operand in body.operands(n):
-            bits |= result[operand]
-        result.append(bits)
-    return tuple(result)

@@ -6,7 +6,7 @@ multiple of the number of lanes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..graph.dims import Atom, Dim, Func, Poly, Symbol, bounds, divides, product, symbols
@@ -130,3 +130,25 @@ def _multiple(index: Dim, of: int, lanes: int, varies: Varies) -> bool:
 def never_negative(index: Dim) -> bool:
     low = bounds(index)[0]
     return low is not None and low >= 0
+
+
+def moves(atom: Atom) -> bool:
+    """Whether an atom grows by one from a row to the next of a run: the row itself, and what is left of it after division."""
+    return is_row(atom) or (isinstance(atom, Func) and atom.kind == "mod" and is_row(atom.args[0]))
+
+
+def is_row(term: Dim | Atom) -> bool:
+    """Whether a term is the number of the row."""
+    if isinstance(term, Poly) and len(term.terms) == 1 and term.terms[0][1] == 1 and len(term.terms[0][0]) == 1:
+        term = term.terms[0][0][0]
+    return isinstance(term, Symbol) and term.name == "r"
+
+
+def functions(index: Dim) -> Iterator[Func]:
+    """The functions of positions in an expression, inner ones first."""
+    for mono, _ in index.terms if isinstance(index, Poly) else ():
+        for atom in mono:
+            if isinstance(atom, Func):
+                for argument in atom.args:
+                    yield from functions(argument)
+                yield atom

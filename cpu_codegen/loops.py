@@ -27,6 +27,7 @@ from .ranges import column_ranges
 from .reduce import Reduction, State, reductions_of, results
 from .scan import followed, scans_of
 from .slots import Slots
+from .squares import Squares, loads_across
 from .sweep import Copies, Sweep, merge_copies
 from .turns import CHAINS
 from .written import written_out
@@ -122,10 +123,16 @@ class _Writer:
         self._late_checks = [n for n in checks if schedule.reduced(self._body, [n])]  # of what the passes over a row find out
         self._other_checks = [n for n in checks if n not in self._late_checks]
         self._plan = schedule.passes(self._body, self._column_stores)
+        squares = min(self.lanes, target.lanes(32))
+        self._across = None if sums else loads_across(target, kernel, self._plan, squares)
+        if self._across is not None:
+            self.lanes = squares
         self._choices = Choices(target, kernel, self._plan, self._column_stores, self.lanes)
         self._together, self._in_registers = self._choices.rows()
         # Where there are no rows left over, none is computed alone.
         self.grain = self._together if isinstance(kernel.rows, int) and kernel.rows % self._together == 0 else 1
+        if self._across is not None and self._across.whole:
+            self.grain = self.lanes
 
     # -- kinds -------------------------------------------------------------------------------------------------------
     def flat(self, begin: Val, end: Val) -> None:
@@ -145,6 +152,11 @@ class _Writer:
         rows = _Rows(self._in_registers, Ahead(self.emitter, self.lanes, fn.sub(end, i64(1)), together))
         if not rows.in_registers:
             rows.arrays = self._arrays(self._kernel.cols, together)
+
+        if self._across is not None and several:
+            squares = Squares(self.emitter, self._slots, self._kernel, self._across, self._plan[0], self.lanes)
+            squares.rows(begin, end, lambda row: self.rows(row, fn.add(row, i64(1)), several=False))
+            return
 
         def some(count: int, first: Val) -> list[Val]:
             with self.emitter.scope():

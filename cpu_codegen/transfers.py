@@ -12,10 +12,11 @@ from ..stitch.loops import Node, Store
 from . import convert
 from .access import Memory, Place
 from .addresses import Addresses
-from .builder import Function, Ty, Val
+from .builder import Function, Ty, Val, i64
 from .intrinsics import prefetch
 from .scopes import Point
 from .slots import Slots
+from .transpose import transposed
 
 Operand = Callable[[int, int, Point], Val]
 
@@ -46,6 +47,26 @@ class Transfers:
         if guard is None or other is None or guard.ty.lanes:
             return value
         return fn.select(guard, value, other)
+
+    def load_square(self, node: Node, first: Point, rows: Val | None, left: Val | None) -> list[Val]:
+        """The vectors of a load at rows beside each other, as many as lanes, from `first` on: it reads side by side along the rows. rows:
+        a mask of those where it reads anything. left: how many columns there are, if fewer; what the others would be is anything."""
+        fn, lanes = self._fn, first.lanes
+        ty = convert.memory_type(node.dtype, lanes)
+        place = self._place(node.buffer, ty.vec(0), node.index, first)
+        assert place.step is not None, "columns are apart alike"
+        step = i64(place.step) if isinstance(place.step, int) else place.step
+        last = None if left is None else fn.sub(left, i64(1))
+        columns = [i64(n) if last is None else fn.smin(i64(n), last) for n in range(lanes)]
+        at = [fn.gep(place.pointer, fn.mul(column, step), ty.vec(0)) for column in columns]
+        for pointer in at:
+            prefetch(fn, fn.gep(pointer, i64(lanes), ty.vec(0)), 2)
+        if rows is None:
+            loaded = [fn.load(ty, pointer) for pointer in at]
+        else:
+            other = convert.to_memory(fn, self._operand(node.args[1], lanes, first), node.dtype)
+            loaded = [fn.masked_load(ty, pointer, rows, other) for pointer in at]
+        return [convert.from_memory(fn, each, node.dtype) for each in transposed(fn, loaded)]
 
     def address(self, node: Node, point: Point) -> Val:
         """Where the element of a load lies, that of lane 0."""

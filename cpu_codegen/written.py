@@ -75,9 +75,8 @@ def written_out(target: Target, kernel: LoopKernel) -> Written | None:
 def _sizes(target: Target, kernel: LoopKernel, depth: int, rows: Dim) -> tuple[int, int]:
     """How many rows are written out at once, and how many terms of each; zeros where no number fits."""
     body = kernel.body
-    indices = (*(node.index for node in body.nodes), *(store.index for store in body.stores))
-    line = _line(depth, {divisor for index in indices for divisor in _divisors(index, "k")})
-    divided = (rows, *(divisor for index in indices for divisor in _divisors(index, "r")))
+    line = _line(depth, {divisor for index in body.indices for divisor in _divisors(index, "k")})
+    divided = (rows, *(divisor for index in body.indices for divisor in _divisors(index, "r")))
     most = bounds(4 * rows * kernel.cols)[1]
     far = depth <= _FEW_TERMS and (most is None or most > target.l2 // 2)
     whole = min((d for d in divided if isinstance(d, int) and d > 1), default=0)

@@ -13,11 +13,12 @@ from ..diagnostics.dump import say
 from ..diagnostics.errors import InputError, Unsupported
 from ..diagnostics.surroundings import unobserved
 from ..graph import attrs as A
-from ..graph.captured import Captured, IntInput, SymbolicOutput, TensorInput
+from ..graph.captured import Captured, GraphOutput, IntInput, SymbolicOutput, TensorInput
 from ..graph.ir import Graph, Value
+from ..graph.memory_format import as_they_lie, inverse, row_by_row_where_made_so
 from ..graph.passes import PassReport, run
 from ..graph.sites import site_of
-from ..graph.types import TensorType
+from ..graph.types import Order, TensorType
 from ..kernels.custom import CustomKernel
 from ..kernels.spec import GemmSpec
 from ..platforms.target import Target
@@ -25,7 +26,7 @@ from ..rewrite import RuleSet, Trace
 from ..runtime.executable import Executable, with_runner
 from ..runtime.plan import AtenStep, ConstantSource, Input, InputInt, InputTensor, Output, OutputDim, OutputTensor, Plan, Segment
 from ..stitch.layout import choose_layouts, spread_rows
-from ..stitch.partition import Extern, Native, partition
+from ..stitch.partition import Extern, Native, Part, partition
 from ..stitch.program import CallItem, Program
 from ..stitch.stitcher import stitch
 from .kernels import Kernels
@@ -80,12 +81,13 @@ def build(captured: Captured, options: Options) -> Built:
 def _build(captured: Captured, options: Options) -> Built:
     clock = time.perf_counter
     start = clock()
+    captured = as_they_lie(captured)
     trace, reports = Trace(), list[PassReport]()
     declared = [i.dim for i in captured.inputs if isinstance(i, IntInput)]
     graph = replace(captured.graph, name=options.name)
     writes = {m.output: m.input for m in captured.mutations}
     planned = passes(options.precision, options.target, options.rules, trace, options.wide, writes)
-    graph = run(graph, planned, declared=declared, reports=reports)
+    graph, captured = row_by_row_where_made_so(run(graph, planned, declared=declared, reports=reports), captured)
     if options.strict:
         _refuse_leftovers(graph)
     graph = _laid_out(graph)
@@ -147,15 +149,18 @@ class _Planner:
         self.measurable: list[GemmSpec | None] = []
         self._ids: dict[Value, int] = {}
         self._constant_values: dict[int, int] = {}
+        self._orders = {o.index: o.order for o in captured.outputs if isinstance(o, GraphOutput) and o.order is not None}
+        self._given: dict[Value, TensorType] = {}
 
     def plan(self) -> Plan:
         parts, constants = partition(self.graph)
         self._known_constants = set(constants)
+        self._given = self._given_alone(parts)
         programs = {part: self._stitched(part) for part in parts if isinstance(part, Native)}
         specs = {part: specs_of(program, self.kernels.target, self._choices) for part, program in programs.items()}
         self._expect(list(flat(spec for item in specs.values() for spec in item)))
         segments = tuple(self._native(p, programs[p], specs[p]) if isinstance(p, Native) else self._extern(p) for p in parts)
-        outputs: list[Output] = [OutputTensor(self._visible(v)) for v in self.graph.outputs]
+        outputs: list[Output] = [self._output(n, v) for n, v in enumerate(self.graph.outputs)]
         self.constants.sources += [_unchanged(v) for v in self.captured.baked]
         outputs += [OutputDim(o.dim) for o in self.captured.outputs if isinstance(o, SymbolicOutput)]
         return Plan(
@@ -187,11 +192,30 @@ class _Planner:
             self._constant_values[number] = self.constants.number(value)
         return number
 
+    def _given_alone(self, parts: Sequence[Part]) -> dict[Value, TensorType]:
+        """What native code makes for the caller alone, in an order of its own: the types of the caller's tensors."""
+        made = {v for part in parts if isinstance(part, Native) for v in part.outputs}
+        read = {v for part in parts for v in (part.inputs if isinstance(part, Native) else part.value.inputs)}
+        orders: dict[Value, set[Order | None]] = {}
+        for number, value in enumerate(self.graph.outputs):
+            orders.setdefault(value, set()).add(self._orders.get(number))
+        found: dict[Value, TensorType] = {}
+        for value, wanted in orders.items():
+            order = wanted.pop()
+            if order is not None and not wanted and value in made and value not in read:
+                found[value] = TensorType(value.dtype, tuple(value.shape[axis] for axis in inverse(order)), order=order)
+        return found
+
+    def _output(self, number: int, value: Value) -> Output:
+        order = self._orders.get(number)
+        return OutputTensor(self._visible(value), None if order is None or value in self._given else inverse(order))
+
     def _inputs(self) -> list[Input]:
         result: list[Input] = []
         for spec in self.captured.inputs:
             if isinstance(spec, TensorInput):
-                result.append(InputTensor(spec.name, TensorType(spec.dtype, spec.shape), self._id(self.graph.inputs[spec.index])))
+                kind = TensorType(spec.dtype, spec.shape, order=spec.order)
+                result.append(InputTensor(spec.name, kind, self._id(self.graph.inputs[spec.index])))
             elif isinstance(spec, IntInput):
                 result.append(InputInt(spec.name, spec.dim))
         for state in self.captured.state:
@@ -207,7 +231,7 @@ class _Planner:
 
     def _native(self, part: Native, program: Program, specs: tuple[ItemSpec, ...]) -> Segment:
         ids = {v: self._id(v) for v in (*part.inputs, *part.outputs)}
-        builder = SegmentBuilder(program, specs, self.kernels, self.constants, ids)
+        builder = SegmentBuilder(program, specs, self.kernels, self.constants, ids, self._given)
         segment = builder.build()
         self.notes.append(tuple(builder.notes))
         self.products += builder.products

@@ -12,7 +12,7 @@ from ..graph import attrs as A
 from ..graph.dims import Dim, bounds, product
 from ..graph.ir import Value
 from ..graph.sites import site_of
-from ..graph.types import i8
+from ..graph.types import TensorType, i8
 from ..kernels import table
 from ..kernels.attention_spec import AttentionSpec
 from ..kernels.spec import Choice, GemmSpec
@@ -159,12 +159,15 @@ def _streams(item: LoopItem, program: Program, read: Set[Value], target: Target)
 
 
 class SegmentBuilder:
-    """Builds the plan of one native segment. specs: `specs_of` its program."""
+    """Builds the plan of one native segment. specs: `specs_of` its program. given: the caller's types of results that lie in an order of
+    their own."""
 
     def __init__(
-        self, program: Program, specs: tuple[ItemSpec, ...], kernels: Kernels, constants: Constants, ids: Mapping[Value, int]
+        self, program: Program, specs: tuple[ItemSpec, ...], kernels: Kernels, constants: Constants, ids: Mapping[Value, int],
+        given: Mapping[Value, TensorType],
     ) -> None:
         self.program, self.specs, self.kernels, self.constants, self.ids = program, specs, kernels, constants, ids
+        self._given = given
         self.buffers: list[Buffer] = []
         self.numbers: dict[Value, int] = {}
         self.steps: list[Step] = []
@@ -208,7 +211,8 @@ class SegmentBuilder:
     def build(self) -> NativeSegment:
         for item, spec in zip(self.program.items, self.specs, strict=True):
             self._item(item, spec)
-        outputs = tuple(SegmentOutput(self.ids[v], v.tensor, self._updates.get(n)) for n, v in enumerate(self.program.outputs))
+        made = enumerate(self.program.outputs)
+        outputs = tuple(SegmentOutput(self.ids[v], self._given.get(v, v.tensor), self._updates.get(n)) for n, v in made)
         return NativeSegment(tuple(self.ids[v] for v in self.program.inputs), outputs, tuple(self.buffers), tuple(self.steps),
                              repeats=tuple(self.repeats))
 

@@ -37,6 +37,7 @@ from .dims import Poly
 from .exporting import decompositions, export, functional
 from .ir import Graph, Value
 from .lower import Lowering, constant_value, tensor_type
+from .memory_format import order_of
 from .ops import make
 from .symbols import Assumption, Symbols, integer_bounds
 
@@ -69,7 +70,7 @@ class _Signature:
         """A flat input of the call: a tensor, an integer, or a Python value that the graph is specialized on."""
         if isinstance(meta, torch.Tensor):
             value = self.tensor(node, node.name, meta)
-            self.inputs.append(TensorInput(node.name, len(self.tensors) - 1, value.dtype, value.shape))
+            self.inputs.append(TensorInput(node.name, len(self.tensors) - 1, value.dtype, value.shape, order_of(meta)))
         elif isinstance(meta, torch.SymInt):
             self.lowering.env[node] = self.lowering.symbols.dim(meta)
             self.inputs.append(IntInput(node.name, self.lowering.env[node]))
@@ -92,7 +93,7 @@ class _Signature:
                 index = handed.get(number)
                 given = InputOutput(positions[index]) if index in positions else None
                 node = _source(nodes[number])
-                returned.append(made.get(node) or given or self._returned(result, outputs, number in handed))
+                returned.append(made.get(node) or given or self._returned(result, node, outputs, number in handed))
                 if isinstance(node, Node):
                     made[node] = returned[-1]
         for number, target in writes.items():  # outputs of their own: what is returned as well is another tensor
@@ -107,7 +108,7 @@ class _Signature:
         return Captured(graph, tuple(self.inputs), tuple(self.state), tuple(returned), tuple(mutations), symbol_sources(self.inputs),
                         leftovers, *specs, tuple(dict.fromkeys(self.lowering.baked)), checks)
 
-    def _returned(self, result: Any, outputs: list[Value], handed: bool) -> OutputSpec:
+    def _returned(self, result: Any, node: Any, outputs: list[Value], handed: bool) -> OutputSpec:
         if isinstance(result, Poly):
             return SymbolicOutput(result)
         if not isinstance(result, Value):
@@ -117,7 +118,8 @@ class _Signature:
         if result.op == "constant" and handed:
             return FixedOutput(getattr(result.attrs, "tensor", None))
         outputs.append(own(result))
-        return GraphOutput(len(outputs) - 1)
+        meta = node.meta.get("val") if isinstance(node, Node) else None
+        return GraphOutput(len(outputs) - 1, order_of(meta) if isinstance(meta, torch.Tensor) else None)
 
     def given(self, node: Any) -> int | None:
         """The graph input that an FX node is, -1 for a tensor of the model, None for what is computed."""

@@ -14,17 +14,19 @@ from ..diagnostics.errors import InputError
 from .dims import Dim, Shape, evaluate, symbols
 from .ir import Graph, Value
 from .symbols import Assumption, require, solve
-from .types import DType
+from .types import DType, Order
 
 
 @dataclass(frozen=True)
 class TensorInput:
-    """A tensor of the call, which is graph.inputs[index] even when nothing reads it."""
+    """A tensor of the call, which is graph.inputs[index] even when nothing reads it. order: how the example lay in memory, None for row by
+    row."""
 
     name: str
     index: int
     dtype: DType
     shape: Shape
+    order: Order | None = None
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,10 @@ class SymbolSource:
 
 @dataclass(frozen=True)
 class GraphOutput:
-    """Result number `index` of the graph."""
+    """Result number `index` of the graph. order: how the model's own lies in memory, None for row by row."""
 
     index: int
+    order: Order | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from itertools import count
 
 from .attrs import Attrs
 from .dims import Shape
-from .types import DType, TensorType, Type
+from .types import DType, Order, TensorType, Type
 
 _numbers = count()
 
@@ -120,7 +120,7 @@ def with_inputs(value: Value, inputs: Iterable[Value]) -> Value:
     return copy
 
 
-def reordered(value: Value, order: tuple[int, ...]) -> Value:
+def reordered(value: Value, order: Order) -> Value:
     """The same operation with its result laid out in physical `order`."""
     return Value(value.op, value.inputs, value.attrs, replace(value.tensor, order=order), value.origin, value.name)
 

@@ -13,6 +13,10 @@ if torch.__version__ < "2.12":  # compares versions; pip would have refused it
     raise ImportError(f"sashiko needs torch 2.12 or newer, and this is torch {torch.__version__}")
 
 
+Order = tuple[int, ...]
+"""Axes as they lie in memory, outermost first."""
+
+
 @dataclass(frozen=True, eq=False)
 class DType:
     """An element type; `kind` is float, int, uint, bool or complex (which only `aten` values have). There is one object of each."""
@@ -100,7 +104,7 @@ class TensorType:
     dtype: DType
     shape: Shape
     qparams: QParams | None = None
-    order: tuple[int, ...] | None = None
+    order: Order | None = None
     gap: int = 0
 
     @cached_property

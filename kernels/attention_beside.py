@@ -13,12 +13,12 @@ from ..cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty
 from ..cpu_codegen.intrinsics import prefetch
 from ..cpu_codegen.scopes import Point
 from ..cpu_codegen.slots import Slots
+from ..cpu_codegen.transpose import transposed
 from ..graph.dims import Dim, coefficient, symbols
 from ..graph.types import DType, f32
 from ..stitch.loops import Body, Node
 from .attention_rows import store_columns
 from .attention_score import ScoreEmitter
-from .transpose import transposed
 
 TURNED = 32  # keys of which they are brought into the order of scores at a time; those of the next ones are asked for meanwhile
 

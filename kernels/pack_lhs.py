@@ -15,10 +15,10 @@ from math import gcd
 from ..cpu_codegen.builder import F16, F32, I8, I16, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
 from ..cpu_codegen.intrinsics import prefetch
 from ..cpu_codegen.sweep import tail_mask
+from ..cpu_codegen.transpose import transposed
 from ..graph.types import DType
 from ..platforms.target import Target
 from .micro import MicroKernel
-from .transpose import transposed
 
 # How many rows ahead the lhs is fetched into L1 while it is packed. It counts for few columns of a long k (`benchmarks/vendors.py --shapes
 # 512x128x4096`), where packing is a good part of the product; one or two rows come too late.

@@ -91,13 +91,15 @@ def _input_from(data: Json) -> Input:
 def _output_json(item: Output) -> Json:
     if item is None:
         return None
-    return {"dim": dim_json(item.dim)} if isinstance(item, OutputDim) else {"value": item.value}
+    return {"dim": dim_json(item.dim)} if isinstance(item, OutputDim) else {"value": item.value, "order": item.order}
 
 
 def _output_from(data: Json) -> Output:
     if data is None:
         return None
-    return OutputDim(dim_from(data["dim"])) if "dim" in data else OutputTensor(int(data["value"]))
+    if "dim" in data:
+        return OutputDim(dim_from(data["dim"]))
+    return OutputTensor(int(data["value"]), order_from(data.get("order")))  # none before version 6
 
 
 def _segment_json(segment: Segment) -> Json:
@@ -114,7 +116,6 @@ def _segment_json(segment: Segment) -> Json:
         "outputs": [{"value": output.value, "type": type_json(output.type), "updates": output.updates} for output in segment.outputs],
         "buffers": [_buffer_json(buffer) for buffer in segment.buffers],
         "steps": [_step_json(step) for step in segment.steps],
-        "orders": segment.orders,
         "repeats": [[repeat.first, repeat.end, dim_json(repeat.times)] for repeat in segment.repeats],
     }
 
@@ -136,7 +137,6 @@ def _segment_from(data: Json) -> Segment:
         tuple(map(_segment_output_from, data["outputs"])),
         tuple(map(_buffer_from, data["buffers"])),
         tuple(map(_step_from, _steps_of(data))),
-        tuple(map(order_from, data["orders"])),
         tuple(Repeat(int(first), int(end), dim_from(times)) for first, end, times in data.get("repeats", ())),  # none before version 5
     )
 

@@ -26,7 +26,7 @@ from ..platforms.target import Target
 from . import runner, turns
 from .constants import Constants, ConstantSet
 from .frames import MAX_FRAMES, MIN_WORK, Context, Machine
-from .inputs import PLAIN, Argument, apart, bind, checked
+from .inputs import PLAIN, Argument, apart, bind, checked, in_order, lies_in
 from .plan import InputTensor, NativeSegment, OutputTensor, Plan
 from .records import ShapeRecord, make_record
 from .results import Results
@@ -80,11 +80,12 @@ class Executable:
         self._latest: ShapeRecord | None = None
         self._tick = 0
         self._lock = threading.Lock()
-        self._dtypes = tuple(i.type.dtype.torch if isinstance(i, InputTensor) else None for i in plan.inputs)
+        self._kinds = tuple((i.type.dtype.torch, i.type.order) if isinstance(i, InputTensor) else (None, None) for i in plan.inputs)
         self._single = _single(plan)
         self._order = _order(plan, self._single)
         self._returns = _returns(plan, self._single)
-        self._values = tuple((item.value, position) for position, item in enumerate(plan.inputs) if isinstance(item, InputTensor))
+        tensors = [(position, item) for position, item in enumerate(plan.inputs) if isinstance(item, InputTensor)]
+        self._values = tuple((item.value, position, item.type.order) for position, item in tensors)
         self._dead = last_uses(plan)
         self._untrusted = untrusted(plan)
         self._written = written(plan)
@@ -92,7 +93,7 @@ class Executable:
     def __call__(self, *inputs: Any) -> tuple[Result, ...]:
         segment = self._single
         if self._written:
-            inputs = apart(inputs, self._written)
+            inputs = apart(self.plan.inputs, inputs, self._written)
         if segment is None:
             return self._through_values(inputs, None)
         signature = self._signature(inputs, True)
@@ -114,11 +115,11 @@ class Executable:
 
     def _signature(self, inputs: Sequence[Any], dense: bool) -> tuple[tuple[Any, ...], list[int]] | None:
         """Shapes and data pointers of the inputs (an int is its own shape), or None when one needs a closer look or a copy."""
-        if len(inputs) != len(self._dtypes):
+        if len(inputs) != len(self._kinds):
             return None
         shapes: list[Any] = []
         pointers: list[int] = []
-        for value, dtype in zip(inputs, self._dtypes):
+        for value, (dtype, order) in zip(inputs, self._kinds):
             if dtype is None:
                 if type(value) is not int:
                     return None
@@ -127,7 +128,7 @@ class Executable:
                 continue
             if type(value) not in PLAIN or value.dtype is not dtype or not value.is_cpu or value.is_neg():
                 return None
-            if dense and not value.is_contiguous():
+            if dense and not (value.is_contiguous() if order is None else lies_in(value, order)):
                 return None
             shapes.append(value.shape)
             try:
@@ -227,7 +228,7 @@ class Executable:
             assert signature is not None, "checked arguments need no second look"
         record = self._record(signature[0], inputs)
         constants = self._fresh_constants()
-        values: Values = {value: inputs[position] for value, position in self._values}
+        values: Values = {value: in_order(inputs[position], order) for value, position, order in self._values}
         values.update((value, constants.tensors[number]) for value, number in plan.constant_values)
         with torch.no_grad(), undisturbed() if torch.is_autocast_enabled("cpu") else nullcontext():
             for at, segment in enumerate(plan.segments):
@@ -244,7 +245,9 @@ class Executable:
                     stopwatch.stop(str(segment.target))
                 for value in self._dead[at]:
                     del values[value]
-        return tuple(values[o.value] if isinstance(o, OutputTensor) else record.ints.get(n) for n, o in enumerate(plan.outputs))
+        return tuple(
+            in_order(values[o.value], o.order) if isinstance(o, OutputTensor) else record.ints.get(n) for n, o in enumerate(plan.outputs)
+        )
 
     def constants(self) -> tuple[torch.Tensor, ...]:
         """The derived constants as the weights are now; not copies."""
@@ -271,15 +274,15 @@ def _addresses(plan: Plan, libraries: Sequence[jit.Library]) -> dict[str, int]:
 
 
 def _single(plan: Plan) -> NativeSegment | None:
-    """The segment of a plan that is one native segment of row-major inputs and returns nothing but what it makes; else None."""
+    """The segment of a plan that is one native segment and returns nothing but what it makes, as it makes it; else None."""
     if len(plan.segments) != 1 or not isinstance(plan.segments[0], NativeSegment):
         return None
     segment = plan.segments[0]
     inputs = {item.value: item for item in plan.inputs if isinstance(item, InputTensor)}
     made = {output.value for output in segment.outputs}
     returned = {output.value for output in plan.outputs if isinstance(output, OutputTensor)}
-    row_major = not any(segment.orders)
-    return segment if returned <= made and row_major and inputs.keys() >= set(segment.inputs) else None
+    as_made = all(output.order is None for output in plan.outputs if isinstance(output, OutputTensor))
+    return segment if returned <= made and as_made and inputs.keys() >= set(segment.inputs) else None
 
 
 def _order(plan: Plan, segment: NativeSegment | None) -> tuple[int, ...] | None:

@@ -10,7 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..diagnostics.errors import InputError
 from ..graph.dims import Dim
+from ..graph.memory_format import inverse
 from ..graph.symbols import solve
+from ..graph.types import Order
 from .plan import Input, InputTensor
 
 Argument = torch.Tensor | int
@@ -20,7 +22,7 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def checked(inputs: Sequence[Input], arguments: Sequence[Any], dense: bool) -> tuple[Argument, ...]:
-    """Returns the arguments as plain tensors and ints of the declared types, copied where `dense` asks for row-major memory.
+    """Returns the arguments as plain tensors and ints of the declared types, copied where `dense` asks for memory in the declared order.
 
     InputError for a wrong number, type, dtype or device; shapes are checked by `bind`.
     """
@@ -52,15 +54,29 @@ def _checked(position: int, spec: Input, argument: Any, dense: bool) -> Argument
     if type(argument) not in PLAIN:
         tensor = argument.as_subclass(torch.Tensor)
     tensor = tensor.resolve_neg()
-    return tensor.detach().contiguous() if dense else tensor
+    order = spec.type.order
+    if not dense or order is None or tensor.dim() != len(order):  # which `bind` speaks of
+        return tensor.detach().contiguous() if dense else tensor
+    return tensor.detach().permute(order).contiguous().permute(inverse(order))
 
 
-def apart(arguments: tuple[Any, ...], written: Set[int]) -> tuple[Any, ...]:
+def in_order(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
+    """The tensor with its axes in that order; None: as they are."""
+    return tensor if order is None else tensor.permute(order)
+
+
+def lies_in(tensor: torch.Tensor, order: Order | None) -> bool:
+    """Whether a tensor is dense with its axes in that order in memory; row by row for None, or one with other axes than there should be."""
+    return in_order(tensor, order if order is None or tensor.dim() == len(order) else None).is_contiguous()
+
+
+def apart(inputs: Sequence[Input], arguments: tuple[Any, ...], written: Set[int]) -> tuple[Any, ...]:
     """The arguments; where one of `written` shares memory with others, copies of them, since it is not known which is read when.
 
-    Those that are not row-major are copied before anything is written.
+    Those that do not lie as declared are copied before anything is written.
     """
-    tensors = [(n, t) for n, t in enumerate(arguments) if isinstance(t, torch.Tensor) and t.is_contiguous()]
+    orders = [spec.type.order if isinstance(spec, InputTensor) else None for spec in inputs]
+    tensors = [(n, t) for n, (t, order) in enumerate(zip(arguments, orders)) if isinstance(t, torch.Tensor) and lies_in(t, order)]
     spans = sorted([(start := _pointer(t), start + t.nbytes, n) for n, t in tensors])
     shared: set[int] = set()
     end, last = 0, -1

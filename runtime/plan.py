@@ -17,7 +17,7 @@ import torch
 from ..cpu_codegen.contract import DimSlot, KernelCode
 from ..graph.dims import Dim, Poly
 from ..graph.symbols import Assumption
-from ..graph.types import DType, TensorType
+from ..graph.types import DType, Order, TensorType
 
 BufferKind = Literal["input", "output", "constant", "arena"]
 
@@ -107,16 +107,12 @@ class SegmentOutput:
 
 @dataclass(frozen=True)
 class NativeSegment:
-    """Steps in order of execution, some of them repeated. `inputs` are values: dense tensors (others are copied first).
-
-    `orders`: for each input the physical order of its dimensions, outermost first, None for row-major; () when all are row-major.
-    """
+    """Steps in order of execution, some of them repeated. `inputs` are values: row-major tensors (others are copied first)."""
 
     inputs: tuple[int, ...]
     outputs: tuple[SegmentOutput, ...]
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
-    orders: tuple[tuple[int, ...] | None, ...] = ()
     repeats: tuple[Repeat, ...] = ()
 
     def repeat(self, at: int) -> Repeat | None:
@@ -189,7 +185,8 @@ class ConstantSource:
 
 @dataclass(frozen=True)
 class InputTensor:
-    """Argument of the call that is a tensor; it becomes value `value`."""
+    """Argument of the call that is a tensor. It becomes value `value`; one of a type with an order becomes the row-major tensor of its axes
+    in that order, copied where it does not lie so."""
 
     label: str
     type: TensorType
@@ -206,9 +203,10 @@ class InputInt:
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """Result of the call: a value."""
+    """Result of the call: a value. order: which axis of the result each of the value's axes is, None where they are the same."""
 
     value: int
+    order: Order | None = None
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,12 @@ def fill(template: Any, operands: list[torch.Tensor], numbers: Numbers) -> Any:
 
 
 def take_inputs(segment: NativeSegment, values: Values, doubtful: tuple[Buffer, ...], numbers: Numbers) -> list[torch.Tensor]:
-    """The segment's inputs, dense in the order that it wants. `doubtful`: buffers of inputs that ATen made.
+    """The segment's inputs, row-major. `doubtful`: buffers of inputs that ATen made.
 
     Kernels take size and type on trust, so these are checked here: InvalidGraph when one is not what the kernels were compiled for. Floats
     of another width are converted: PyTorch itself tells of some results that they are f32 and makes bf16 (statistics of norms).
     """
-    held = [values[value].contiguous() for value in segment.inputs] if not segment.orders else _ordered(segment, values)
+    held = [values[value].contiguous() for value in segment.inputs]
     for buffer in doubtful:
         tensor = held[buffer.index].resolve_neg()
         if tensor.is_floating_point() and buffer.dtype.is_float:
@@ -54,17 +54,6 @@ def take_inputs(segment: NativeSegment, values: Values, doubtful: tuple[Buffer, 
             what = f"{buffer.label or 'a value'} is {tensor.dtype}{list(tensor.shape)}, expected {expected}"
             raise InvalidGraph(what, "between segments")
     return held
-
-
-def _ordered(segment: NativeSegment, values: Values) -> list[torch.Tensor]:
-    return [dense(values[value], order) for value, order in zip(segment.inputs, segment.orders, strict=True)]
-
-
-def dense(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
-    """The tensor, or a copy whose memory is dense with the dimensions in `order` (None: row-major)."""
-    if order is None:
-        return tensor.contiguous()
-    return tensor.permute(order).contiguous().permute([order.index(axis) for axis in range(len(order))])
 
 
 def untrusted(plan: Plan) -> tuple[tuple[Buffer, ...], ...]:

@@ -41,7 +41,6 @@ def _verify_native(segment: NativeSegment, constants: int, where: str) -> None:
             buffer.kind == "arena" or 0 <= buffer.index < limits[buffer.kind],
             f"buffer {number} is {buffer.kind} {buffer.index} of {limits.get(buffer.kind)}", where,
         )
-    _require(len(segment.orders) in (0, len(segment.inputs)), "orders are given for some inputs only", where)
     updated = {number for number, output in enumerate(segment.outputs) if output.updates is not None}
     taken = [output.updates for output in segment.outputs if output.updates is not None]
     _require(len(set(taken)) == len(taken) and all(0 <= n < len(segment.inputs) for n in taken), f"outputs update inputs {taken}", where)

@@ -71,6 +71,16 @@ def _stored_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
     return _read_in_sequence(axes, reads) if few else axes
 
 
+def _read_across(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
+    """The same axes, the last of the rows being the one along which reads lie side by side that do not so along the columns: such rows are
+    read together."""
+    far = [e for e in reads if not _in_sequence(axes[-1], [e])]
+    for axis in reversed(axes[:-1]):
+        if far and (bounds(axis[1])[0] or 0) >= _FEW and all((coefficient(e, axis[0]) or (0,))[0] == 1 for e in far):
+            return [*(a for a in axes[:-1] if a is not axis), axis, axes[-1]]
+    return axes
+
+
 def _looks_up(body: Body) -> bool:
     """Whether positions that are themselves read, such as those of rows in a table, are all that moves a read along the columns."""
     reads = [{s.name for s in symbols(node.index)} for node in body.nodes if node.op == "load"]
@@ -131,7 +141,7 @@ def finish(body: Body, domain: Domain) -> LoopKernel:
         env, row_count, columns = _assign(rows, "c"), None, product(e for _, e in rows)
     else:
         reads = [e for e, node in zip(exprs, body.nodes) if node.op == "load"]
-        rows = _stored_in_sequence(rows, reads)
+        rows = _read_across(_stored_in_sequence(rows, reads), reads)
         env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
         if _looks_up(_with_indices(body, exprs, env)):
             rows = _read_in_sequence(rows, reads)

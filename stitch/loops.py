@@ -116,6 +116,22 @@ class Body:
             result.append(frozenset(axes))
         return tuple(result)
 
+    @property
+    def indices(self) -> tuple[Dim, ...]:
+        """All index expressions."""
+        return (*[node.index for node in self.nodes], *[store.index for store in self.stores])
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """For each node a bit for itself and for every node it depends on."""
+        result: list[int] = []
+        for n in range(len(self.nodes)):
+            bits = 1 << n
+            for operand in self.operands(n):
+                bits |= result[operand]
+            result.append(bits)
+        return tuple(result)
+
     @cached_property
     def _operands(self) -> tuple[tuple[int, ...], ...]:
         through_index = [sorted(int(s.name[1:]) for s in symbols(node.index) if s.name.startswith("%")) for node in self.nodes]

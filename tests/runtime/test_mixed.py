@@ -111,7 +111,7 @@ def test_a_physical_order_of_dimensions(chain: type, code: Code) -> None:
     (x,) = swapped.inputs(1)
     swapped.step("shift", [x], swapped.buffer("output", 0), 1.0)
     kind = TensorType(f32, (c.rows, c.cols), None, (1, 0))
-    segment = NativeSegment((0,), (SegmentOutput(1, kind),), tuple(swapped.buffers), swapped.segment([0], [1]).steps, ((1, 0),))
+    segment = NativeSegment((0,), (SegmentOutput(1, kind),), tuple(swapped.buffers), swapped.segment([0], [1]).steps)
     executable = Executable(Plan((InputTensor("x", kind, 0),), (OutputTensor(1),), (segment,)), code)
     for data in (torch.randn(3, 5), torch.randn(5, 3).t()):
         (got,) = executable(data)

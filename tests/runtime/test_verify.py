@@ -46,7 +46,6 @@ WRONG: tuple[tuple[str, Callable[[Plan], Plan], str], ...] = (
     ("result nobody makes", lambda p: replace(p, outputs=(OutputTensor(9),)), r"\[9\] are returned"),
     ("constant that is not there", lambda p: replace(p, constant_values=((9, 0),)), "constant 0 of 0"),
     ("input that is not there", lambda p: native(p, inputs=()), "input 0 of 0"),
-    ("orders of some", lambda p: native(p, orders=(None, None)), "orders"),
     ("output not written", lambda p: native(p, steps=p.segments[0].steps[:1]), r"outputs \[0\]"),  # type: ignore[union-attr]
     ("read before written", lambda p: native(p, steps=p.segments[0].steps[::-1]), "before it is written"),  # type: ignore[union-attr]
     ("buffer that is not there", lambda p: steps(p, {"operands": (Operand(0), Operand(7))}), "no buffer 7"),

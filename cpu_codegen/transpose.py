@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..cpu_codegen.builder import Function, Val
+from .builder import Function, Val
 
 
 def transposed(fn: Function, rows: Sequence[Val]) -> list[Val]:
