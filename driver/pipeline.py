@@ -25,7 +25,7 @@ from ..rewrite.rules.unsigned import unsigned_rows
 from ..stitch.constants import own_results
 from ..stitch.expand import expand_contractions, expand_unsupported
 from ..stitch.steps import together
-from .contractions import has_kernel, is_dot
+from .contractions import asks_once, has_kernel, is_dot
 
 PRECISIONS = ("fp32", "bf16", "auto")
 _TILE_ROWS = 16  # of tile registers, which take as long for fewer
@@ -50,7 +50,7 @@ def passes(
         return Pass(name, lambda graph: apply(graph, chosen, trace))
 
     def narrows(product: Value) -> bool:
-        return narrow and not is_dot(product) and site_of(product.origin) not in wide
+        return narrow and not is_dot(product) and not asks_once(product) and site_of(product.origin) not in wide
 
     def narrowed(graph: Graph) -> Graph:
         return lower_precision(graph, bf16, narrows)

@@ -13,8 +13,9 @@ import torch
 from . import build as b
 from .attrs import PermuteAttrs
 from .captured import Captured, GraphOutput, TensorInput
+from .dims import product
 from .ir import Graph, Value, rebuild, with_inputs
-from .ops import make
+from .ops import OPS, make
 from .types import Order
 
 
@@ -97,14 +98,25 @@ def _own(value: Value) -> Value:
 
 
 def row_by_row_where_made_so(graph: Graph, captured: Captured) -> tuple[Graph, Captured]:
-    """The graph of `as_they_lie`, rewritten, with those outputs in the order of the call's axes that are computed so and would have to be
-    put into another."""
+    """The graph of `as_they_lie`, rewritten, with those products in the order of the call's axes that are computed so and would have to be
+    put into another; everything else is computed in any order."""
     plain = {
         o.index: value.inputs[0]
         for o in captured.outputs
         if isinstance(o, GraphOutput) and (value := graph.outputs[o.index]).op == "permute" and value.attrs == PermuteAttrs(o.order or ())
+        and _is_product(value.inputs[0])
     }
     if not plain:
         return graph, captured
     outputs = tuple([replace(o, order=None) if isinstance(o, GraphOutput) and o.index in plain else o for o in captured.outputs])
     return replace(graph, outputs=tuple([plain.get(n, v) for n, v in enumerate(graph.outputs)])), replace(captured, outputs=outputs)
+
+
+def _is_product(value: Value) -> bool:
+    """Whether a value is a contraction, or computed from one alone element by element."""
+    while OPS[value.op].group in ("elementwise", "view"):
+        rows = [v for v in value.inputs if product(v.shape) == product(value.shape)]
+        if len(rows) != 1:
+            return False
+        value = rows[0]
+    return OPS[value.op].group == "contraction"

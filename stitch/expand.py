@@ -114,5 +114,4 @@ def _attention(value: Value) -> Value:
     masked = g.eq(top, float("-inf"))
     weight = g.exp(g.sub(score, g.where(masked, 0.0, top)))
     total = g.reduce(weight, "sum", -1, True)
-    result = g.matmul(g.div(weight, g.where(masked, 1.0, total)), v)
-    return g.cast(result, value.dtype)
+    return g.cast(g.div(g.matmul(weight, v), g.where(masked, 1.0, total)), value.dtype)

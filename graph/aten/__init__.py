@@ -15,6 +15,7 @@ from . import (
     linear_algebra,
     normalization,
     order,
+    padding,
     pointwise,
     quantized,
     recurrent,
@@ -33,7 +34,7 @@ from .complex_numbers import Pair
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
     **windows.ROWS, **transposed.ROWS, **resize.ROWS, **sample.ROWS, **fold.ROWS, **transformer.ROWS, **recurrent.ROWS, **experts.ROWS,
-    **updates.ROWS, **order.ROWS,
+    **updates.ROWS, **order.ROWS, **padding.ROWS,
 }
 # Of operators that exist only once a library that defines them has been imported. Scales that are constants may become part of types.
 QUANTIZED: dict[str, Row] = {**quantized.ROWS, **affine.ROWS}

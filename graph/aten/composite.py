@@ -17,6 +17,7 @@ from ..dims import Dim
 from ..ir import Value
 from .call import Call, Row, opmath
 from .normalization import affine, by_running_statistics, in_groups, normalized
+from .padding import surrounded
 from .pointwise import binary
 from .shape import concat, convert, pad, stretch
 from .windows import convolution as batched_convolution
@@ -34,7 +35,7 @@ def group_norm(c: Call, x: Value, groups: int, weight: Value | None, bias: Value
 
 
 def padding(c: Call, x: Value, amounts: Sequence[Dim], mode: str, value: float | None) -> Value:
-    return pad(c, x, amounts, value or 0)
+    return pad(c, x, amounts, value or 0) if mode == "constant" else surrounded(c, x, amounts, mode)
 
 
 def dropout(c: Call, x: Value, probability: float, train: bool) -> Value:
@@ -70,8 +71,10 @@ def _evaluates(node: Node) -> bool:
     return not node.args[2]
 
 
-def _by_a_constant(node: Node) -> bool:
-    return node.args[2:3] in ((), ("constant",)) and "mode" not in node.kwargs
+def _is_spelled_out(node: Node) -> bool:
+    """Whether padding has no operation of its own."""
+    mode = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
+    return mode in ("constant", "circular")
 
 
 def _has_statistics(node: Node) -> bool:
@@ -80,7 +83,7 @@ def _has_statistics(node: Node) -> bool:
 
 # What else must hold of a node for its row to do.
 CONDITIONS: dict[Any, Callable[[Node], bool]] = {
-    aten.dropout.default: _evaluates, aten.batch_norm.default: _has_statistics, aten.pad.default: _by_a_constant,
+    aten.dropout.default: _evaluates, aten.batch_norm.default: _has_statistics, aten.pad.default: _is_spelled_out,
 }
 
 ROWS: dict[Any, Row] = {

@@ -2,7 +2,7 @@
 
     f(permute x) = permute (f x)                          elementwise functions, also of several operands permuted alike
     g(permute x, y) = permute (g(x, y'))                  y permuted back for free: a number, a weight, axes of size 1 that move
-    reduce (permute x) = permute (reduce x)               likewise pad, slice, expand, and concat of operands permuted alike
+    reduce (permute x) = permute (reduce x)               likewise pad, slice, expand, take, and concat of operands permuted alike
     reshape (permute x) = permute (reshape x)             where what it merges or splits lies together in x, as in a group norm
     permute p (permute q x) = permute (q o p) x
     linear(permute x, w) = permute (sum over k of x_k w_k)   where w mixes a few features that lie apart in x, as in talking heads
@@ -152,6 +152,14 @@ def _concat(value: Value, order: Order) -> Value | None:
     return b.permute(_like(value, *(v.inputs[0] for v in value.inputs), attrs=A.AxisAttrs(order[value.attrs.axis])), order)
 
 
+def _take(value: Value, order: Order) -> Value | None:
+    assert isinstance(value.attrs, A.AxisAttrs)
+    table, index = value.inputs
+    if index.tensor.rank != 1 or order_of(table) != order:
+        return None
+    return b.permute(_like(value, table.inputs[0], index, attrs=A.AxisAttrs(order[value.attrs.axis])), order)
+
+
 def _linear(value: Value, order: Order) -> Value | None:
     source, w = value.inputs[0].inputs[0], value.inputs[1]
     axis = order[-1]
@@ -171,5 +179,5 @@ def _linear(value: Value, order: Order) -> Value | None:
 
 _ROWS: dict[str, Callable[[Value, Order], Value | None]] = {
     "permute": _permute, "reshape": _reshape, "reduce": _reduce, "pad": _pad, "slice": _slice, "expand": _expand, "concat": _concat,
-    "linear": _linear,
+    "take": _take, "linear": _linear,
 }

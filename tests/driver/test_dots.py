@@ -57,3 +57,40 @@ def test_other_products_have_tiles(model: nn.Module) -> None:
     compiled = sashiko.compile(model.eval(), (x,), strict=True)
     assert "linear" in labels(compiled, x)
     torch.testing.assert_close(compiled(x), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+SEEN = torch.tensor([[True, False, True, True, False] * 9])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("dtype", "groups"), [(torch.float32, 6), (torch.float32, 2), (torch.bfloat16, 3), (torch.bfloat16, 2), (torch.float16, 2)]
+)
+@pytest.mark.parametrize("mask", ["none", "bool", "added", "nothing", "causal"])
+def test_attention_of_one_query(mask: str, groups: int, dtype: torch.dtype) -> None:
+    """It reads keys and values once, in order, and needs no tiles; nothing that is left unseen becomes NaN."""
+    query, keys, values = (torch.randn(2, heads, length, 40).to(dtype) for heads, length in ((6, 1), (groups, 45), (groups, 45)))
+    masks = {"bool": SEEN, "added": torch.randn(1, 45).to(dtype), "nothing": torch.zeros(1, 45, dtype=torch.bool)}
+    given = {"attn_mask": masks[mask]} if mask in masks else {"is_causal": mask == "causal"}
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, **options: Tensor | bool) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)  # type: ignore[arg-type]
+
+    compiled = sashiko.compile(Apply(lambda q, k, v: attention(q, k, v, **given)).eval(), (query, keys, values), strict=True)
+    tiled = dtype == torch.bfloat16 and groups == 2
+    assert ("attention" in labels(compiled, query, keys, values)) == tiled
+    wide = {name: m.double() if isinstance(m, Tensor) and m.is_floating_point() else m for name, m in given.items()}
+    exact = attention(*(x.double() for x in (query, keys, values)), **wide)
+    exact = torch.zeros_like(exact) if mask == "nothing" else exact
+    unit = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[dtype]
+    assert ((compiled(query, keys, values) - exact).abs() <= 200 * 2.0**-24 * values.abs().max() + 4 * unit * values.abs().max()).all()
+
+
+@torch.no_grad()
+def test_the_keys_of_one_query_stay_as_they_are() -> None:
+    """A cache in fp32 is not converted at every step."""
+    q, k, v = (torch.randn(1, 4, length, 32) for length in (1, 50, 50))
+    function = nn.functional.scaled_dot_product_attention
+    compiled = sashiko.compile(Apply(function).eval(), (q, k, v), precision="bf16", strict=True)
+    assert "cast" not in labels(compiled, q, k, v)
+    torch.testing.assert_close(compiled(q, k, v), function(q, k, v), rtol=1e-5, atol=1e-5)
