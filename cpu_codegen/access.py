@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..platforms.target import Target
+from ..stitch.costs import SHUFFLED
 from .builder import I32, I64, PTR, Function, Ty, Val, const, const_vec, i64
 from .division import any_lane
 
@@ -75,17 +76,18 @@ class Memory:
         return value if mask is None or other is None else fn.select(mask, value, other)
 
     def _ordered(self, ty: Ty, place: Place, mask: Val | None) -> Val | None:
-        """Elements that lie within two vectors, such as every other one, are put in order in registers. None: they are further apart, or
+        """Elements that lie within a few vectors, such as every other one, are put in order in registers. None: they are further apart, or
         what lies between them cannot be left out where lanes are inactive."""
         fn, at = self._fn, place.numbers(ty.lanes)
         if not at:
             return None
         low, span = min(at), max(at) - min(at) + 1
         width = 1 << (min(span, ty.lanes).bit_length() - 1)
-        starts = (low,) if span == width else (low, low + span - width)
-        where = [0 if number < low + width else 1 for number in at]
-        if span > 2 * width or width == 1:
+        if span > SHUFFLED * width or width == 1:
             return None
+        count = -(-span // width)
+        starts = [low + min(n * width, span - width) for n in range(count)]
+        where = [min((number - low) // width, count - 1) for number in at]
         blocks: list[Val] = []
         for block, start in enumerate(starts):
             pointer, part = fn.gep(place.pointer, i64(start), ty.vec(0)), ty.vec(width)
@@ -96,7 +98,14 @@ class Memory:
             if not self._masks(ty) or max(map(len, readers)) > _READERS:
                 return None
             blocks.append(fn.masked_load(part, pointer, self._any_of(mask, readers), const(part, 0)))
-        return fn.shuffle(blocks[0], blocks[-1], [block * width + number - starts[block] for block, number in zip(where, at, strict=True)])
+        from_start = [number - starts[block] for block, number in zip(where, at, strict=True)]
+        if count <= 2:
+            return fn.shuffle(blocks[0], blocks[-1], [block * width + each for block, each in zip(where, from_start)])
+        pairs = [
+            fn.shuffle(blocks[n], blocks[min(n + 1, count - 1)], [block % 2 * width + each for block, each in zip(where, from_start)])
+            for n in range(0, count, 2)
+        ]
+        return fn.shuffle(pairs[0], pairs[1], [lane + block // 2 * ty.lanes for lane, block in enumerate(where)])
 
     def _any_of(self, mask: Val, groups: Sequence[Sequence[int]]) -> Val:
         """For each group of lanes whether one of them is active."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..graph.dims import Dim, Func, Poly, bounds, divides, symbols
 from ..platforms.target import Target
+from ..stitch.costs import SHUFFLED
 from ..stitch.loops import Body, LoopKernel
 from . import index as forms
 from . import schedule
@@ -22,7 +23,6 @@ from .sweep import Copies, Sweep
 
 _MOST_LOADS = 2  # squares at a time: one takes half of the registers or all
 _MOST_OPERATIONS = 48  # of a vector: they are written out for every row
-_SHUFFLED = 2  # elements apart: as far as a load by columns puts them in order by itself
 
 
 Masks = dict[int, Val | None]
@@ -68,7 +68,7 @@ def _is_across(target: Target, body: Body, n: int, lanes: int) -> bool:
         if not maskable or body.deps[guard] != {"r"} or body.deps[other]:
             return False
     form = forms.lane_form(node.index, lanes, lambda name: name == "c")
-    if form is None or form.offsets or (isinstance(form.step, int) and abs(form.step) <= _SHUFFLED):
+    if form is None or form.offsets or (isinstance(form.step, int) and abs(form.step) <= SHUFFLED):
         return False
     return _step(node.index) == 1
 

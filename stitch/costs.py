@@ -15,6 +15,7 @@ EXPENSIVE = {*TRANSCENDENTAL, "piecewise", "reduce", "scan", "take", "gather", "
 CHEAP_OPS = 6  # elementwise operations that are repeated rather than stored and loaded
 PASS = 8  # a pass of its own over what is stored, in elementwise operations
 ROW = 16  # elements: a vector of f32 at its widest
+SHUFFLED = 4  # elements apart: as far as they are loaded together and put in order
 WRITTEN_TERMS = 64  # elements of a window that are written out; from so many on it would be asked of each whether it is in the image
 
 
@@ -50,24 +51,32 @@ def _below(value: Value, stored: set[Value]) -> Iterator[Value]:
 def are_scattered(table: Value, read: Dim, stored: set[Value]) -> bool:
     """Whether so many elements are read of the rows of a view, and they lie apart, that putting them together first takes less time: then
     they are read by whole vectors."""
-    width, held = table.shape[-1], product(table.shape)
-    if table in stored or not isinstance(width, int) or not isinstance(held, int) or not isinstance(read, int):
-        return False
-    found = strided(table, stored) if width >= ROW and read >= 2 * held else None
+    held = product(table.shape)
+    return isinstance(held, int) and isinstance(read, int) and read >= 2 * held and _lie_apart(table, stored)
+
+
+def _lie_apart(view: Value, stored: set[Value]) -> bool:
+    """Whether the elements of the rows of a view lie apart in memory, where they are enough for vectors."""
+    width = view.shape[-1] if view.tensor.rank else 1
+    found = strided(view, stored) if view not in stored and isinstance(width, int) and width >= ROW else None
     return found is not None and found[2][-1] != 1
 
 
 def below_windows(view: Value, stored: set[Value]) -> Value | None:
-    """What is below windows that overlap, and would be computed for each of them although that takes longer than a pass of its own;
-    None: nothing."""
+    """What is below windows that overlap, and would be computed for each of them although that takes longer than a pass of its own, or
+    what they would read by single elements, since these lie apart along the image as along its rows; None: nothing."""
     factor, elements, source = 1.0, 1, view
+    step, image = 1, view
     while source not in stored and (source.op in VIEWS or source.op == "pad"):
         if source.op == "pad" and elements >= WRITTEN_TERMS and factor > PASS:
             return source
         if isinstance(source.attrs, A.WindowAttrs):
             factor *= max(1.0, source.attrs.size / source.attrs.step)
             elements *= source.attrs.size
+            step, image = max(step, source.attrs.step), source.inputs[0]
         source = source.inputs[0]
+    if step > SHUFFLED and _lie_apart(image, stored):
+        return image
     if factor == 1.0 or source in stored:
         return None
     work = -1

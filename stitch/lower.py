@@ -133,7 +133,7 @@ class Lowering:
         if value.op in VIEWS:
             source = below_windows(value, self.stored)
             if source is not None:
-                raise NeedsBuffer(source, "windows over it overlap")
+                raise NeedsBuffer(source, "windows over it overlap, or lie apart")
             inner, at = through(value, index)
             if any(map(entangled, at)):
                 raise NeedsBuffer(value, "its elements lie too far out of order to be found in place")

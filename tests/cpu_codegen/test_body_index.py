@@ -241,7 +241,10 @@ NEAR: dict[str, Callable[[Dim], Dim]] = {
     "pairs exchanged": lambda c: c + 1 - 2 * mod(c, 2),
     "backwards": lambda c: 39 - c,
     "four over and over": lambda c: mod(c, 4),
-    "far apart": lambda c: 5 * mod(c, 8),
+    "the colours of a pixel": lambda c: 3 * c + 2,
+    "every fourth": lambda c: 4 * c,
+    "every fourth backwards": lambda c: 150 - 4 * c,
+    "far apart": lambda c: 20 * mod(c, 8),
 }
 
 
@@ -249,15 +252,15 @@ NEAR: dict[str, Callable[[Dim], Dim]] = {
 @pytest.mark.parametrize("runner", few())
 def test_elements_that_lie_near_one_another(runner: Runner, dtype: torch.dtype) -> None:
     """All lanes, and with a guard that holds for half of them."""
-    tensors = [(normal(3, 80) * 30).to(dtype)]
+    tensors = [(normal(3, 160) * 30).to(dtype)]
     builder, r, c = BodyBuilder(), axis("r", 3), axis("c", 38)
     tensors += [empty(3, 38, dtype=dtype) for _ in range(2 * len(NEAR))]
     x, *out = buffers(builder, *tensors)
     even = builder.op("eq", boolean, builder.add(Node("index", i64, index=mod(c, 2))), builder.const(0, i64))
     other = builder.const(7, FROM_TORCH[dtype])
     for n, near in enumerate(NEAR.values()):
-        builder.store(out[2 * n], r * 38 + c, builder.load(x, r * 80 + near(c)))
-        builder.store(out[2 * n + 1], r * 38 + c, builder.load(x, r * 80 + near(c), even, other))
+        builder.store(out[2 * n], r * 38 + c, builder.load(x, r * 160 + near(c)))
+        builder.store(out[2 * n + 1], r * 38 + c, builder.load(x, r * 160 + near(c), even, other))
     found = run(runner, LoopKernel("near", builder.finish(), 3, 38), tensors)
     for n, near in enumerate(NEAR.values()):
         wanted = tensors[0][:, [_at(near(C), column) for column in range(38)]]
@@ -279,10 +282,13 @@ def test_inactive_lanes_near_others_may_be_outside(runner: Runner, dtype: torch.
 
 
 @pytest.mark.parametrize(
-    ("near", "gathers"), [("every other", False), ("pairs exchanged", False), ("each twice", False), ("far apart", True)]
+    ("near", "gathers"), [
+        ("every other", False), ("pairs exchanged", False), ("each twice", False), ("the colours of a pixel", False),
+        ("every fourth backwards", False), ("far apart", True),
+    ]
 )
 @pytest.mark.parametrize("guarded", [False, True])
-def test_what_lies_within_two_vectors_is_not_gathered(near: str, gathers: bool, guarded: bool) -> None:
+def test_what_lies_within_four_vectors_is_not_gathered(near: str, gathers: bool, guarded: bool) -> None:
     builder, c = BodyBuilder(), axis("c", 32)
     x, out = builder.buffer(f32), builder.buffer(f32)
     even = builder.op("eq", boolean, builder.add(Node("index", i64, index=mod(c, 2))), builder.const(0, i64))

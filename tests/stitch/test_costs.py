@@ -48,6 +48,14 @@ def test_an_image_with_its_edge_is_stored_for_large_windows(size: int, kernels: 
     assert kinds(check([b.reduce(windows, "sum", (2, 4))], [x], [torch.randn(1, 14, 14, 4)])) == ["loop"] * kernels
 
 
+@pytest.mark.parametrize(("channels", "step", "kernels"), [(20, 7, 2), (20, 2, 1), (8, 7, 1)])
+def test_windows_far_apart_are_of_an_image_put_in_order(channels: int, step: int, kernels: int) -> None:
+    """Where neither its lines nor its channels could be read by vectors."""
+    x = b.input_(0, f32, (2, channels, 28, 28))
+    windows = b.window(b.window(b.permute(x, (0, 2, 3, 1)), 1, step, step), 3, step, step)
+    assert kinds(check([b.reduce(windows, "max", (2, 4))], [x], [torch.randn(x.shape)])) == ["loop"] * kernels
+
+
 def test_what_meets_itself_is_looked_at_once() -> None:
     """Each of 40 values is computed from the one before in two ways: 2^40 ways lead to the first."""
     x, y, n = b.input_(0, f32, (2, 14, 4)), b.input_(1, f32, WHOLE), b.iota(8, f32)
