@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph.dims import bounds, product
+from ..graph.types import DType, f64
 from ..platforms.target import Target
-from ..stitch.loops import LoopKernel
+from ..stitch.loops import Body, LoopKernel
 from . import schedule
 
 _JOINED_OPERATIONS = 400  # vector operations of a loop that is unrolled to store whole registers
@@ -21,6 +22,18 @@ _SHORT_ROW = 1024  # columns: longer rows hardly notice what waits between their
 _MANY_ROWS, _FEW_ROWS = 4, 2
 # Vector operations that wait for what a row's passes reduce, up to which a processor looks beyond them to the next row (measured on Zen 5).
 _SEEN_AHEAD = 230
+
+
+def vector_lanes(target: Target, body: Body) -> int:
+    """Lanes of a kernel's vectors: one register of its widest common elements; 64-bit ones count only where they are all there is."""
+    used = schedule.needed(body)
+    widths = {_width(body.nodes[n].dtype) for n in used if "c" in body.deps[n] and body.nodes[n].op not in ("const", "check")}
+    narrower = {bits for bits in widths if bits < 64}
+    return target.lanes(max(narrower) if narrower else 64 if widths else 32)
+
+
+def _width(dtype: DType) -> int:
+    return 32 if dtype.is_float and dtype != f64 else dtype.bits
 
 
 class Choices:

@@ -10,7 +10,7 @@ from ..diagnostics.errors import InvalidGraph
 from . import schedule
 from .body import BodyEmitter, Point
 from .builder import Function, Ty, Val, const, i64
-from .loops import vector_lanes
+from .choices import vector_lanes
 from .sweep import tail_mask
 from .turns import CHAINS
 

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 
 from ..graph.dims import Dim, bounds
-from ..graph.types import DType, f64
 from ..platforms.target import Target
-from ..stitch.loops import Body, LoopKernel
+from ..stitch.loops import LoopKernel
 from . import schedule
 from .ahead import Ahead, Fetch, nothing
 from .body import BodyEmitter, Point
 from .builder import I1, I64, PTR, VOID, Function, Module, Val, const_vec, i64
-from .choices import Choices
+from .choices import Choices, vector_lanes
 from .contract import KernelCode
 from .depth import Depth
 from .intrinsics import stores_done
@@ -47,7 +46,16 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
     writers = [_Writer(fn, slots, target, part, sums) for part in column_ranges(kernel, whole)]
     begin, end = fn.args[1], fn.args[2]
 
+    def row_by_row(row: Val, _: list[Val]) -> list[Val]:
+        for writer in writers:
+            with writer.emitter.scope():
+                writer.rows(row, fn.add(row, i64(1)), several=False)
+        return []
+
     def inside() -> list[Val]:
+        if len(writers) > 1 and written is None and not any(writer.across for writer in writers):
+            fn.loop(begin, end, 1, [], row_by_row)
+            return []
         for writer in writers:
             with writer.emitter.scope():
                 if kernel.rows is None:
@@ -85,18 +93,6 @@ def _either(general: _Writer, inner: _Writer, conditions: Sequence[int], row: Va
     return []
 
 
-def vector_lanes(target: Target, body: Body) -> int:
-    """Lanes of a kernel's vectors: one register of its widest common elements; 64-bit ones count only where they are all there is."""
-    used = schedule.needed(body)
-    widths = {_width(body.nodes[n].dtype) for n in used if "c" in body.deps[n] and body.nodes[n].op not in ("const", "check")}
-    narrower = {bits for bits in widths if bits < 64}
-    return target.lanes(max(narrower) if narrower else 64 if widths else 32)
-
-
-def _width(dtype: DType) -> int:
-    return 32 if dtype.is_float and dtype != f64 else dtype.bits
-
-
 @dataclass
 class _Rows:
     """How rows are computed. arrays: for each of the rows computed at a time, where values are kept between passes."""
@@ -124,14 +120,14 @@ class _Writer:
         self._other_checks = [n for n in checks if n not in self._late_checks]
         self._plan = schedule.passes(self._body, self._column_stores)
         squares = min(self.lanes, target.lanes(32))
-        self._across = None if sums else loads_across(target, kernel, self._plan, squares)
-        if self._across is not None:
+        self.across = None if sums else loads_across(target, kernel, self._plan, squares)
+        if self.across is not None:
             self.lanes = squares
         self._choices = Choices(target, kernel, self._plan, self._column_stores, self.lanes)
         self._together, self._in_registers = self._choices.rows()
         # Where there are no rows left over, none is computed alone.
         self.grain = self._together if isinstance(kernel.rows, int) and kernel.rows % self._together == 0 else 1
-        if self._across is not None and self._across.whole:
+        if self.across is not None and self.across.whole:
             self.grain = self.lanes
 
     # -- kinds -------------------------------------------------------------------------------------------------------
@@ -153,8 +149,8 @@ class _Writer:
         if not rows.in_registers:
             rows.arrays = self._arrays(self._kernel.cols, together)
 
-        if self._across is not None and several:
-            squares = Squares(self.emitter, self._slots, self._kernel, self._across, self._plan[0], self.lanes)
+        if self.across is not None and several:
+            squares = Squares(self.emitter, self._slots, self._kernel, self.across, self._plan[0], self.lanes)
             squares.rows(begin, end, lambda row: self.rows(row, fn.add(row, i64(1)), several=False))
             return
 

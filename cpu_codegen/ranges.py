@@ -6,15 +6,17 @@ what lies side by side in the result, without masks; as one body it would comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from ..graph.dims import coefficient, substitute, symbol
+from ..graph.dims import Dim, Func, Poly, coefficient, substitute, symbol
 from ..graph.types import boolean
 from ..stitch.loops import Body, LoopKernel, Node
+from .index import functions, lane_form
 
 _MOST = 8  # ranges of one kernel: each is code of its own
+_GATHERED = 4.0  # the same of elements that would be read one by one
 _WORTH = 1.5  # a range that fills its vectors badly still takes less than all parts at every column, up to so much for all of them
 
 
@@ -29,19 +31,84 @@ def column_ranges(kernel: LoopKernel, least: int) -> tuple[LoopKernel, ...]:
         return (kernel,)
     if any(store.streams or coefficient(store.index, "c") == (0, store.index) for store in body.stores):
         return (kernel,)
-    cuts = sorted({cut for n in range(len(body.nodes)) if (cut := _cut(body.nodes, n)) is not None and 0 < cut < columns})
-    edges = [0, *cuts, columns]
-    widths = [high - low for low, high in pairwise(edges)]
-    if not cuts or len(widths) > _MOST or sum(-(-width // least) * least for width in widths) > _WORTH * columns:
+    worth = _GATHERED if is_read_in_pieces(kernel, least) else _WORTH
+    pieces = _pieces(body, columns, least)
+    if len(pieces) == 1 or len(pieces) > _MOST or sum(-(-width // least) * least for width, _ in pieces) > worth * columns:
         return (kernel,)
-    return tuple(replace(kernel, body=_within(body, low, width), cols=width) for low, width in zip(edges, widths))
+    return tuple(replace(kernel, body=body, cols=width) for width, body in pieces)
+
+
+def is_read_in_pieces(kernel: LoopKernel, lanes: int) -> bool:
+    """Whether positions in loads are what they are on one side of some column, and would be looked up otherwise."""
+    return isinstance(kernel.cols, int) and bool(_position_cuts(kernel.body, kernel.cols, lanes))
+
+
+def _pieces(body: Body, columns: int, lanes: int) -> list[tuple[int, Body]]:
+    """Bodies for ranges of so many columns, one after the other, none of which can be cut further."""
+    asked = {cut for n in range(len(body.nodes)) if (cut := _cut(body.nodes, n)) is not None and 0 < cut < columns}
+    cuts = sorted(asked | _position_cuts(body, columns, lanes))
+    if not cuts or len(cuts) >= _MOST:
+        return [(columns, body)]
+    edges = [0, *cuts, columns]
+    return [
+        piece for low, high in pairwise(edges) for piece in _pieces(_within(body, low, high - low), high - low, lanes)
+    ]
+
+
+def _position_cuts(body: Body, columns: int, lanes: int) -> set[int]:
+    """Columns at which functions of these begin to be something else, in the loads that are not of vectors because of them."""
+
+    def varies(name: str) -> bool:
+        return name == "c" or (name.startswith("%") and "c" in body.deps[int(name[1:])])
+
+    found: set[int] = set()
+    for node in body.nodes:
+        if node.op == "load" and lane_form(node.index, lanes, varies) is None:
+            found.update(cut for atom in functions(node.index) for cut in _turns(atom, lanes) if 0 < cut < columns)
+    return found
+
+
+def _turns(atom: Func, lanes: int) -> Iterator[int]:
+    """The first columns at which a function is another line of its column; of a division it is whole vectors that lie on one."""
+    a, b = atom.args
+    if atom.kind in ("min", "max"):
+        at = _rises(a - b)
+        if at is not None:
+            yield at
+    elif isinstance(b, int) and b >= lanes and (parts := _line_of(a)) is not None and parts[0] == 1:
+        first = -parts[1] % b
+        yield from range(first, first + _MOST * b, b)
+
+
+def _rises(difference: Dim) -> int | None:
+    """The first column at which a difference that grows or falls along the columns has another sign; None: it does neither, or other
+    axes are in it."""
+    parts = _line_of(difference)
+    if parts is not None:
+        slope, start = parts
+        return None if slope == 0 else -(start // slope) if slope > 0 else start // -slope + 1
+    terms = difference.terms if isinstance(difference, Poly) else ()
+    functions = [(mono[0], factor) for mono, factor in terms if len(mono) == 1 and isinstance(mono[0], Func)]
+    rest = sum(factor for mono, factor in terms if not mono)
+    if len(functions) != 1 or len(terms) > 2 - (rest == 0) or functions[0][0].kind != "floordiv":
+        return None
+    (quotient, scale), line = functions[0], _line_of(functions[0][0].args[0])
+    divisor = quotient.args[1]
+    if line is None or line[0] != 1 or not isinstance(divisor, int):
+        return None
+    least = -(rest // scale) if scale > 0 else rest // -scale + 1  # of the quotient
+    return least * divisor - line[1]
 
 
 def _line(node: Node) -> tuple[int, int] | None:
     """(slope, start) of an integer that is slope * c + start at every point."""
     if node.op == "const" and isinstance(node.value, int):
         return 0, int(node.value)
-    parts = coefficient(node.index, "c") if node.op == "index" else None
+    return _line_of(node.index) if node.op == "index" else None
+
+
+def _line_of(position: Dim) -> tuple[int, int] | None:
+    parts = coefficient(position, "c")
     return (parts[0], parts[1]) if parts is not None and isinstance(parts[0], int) and isinstance(parts[1], int) else None
 
 

@@ -9,19 +9,21 @@ from ..graph.dims import coefficient
 from ..platforms.target import Target
 from ..stitch.loops import LoopKernel, Store
 from . import convert
+from .choices import vector_lanes
 from .index import aligned
-from .loops import vector_lanes
+from .ranges import is_read_in_pieces
 
 
 def streaming(target: Target, kernel: LoopKernel, buffers: Set[int]) -> LoopKernel:
     """The kernel that stores into these buffers around the caches: those of its stores that fill whole registers, by themselves or
     joined (`BodyEmitter.stores_beside`), but for the last of a row. x86 only.
 
-    On one core of Zen 4, results larger than the caches take 0.85 of the time so. Parts of a register gain nothing.
+    On one core of Zen 4, results larger than the caches take 0.85 of the time so. Parts of a register gain nothing, and rows that are
+    read in pieces are stored in pieces.
     """
-    if not buffers or not target.has("avx2"):
-        return kernel
     lanes, body = vector_lanes(target, kernel.body), kernel.body
+    if not buffers or not target.has("avx2") or is_read_in_pieces(kernel, lanes):
+        return kernel
 
     def whole(store: Store) -> bool:
         full = target.lanes(convert.memory_type(body.buffers[store.buffer]).bits)

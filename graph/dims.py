@@ -81,7 +81,7 @@ def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
     if atom.kind == "min":
         known = [h for h in his if h is not None]
         return (None if None in los else min(x for x in los if x is not None)), (min(known) if known else None)
-    known = [x for x in los if x is not None]
+    known = [x for x in los if x is not None] + ([0] if atom.args[0] + atom.args[1] == 0 else [])
     return (max(known) if known else None), (None if None in his else max(h for h in his if h is not None))
 
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from ..cpu_codegen import schedule
 from ..cpu_codegen.body import BodyEmitter
 from ..cpu_codegen.builder import I64, PTR, VOID, Function, Module, Val, i64
+from ..cpu_codegen.choices import vector_lanes
 from ..cpu_codegen.contract import Slot
 from ..cpu_codegen.epilogue import emit_register_epilogue
-from ..cpu_codegen.loops import vector_lanes
 from ..cpu_codegen.slots import Slots
 from ..graph.dims import symbols
 from ..platforms.target import Target

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..cpu_codegen import schedule
 from ..cpu_codegen.builder import I64, PTR, VOID, Function, Val, i64
-from ..cpu_codegen.loops import vector_lanes
+from ..cpu_codegen.choices import vector_lanes
 from ..platforms.target import Target
 from ..stitch.loops import Body
 

@@ -13,6 +13,7 @@ from ..graph.ops import OPS
 from ..graph.types import DType, boolean, f32, i64
 from ..graph.updates import inside
 from .costs import are_scattered, below_windows, is_expensive, reads
+from .counted import counted
 from .elementwise import elementwise
 from .loops import BodyBuilder, Node
 from .repeats import Repeats
@@ -286,7 +287,9 @@ def _take(low: Lowering, value: Value, index: Index, guard: int) -> int:
     assert isinstance(value.attrs, A.AxisAttrs)
     table, indices = value.inputs
     axis, rank = value.attrs.axis, indices.tensor.rank
-    at = _checked(low, low.value(indices, index[axis : axis + rank], guard), table.shape[axis], guard)
+    at = counted(indices, index[axis : axis + rank])
+    if at is None or not (non_negative(at) and less(at, table.shape[axis])):
+        at = _checked(low, low.value(indices, index[axis : axis + rank], guard), table.shape[axis], guard)
     return low.value(table, index[:axis] + (at,) + index[axis + rank :], guard)
 
 

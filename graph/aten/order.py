@@ -16,7 +16,7 @@ from .call import Call, Row, as_value, opmath
 aten = torch.ops.aten
 _FEW, _SHORT = 8, 1024  # topk: elements found one after the other, in rows so long; PyTorch's selection reads a row fewer times
 _SORTED, _ALONE = 16, 64  # sort: elements that are compared with one another, in each row or in all
-_BINS = 128  # histc: bins that each element is compared with
+_BINS = 128  # histc and bucketize: bins that each element is compared with
 
 
 def topk(c: Call, x: Value, k: int, axis: int = -1, largest: bool = True, in_order: bool = True) -> tuple[Value, Value]:
@@ -76,6 +76,22 @@ def histogram(c: Call, x: Value, bins: int = 100, low: float = 0, high: float = 
     return b.cast(b.reduce(b.cast(hits, i32), "sum", 1), c.dtype)
 
 
+def searchsorted(c: Call, ends: Value, x: Value, short: bool, right: bool, side: str | None = None, sorter: Value | None = None) -> Value:
+    """How many of few ends in order lie before an element, in each row of both or of one row of ends. NaN lies behind all."""
+    most = bounds(ends.shape[-1])[1] if ends.tensor.rank else None
+    if most is None or most > _BINS or sorter is not None or ends.dtype != x.dtype or x.dtype == boolean:
+        raise Unsupported("many numbers in order, in an order of their own, or of another type")
+    rows = ends.shape[:-1]
+    elements = b.reshape(b.cast(x, opmath(x.dtype)), (*rows, 1, x.shape[-1] if rows else product(x.shape)))
+    behind = b.gt if right or side == "right" else b.ge
+    before = b.logical_not(behind(b.unsqueeze(b.cast(ends, elements.dtype), ends.tensor.rank), elements))
+    return b.reshape(b.cast(b.reduce(b.cast(before, i32), "sum", -2), c.dtype), c.shape)
+
+
+def bucketize(c: Call, x: Value, ends: Value, short: bool = False, right: bool = False) -> Value:
+    return searchsorted(c, ends, x, short, right)
+
+
 def _places(x: Value, axis: int) -> Value:
     """i32: 0, 1, ... along an axis of x, in one of its rows."""
     return b.reshape(b.iota(x.shape[axis], i32), [d if a == axis else 1 for a, d in enumerate(x.shape)])
@@ -102,4 +118,6 @@ ROWS: dict[Any, Row] = {
     aten.argsort.default: lambda c, x, axis=-1, descending=False: sort(c, x, axis, descending)[1],
     aten.argsort.stable: lambda c, x, stable=False, axis=-1, descending=False: sort(c, x, axis, descending)[1],
     aten.histc.default: histogram,
+    aten.bucketize.Tensor: bucketize,
+    aten.searchsorted.Tensor: searchsorted,
 }

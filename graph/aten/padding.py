@@ -3,8 +3,6 @@
     reflect      x[low], .. x[1],  x[0], .. x[n-1],  x[n-2], .. x[n-1-high]
     replicate    x[0],   .. x[0],  x[0], .. x[n-1],  x[n-1], .. x[n-1]
     circular     x[n-low], .. x[n-1],  x[0], .. x[n-1],  x[0], .. x[high-1]
-
-Along the last axis the parts lie side by side, as in a concatenation; along others it is rows that are chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import build as b
-from ..dims import Dim, bounds
+from ..dims import Dim
 from ..ir import Value
 from ..types import i64
 from .call import Call, Row
@@ -29,24 +27,11 @@ def surrounded(c: Call, x: Value, amounts: Sequence[Dim], mode: str) -> Value:
     for n in range(0, len(amounts), 2):
         low, high = amounts[n : n + 2]
         if low != 0 or high != 0:
-            grows = min(bounds(low)[0] or 0, bounds(high)[0] or 0) >= 0
-            x = (_beside if n == 0 and grows else _chosen)(x, x.tensor.rank - 1 - n // 2, low, high, mode)
+            x = _along(x, x.tensor.rank - 1 - n // 2, low, high, mode)
     return x
 
 
-def _beside(x: Value, axis: int, low: Dim, high: Dim, mode: str) -> Value:
-    size = x.shape[axis]
-    if mode == "replicate":
-        before, behind = x.shape[:axis], x.shape[axis + 1 :]
-        ends = [b.expand(b.slice_(x, axis, at, 1), (*before, count, *behind)) for at, count in ((0, low), (size - 1, high))]
-    elif mode == "reflect":
-        ends = [b.slice_(x, axis, low, low, -1), b.slice_(x, axis, size - 2, high, -1)]
-    else:
-        ends = [b.slice_(x, axis, size - low, low), b.slice_(x, axis, 0, high)]
-    return b.concat([*([ends[0]] if low != 0 else []), x, *([ends[1]] if high != 0 else [])], axis)
-
-
-def _chosen(x: Value, axis: int, low: Dim, high: Dim, mode: str) -> Value:
+def _along(x: Value, axis: int, low: Dim, high: Dim, mode: str) -> Value:
     size = x.shape[axis]
     last = b.scalar(size - 1, i64)
     at = b.iota(low + size + high, i64, 0 - low)
@@ -55,7 +40,7 @@ def _chosen(x: Value, axis: int, low: Dim, high: Dim, mode: str) -> Value:
     elif mode == "reflect":
         at = b.sub(last, b.abs_(b.sub(last, b.abs_(at))))
     else:
-        at = b.where(b.lt(at, 0), b.add(at, b.scalar(size, i64)), b.where(b.gt(at, last), b.sub(at, b.scalar(size, i64)), at))
+        at = b.remainder(b.add(at, b.scalar(size, i64)), b.scalar(size, i64))
     return b.take(x, at, axis)
 
 

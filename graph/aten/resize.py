@@ -1,9 +1,9 @@
-"""Images of other sizes: the nearest elements, linear interpolation between neighbours, means and maxima over regions of unequal sizes.
+"""Images of other sizes: the nearest elements, interpolation between neighbours, means and maxima over regions of unequal sizes.
 
 All read along one axis after the other, at positions that are known when the sizes are:
 
     nearest    out[i] = x[floor(i * n / m)], exact: x[floor((i + 1/2) * n / m)]
-    linear     out[i] = (1 - f[i]) * x[low[i]] + f[i] * x[low[i] + 1]
+    linear     out[i] = (1 - f[i]) * x[low[i]] + f[i] * x[low[i] + 1], cubic: of four neighbours
     regions    out[i] = mean of x[floor(i * n / m)], .. x[ceil((i + 1) * n / m) - 1]
 """
 
@@ -19,6 +19,7 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, Shape
 from ..ir import Value
+from ..types import i64
 from . import windows
 from .call import Call, Row, opmath
 
@@ -54,7 +55,7 @@ def _nearest_of(c: Call, x: Value, scales: Sequence[float | None], rank: int, ex
         elif not times:
             if not (isinstance(n, int) and isinstance(m, int) and n and m):
                 raise Unsupported(f"resizing of unknown sizes, from {n} to {m}")
-            image = b.take(image, b.constant(_nearest_places(n, m, exact, scale)), axis)
+            image = b.take(image, _index(_nearest_places(n, m, exact, scale)), axis)
     return windows.channels_first(image)
 
 
@@ -81,16 +82,37 @@ def _along(x: Value, axis: int, values: torch.Tensor) -> Value:
     return b.reshape(b.constant(values), (*values.shape, *(1 for _ in range(x.tensor.rank - axis - 1))))
 
 
+def _index(at: torch.Tensor) -> Value:
+    """Positions of results, counted where they go on by equal steps, or by one after so many results, between two ends; else a table."""
+    m, least, most = len(at), int(at.min()), int(at.max())
+    step = int(at[-1] - at[0]) // max(m - 1, 1)
+    if torch.equal(at, at[0] + torch.arange(m) * step):
+        return b.iota(m, i64, int(at[0]), step)
+    turns = (at.diff() != 0).nonzero().flatten() + 1  # results before a new position
+    times = int(turns[1] - turns[0]) if len(turns) > 1 else m
+    start = -int(turns[0]) % times
+    counted = (torch.arange(m) + start) // times
+    counted += at[turns[0]] - counted[turns[0]]
+    if not torch.equal(at, counted.clamp(least, most)):
+        return b.constant(at)
+    places = b.add(b.floordiv(b.iota(m, i64, start), times), int(at[turns[0]]) - (int(turns[0]) + start) // times)
+    return b.minimum(b.maximum(places, least), most)
+
+
 def _places(n: int, m: int, aligned: bool, scale: float | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(lower neighbour, fraction of the way to the next one) of each result, in the arithmetic of ATen/native/UpSample.h."""
-    at = torch.arange(m, dtype=dtype)
-    if aligned:
-        place = at * (torch.tensor(n - 1, dtype=dtype) / (m - 1) if m > 1 else 0.0)
-    else:
-        step = torch.tensor(1.0 / scale if scale is not None and scale > 0 else n / m, dtype=dtype)
-        place = (step * (at + 0.5) - 0.5).clamp(min=0)
+    """(lower neighbour, fraction of the way to the next one) of each result."""
+    place = _place(n, m, aligned, scale, dtype).clamp(min=0)
     low = place.to(torch.int64).clamp(max=n - 1)
     return low, (place - low).clamp(0, 1)
+
+
+def _place(n: int, m: int, aligned: bool, scale: float | None, dtype: torch.dtype) -> torch.Tensor:
+    """Where each result lies among the elements, in the arithmetic of ATen/native/UpSample.h."""
+    at = torch.arange(m, dtype=dtype)
+    if aligned:
+        return at * (torch.tensor(n - 1, dtype=dtype) / (m - 1) if m > 1 else 0.0)
+    step = torch.tensor(1.0 / scale if scale is not None and scale > 0 else n / m, dtype=dtype)
+    return step * (at + 0.5) - 0.5
 
 
 def _interpolated(c: Call, x: Value, aligned: bool, scales: Sequence[float | None], rank: int) -> Value:
@@ -100,8 +122,33 @@ def _interpolated(c: Call, x: Value, aligned: bool, scales: Sequence[float | Non
     for axis, ((n, m), scale) in enumerate(zip(_sizes_of(x, c.shape, rank), scales, strict=True), 1):
         if n != m:
             low, part = _places(n, m, aligned, scale, image.dtype.torch)
-            first, second = (b.take(image, b.constant(at), axis) for at in (low, (low + 1).clamp(max=n - 1)))
+            first, second = (b.take(image, _index(at), axis) for at in (low, (low + 1).clamp(max=n - 1)))
             image = b.add(b.mul(first, _along(image, axis, 1 - part)), b.mul(second, _along(image, axis, part)))
+    return windows.channels_first(b.cast(image, c.dtype))
+
+
+def _cubic(x: torch.Tensor) -> torch.Tensor:
+    """Weights of the four neighbours, [m, 4], for the fractions of the way from the second to the third (Keys, 1981, with a = -3/4)."""
+    a = -0.75
+
+    def near(x: torch.Tensor) -> torch.Tensor:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: torch.Tensor) -> torch.Tensor:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    return torch.stack((far(x + 1), near(x), near(1 - x), far(2 - x)), -1)
+
+
+def _cubically(c: Call, x: Value, aligned: bool, scales: Sequence[float | None]) -> Value:
+    if not x.dtype.is_float:
+        raise Unsupported(f"resizing of {x.type}")
+    image = b.cast(windows.channels_last(x), opmath(x.dtype))
+    for axis, ((n, m), scale) in enumerate(zip(_sizes_of(x, c.shape, 2), scales, strict=True), 1):
+        place = _place(n, m, aligned, scale, image.dtype.torch)
+        weights, low = _cubic(place - place.floor()), place.floor().to(torch.int64)
+        taps = [b.mul(b.take(image, _index((low + t).clamp(0, n - 1)), axis), _along(image, axis, weights[:, t + 1])) for t in range(-1, 3)]
+        image = b.add(b.add(b.add(taps[0], taps[1]), taps[2]), taps[3])
     return windows.channels_first(b.cast(image, c.dtype))
 
 
@@ -177,6 +224,8 @@ ROWS: dict[Any, Row] = {
     aten.upsample_linear1d.vec: _linear_vec(1),
     aten.upsample_bilinear2d.vec: _linear_vec(2),
     aten.upsample_trilinear3d.vec: _linear_vec(3),
+    aten.upsample_bicubic2d.default: lambda c, x, size, aligned, *scales: _cubically(c, x, aligned, scales),
+    aten.upsample_bicubic2d.vec: lambda c, x, size, aligned, scales: _cubically(c, x, aligned, scales or (None, None)),
     aten._adaptive_avg_pool2d.default: _regions(2),
     aten._adaptive_avg_pool3d.default: _regions(3),
     aten.adaptive_max_pool2d.default: _largest(2),

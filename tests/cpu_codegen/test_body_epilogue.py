@@ -10,8 +10,9 @@ import torch
 from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.body import BodyEmitter, Point
 from sashiko.cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty, Val, i64
+from sashiko.cpu_codegen.choices import vector_lanes
 from sashiko.cpu_codegen.epilogue import emit_register_epilogue, emit_tile_epilogue
-from sashiko.cpu_codegen.loops import emit_loop_kernel, vector_lanes
+from sashiko.cpu_codegen.loops import emit_loop_kernel
 from sashiko.cpu_codegen.slots import Slots
 from sashiko.diagnostics.errors import InvalidGraph
 from sashiko.graph.types import DType, f32, i8, i32

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from sashiko.cpu_codegen.ranges import column_ranges
+from sashiko.cpu_codegen.index import lane_form
+from sashiko.cpu_codegen.ranges import column_ranges, is_read_in_pieces
 from sashiko.cpu_codegen.schedule import needed
-from sashiko.graph.dims import symbol
+from sashiko.graph.dims import Dim, evaluate, floordiv, maximum, minimum, mod, symbol
 from sashiko.graph.types import boolean, f32, i64
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import empty, few, normal, run
@@ -75,3 +78,48 @@ def test_a_few_columns_beside_many_are_cut_off() -> None:
     """One column takes as long as a vector of them, which is little beside the others; masks would take time in all vectors."""
     assert [k.cols for k in column_ranges(beside((1, 99)), 16)] == [1, 99]
     assert [k.cols for k in column_ranges(beside((64, 8, 3)), 16)] == [64, 8, 3]
+
+
+PLACES: dict[str, Callable[[Dim], Dim]] = {
+    "clamped": lambda c: minimum(maximum(c - 5, 0), 59),
+    "reflected": lambda c: 59 - maximum(59 - maximum(c - 4, 4 - c), maximum(c - 4, 4 - c) - 59),
+    "around": lambda c: mod(c + 50, 60),
+    "each twice": lambda c: minimum(maximum(floordiv(c + 1, 2) - 1, 0), 30),
+    "each four times from the end": lambda c: minimum(59 - floordiv(c + 3, 4), 55),
+    "by steps": lambda c: minimum(3 * c + 1, 59),
+}
+
+
+def lookups(name: str, columns: int = 67) -> LoopKernel:
+    builder = BodyBuilder()
+    r, c = axis("r", ROWS), axis("c", columns)
+    x, out = builder.buffer(f32), builder.buffer(f32)
+    builder.store(out, r * columns + c, builder.op("relu", f32, builder.load(x, r * 60 + PLACES[name](c))))
+    return LoopKernel("lookups", builder.finish(), ROWS, columns)
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("runner", few())
+def test_positions_between_two_ends(runner: Runner, name: str) -> None:
+    x = normal(ROWS, 60, seed=1)
+    at = [evaluate(PLACES[name](symbol("c")), {"c": column}) for column in range(67)]
+    assert torch.equal(run(runner, lookups(name), [x, empty(ROWS, 67)])[-1], x[:, at].relu())
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_each_range_is_read_by_vectors(name: str) -> None:
+    kernel = lookups(name)
+    assert is_read_in_pieces(kernel, 16)
+    pieces = column_ranges(kernel, 16)
+    assert len(pieces) > 1 and sum(piece.cols for piece in pieces) == 67  # type: ignore[misc]
+    for piece in pieces:
+        assert not is_read_in_pieces(piece, 16)
+        assert all(lane_form(node.index, 16, lambda s: s == "c") is not None for node in piece.body.nodes if node.op == "load")
+
+
+def test_too_many_pieces_stay_whole() -> None:
+    builder = BodyBuilder()
+    c = axis("c", 200)
+    builder.store(builder.buffer(f32), c, builder.load(builder.buffer(f32), mod(7 * c, 60)))
+    kernel = LoopKernel("far", builder.finish(), ROWS, 200)
+    assert column_ranges(kernel, 16) == (kernel,)

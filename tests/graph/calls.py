@@ -74,9 +74,10 @@ FOLDED: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     *((aten.adaptive_max_pool2d.default, (IMAGE, out)) for out in ((2, 5), (3, 4), (7, 2))),
     *((aten.adaptive_max_pool3d.default, (VOLUME, out)) for out in ((2, 5, 1), (3, 2, 3))),
 )
-PADDED: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+AROUND: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     *((op, (IMAGE[0], amounts)) for op in (aten.reflection_pad1d.default, aten.replication_pad1d.default) for amounts in ((4, 2), (0, 3))),
     *((op, (IMAGE, (1, 3, 2, 0))) for op in (aten.reflection_pad2d.default, aten.replication_pad2d.default)),
     *((op, (VOLUME, (1, 2, 0, 3, 3, 1))) for op in (aten.reflection_pad3d.default, aten.replication_pad3d.default)),
     (aten.replication_pad2d.default, (IMAGE, (-1, 2, 3, -2))),
+    *((aten.upsample_bicubic2d.vec, (IMAGE, None, aligned, [2.0, 1.5])) for aligned in (False, True)),
 )

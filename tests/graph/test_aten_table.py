@@ -25,7 +25,7 @@ from sashiko.graph.aten import TABLE
 from sashiko.graph.aten.pointwise import ROWS as POINTWISE
 from sashiko.graph.capture import Captured, from_fx
 from sashiko.graph.verify import verify
-from tests.graph.calls import BAGS, EXPERT_CALLS, FOLDED, FUSED, PADDED, PUTS, RECURRENCES, SAMPLED
+from tests.graph.calls import AROUND, BAGS, EXPERT_CALLS, FOLDED, FUSED, PUTS, RECURRENCES, SAMPLED
 from tests.graph.eager import Recorded, copied, cubic_weights, order_of_sums, own_error, reference, rounded_fractions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the database exercises deprecated functions too
@@ -224,7 +224,7 @@ OWN: tuple[Recorded, ...] = (
     *(Recorded(op, args, {}) for op, args in BAGS),
     *(Recorded(op, args, {}) for op, args in FUSED),
     *(Recorded(op, args, {}) for op, args in POSITIONAL),
-    *(Recorded(op, args, {}) for op, args in (*PUTS, *RECURRENCES, *EXPERT_CALLS, *SAMPLED, *FOLDED, *PADDED)),
+    *(Recorded(op, args, {}) for op, args in (*PUTS, *RECURRENCES, *EXPERT_CALLS, *SAMPLED, *FOLDED, *AROUND)),
     Recorded(aten.true_divide.Tensor, (X, Y), {}),
     Recorded(aten.argsort.default, (X, 1, True), {}),
     *(Recorded(op, (K > 4,), {"stable": True, "dim": 1, "descending": True}) for op in (aten.sort.stable, aten.argsort.stable)),

@@ -1,0 +1,52 @@
+"""Images of other sizes, compiled whole, however they lie: places and weights are known, so that nothing is looked up one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import sashiko
+from tests.driver.functions import Apply
+
+MODES = ("nearest", "nearest-exact", "bilinear", "bicubic")
+SIZES: tuple[dict[str, Any], ...] = (
+    {"scale_factor": 2}, {"scale_factor": 4}, {"scale_factor": 3}, {"scale_factor": 0.5}, {"scale_factor": 1.5}, {"size": (7, 31)},
+)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("aligned", [None, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_eager_agrees(mode: str, aligned: bool | None) -> None:
+    if aligned and mode.startswith("nearest"):
+        pytest.skip("points have no corners")
+    for size in SIZES:
+        for shape in ((2, 5, 9, 24), (1, 3, 2, 3)):
+            x = torch.randn(shape)
+            model = Apply(lambda x, size=size: F.interpolate(x, mode=mode, align_corners=aligned, **size)).eval()
+            for image in (x, x.to(memory_format=torch.channels_last)):
+                torch.testing.assert_close(sashiko.compile(model, (image,), strict=True)(image), model(image), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("times", [2, 4])
+def test_whole_multiples_are_read_by_vectors(times: int, mode: str, last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SASHIKO_DUMP", str(tmp_path))
+    x = torch.randn(2, 16, 20, 24).to(memory_format=torch.channels_last if last else torch.contiguous_format)
+    sashiko.compile(Apply(lambda x: F.interpolate(x, scale_factor=times, mode=mode)).eval(), (x,), strict=True)
+    assert "gather" not in next(tmp_path.glob("*/90_llvm.txt")).read_text()
+
+
+@torch.no_grad()
+def test_infinities_reach_as_far_as_in_pytorch() -> None:
+    x = torch.randn(1, 2, 6, 6)
+    x[0, 0, 1, 0], x[0, 1, 3, 5] = torch.inf, torch.nan
+    for mode in ("bilinear", "bicubic"):
+        model = Apply(lambda x, mode=mode: F.interpolate(x, scale_factor=2, mode=mode)).eval()
+        torch.testing.assert_close(sashiko.compile(model, (x,), strict=True)(x), model(x), rtol=1e-5, atol=1e-5, equal_nan=True)
