@@ -20,6 +20,9 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] =
     "a row for each matrix": (lambda x, y: x @ y, ((2, 3, 1, 20), (2, 3, 20, 31))),
     "a row for each transposed matrix": (lambda x, y: x @ y.mT, ((2, 3, 1, 20), (2, 3, 31, 20))),
     "one row for all transposed matrices": (lambda x, y: x @ y.mT, ((1, 20), (4, 31, 20))),
+    "eight rows for each matrix": (lambda x, y: x @ y, ((5, 8, 20), (5, 20, 31))),
+    "four rows for each transposed matrix": (lambda x, y: x @ y.mT, ((5, 4, 20), (5, 31, 20))),
+    "small matrices": (lambda x, y: x @ y, ((60, 3, 3), (60, 3, 17))),
     "a row and a transposed matrix": (lambda x, y: x @ y.mT, ((1, 20), (31, 20))),
 }
 
