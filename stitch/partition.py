@@ -8,6 +8,7 @@ from ..graph.ir import Graph, Value
 from ..graph.ops import OPS
 from ..graph.updates import late_puts, memory_of
 from .constants import constant_values
+from .views import VIEWS
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ def partition(graph: Graph) -> tuple[tuple[Part, ...], tuple[Value, ...]]:
     rest = [v for v in below if v not in ready and v not in late]
     steps: list[list[Value] | Extern] = []
     while rest:
-        steps.append(_take(rest, ready, native=True))
+        steps.append(_needed_now(_take(rest, ready, native=True), graph, ready))
         rest = [v for v in rest if v not in ready]
         for value in _take(rest, ready, native=False):
             if value.op == "aten":
@@ -76,6 +77,21 @@ def _take(rest: list[Value], ready: set[Value], native: bool) -> list[Value]:
             ready.add(value)
             taken.append(value)
     return taken
+
+
+def _needed_now(batch: list[Value], graph: Graph, ready: set[Value]) -> list[Value]:
+    """What is taken without views of what was there before that only later segments read: these look at it themselves, and nothing is
+    copied. They are not ready any more."""
+    taken, kept, returned = set(batch), set[Value](), set(graph.outputs)
+    for value in reversed(batch):
+        base, users = value, graph.users[value]
+        while base.op in VIEWS:
+            base = base.inputs[0]
+        if base in taken or value in returned or not kept.isdisjoint(users) or any(u.op == "aten" for u in users):
+            kept.add(value)
+        else:
+            ready.discard(value)
+    return [value for value in batch if value in kept]
 
 
 def _native(batch: list[Value], graph: Graph, constants: set[Value]) -> Native:
