@@ -14,21 +14,28 @@ from torch import Tensor
 
 LEAST = torch.finfo(torch.float32).tiny
 """The least scale, whose inverse is finite."""
+MOST = torch.finfo(torch.float32).max / 128
+"""The greatest scale, with which every integer stands for a finite number."""
 
 
 def choose_rows(x: Tensor, dtype: torch.dtype, least: float = 1e-5) -> tuple[Tensor, Tensor]:
     """Scales max|x| / 127 and zero points 0 for each row of the last axis, [..., 1]. A row below `least` throughout counts as that."""
-    scales = x.abs().amax(-1, keepdim=True).clamp(min=least).div(127)
+    scales = _finite(x.abs().amax(-1, keepdim=True).clamp(min=least).div(127))
     return scales, torch.zeros_like(scales)
 
 
 def choose_affine_rows(x: Tensor, dtype: torch.dtype, least: float = torch.finfo(torch.float32).eps) -> tuple[Tensor, Tensor]:
     """Scales, at least `least`, and zero points with which each row fills [-128, 127]; both [..., 1], float64 and int64."""
     low, high = x.amin(-1, keepdim=True).clamp(max=0.0), x.amax(-1, keepdim=True).clamp(min=0.0)
-    scales = ((high - low) / 255.0).clamp(min=least)
+    scales = _finite(((high * 0.5 - low * 0.5) / 127.5).clamp(min=least))  # halves: the difference of these is finite
     below, above = low / scales, high / scales
     zeros = torch.where(below + above - 1.0 > 0, -128 - below, 127 - above).clamp(-128, 127).round()
     return scales.to(torch.float64), zeros.to(torch.int64)
+
+
+def _finite(scales: Tensor) -> Tensor:
+    """Scales of rows of finite numbers are no greater than MOST."""
+    return torch.where(scales == torch.inf, scales, scales.clamp(max=MOST))
 
 
 def _chosen(x: Tensor, affine: bool) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ..diagnostics.errors import InputError, Unsupported
 from ..graph.aten.recurrent import RECURRENCE
 from ..graph.exporting import example, quiet, translated
-from ..graph.rows import LEAST
+from ..graph.rows import LEAST, MOST
 from . import ops
 from .module import FreeDim, QuantizedModule, TensorLeaf
 
@@ -181,11 +181,12 @@ def _table() -> dict[Callable[..., Any], Callable[..., Any]]:
     def choose_rows(x: Any, affine: bool) -> Any:
         axes = op.Constant(value_ints=[-1])
         if not affine:
-            scales = op.Div(op.Max(op.ReduceMax(op.Abs(x), axes, **last), real(127 * LEAST)), real(127.0))
+            scales = op.Min(op.Div(op.Max(op.ReduceMax(op.Abs(x), axes, **last), real(127 * LEAST)), real(127.0)), real(MOST))
             return scales, op.Sub(scales, scales)
         low = op.Min(op.ReduceMin(x, axes, **last), real(0.0))
         high = op.Max(op.ReduceMax(x, axes, **last), real(0.0))
-        scales = op.Max(op.Div(op.Sub(high, low), real(255.0)), real(LEAST))
+        halves = op.Sub(op.Mul(high, real(0.5)), op.Mul(low, real(0.5)))
+        scales = op.Min(op.Max(op.Div(halves, real(127.5)), real(LEAST)), real(MOST))
         below, above = op.Div(low, scales), op.Div(high, scales)
         nearer = op.Greater(op.Sub(op.Add(below, above), real(1.0)), real(0.0))
         zeros = op.Where(nearer, op.Sub(real(-128.0), below), op.Sub(real(127.0), above))

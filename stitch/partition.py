@@ -41,7 +41,7 @@ def partition(graph: Graph) -> tuple[tuple[Part, ...], tuple[Value, ...]]:
     rest = [v for v in below if v not in ready and v not in late]
     steps: list[list[Value] | Extern] = []
     while rest:
-        steps.append(_needed_now(_take(rest, ready, native=True), graph, ready))
+        steps.append(_needed_now(_take(rest, ready, native=True), rest, graph, ready))
         rest = [v for v in rest if v not in ready]
         for value in _take(rest, ready, native=False):
             if value.op == "aten":
@@ -79,18 +79,20 @@ def _take(rest: list[Value], ready: set[Value], native: bool) -> list[Value]:
     return taken
 
 
-def _needed_now(batch: list[Value], graph: Graph, ready: set[Value]) -> list[Value]:
-    """What is taken without views of what was there before that only later segments read: these look at it themselves, and nothing is
-    copied. They are not ready any more."""
+def _needed_now(batch: list[Value], rest: list[Value], graph: Graph, ready: set[Value]) -> list[Value]:
+    """What is taken of the rest without views of what was there before that only later segments read: these look at it themselves, and
+    nothing is copied. They are not ready any more."""
     taken, kept, returned = set(batch), set[Value](), set(graph.outputs)
+    later = {v for v in rest if v not in taken and v.op != "aten"}
     for value in reversed(batch):
         base, users = value, graph.users[value]
         while base.op in VIEWS:
             base = base.inputs[0]
-        if base in taken or value in returned or not kept.isdisjoint(users) or any(u.op == "aten" for u in users):
+        if base in taken or value in returned or not later.issuperset(users):
             kept.add(value)
         else:
             ready.discard(value)
+            later.add(value)
     return [value for value in batch if value in kept]
 
 

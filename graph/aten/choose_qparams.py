@@ -11,7 +11,7 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Shape
 from ..ir import Value
-from ..rows import CHOOSE_ROWS, LEAST
+from ..rows import CHOOSE_ROWS, LEAST, MOST
 from ..types import f32, f64, i64
 from .call import Call, Row
 from .reductions import extreme
@@ -60,7 +60,12 @@ def per_tensor_symmetric(c: Call, x: Value, qmin: int, qmax: int, eps: float, dt
 
 def _largest(x: Value, least: float) -> Value:
     """The scale with which the greatest magnitude of a row, `least` at least, is 127."""
-    return b.div(b.maximum(extreme(b.abs_(_data(x)), "max", (x.tensor.rank - 1,), True), least), 127.0)
+    return _finite(b.div(b.maximum(extreme(b.abs_(_data(x)), "max", (x.tensor.rank - 1,), True), least), 127.0))
+
+
+def _finite(scale: Value) -> Value:
+    """As in `graph/rows.py`."""
+    return b.where(b.eq(scale, float("inf")), scale, b.minimum(scale, MOST))
 
 
 def per_token(c: Call, x: Value, dtype: torch.dtype) -> tuple[Value, Value]:
@@ -76,7 +81,7 @@ def per_token_asymmetric(
     """The zero point is that of the end of the range where rounding it costs less."""
     qmin, qmax = -128.0, 127.0
     low, high = _row_range(x)
-    scale = b.maximum(b.div(b.sub(high, low), qmax - qmin), least)
+    scale = _finite(b.maximum(b.div(b.sub(b.mul(high, 0.5), b.mul(low, 0.5)), (qmax - qmin) / 2), least))
     low, high = b.div(low, scale), b.div(high, scale)
     from_low = b.gt(b.add(b.add(low, qmin), b.add(high, qmax)), 0.0)
     zero = b.where(from_low, b.add(b.neg(low), qmin), b.add(b.neg(high), qmax))

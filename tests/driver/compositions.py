@@ -103,9 +103,8 @@ class Draw:
             for extreme in (limits.max, limits.min, limits.max // 2 + 1, limits.min // 3):
                 tensor.view(-1)[self.rng.randrange(tensor.numel())] = extreme
         given = not self.values or self.rng.random() < 0.6
-        order = list(range(tensor.dim()))
-        if self.rng.random() < 0.3:
-            self.rng.shuffle(order)
+        turned = torch.rand((), generator=seeded) < 0.3
+        order = torch.randperm(tensor.dim(), generator=seeded).tolist() if turned else list(range(tensor.dim()))
         tensor = tensor.permute(order).contiguous().permute([order.index(axis) for axis in range(tensor.dim())])
         text = f"{'argument' if given else 'constant'} {str(dtype)[6:]}{list(shape)} in order {order}"
         return self._append(Item(text, tensor=tensor, given=given), tensor)

@@ -72,3 +72,21 @@ def test_gradients_pass_as_if_nothing_were_rounded(name: str) -> None:
     (ROUNDINGS[name](x) * weight).sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, weight, rtol=2**-8 if name == "bf16" else 0, atol=0)  # bf16's gradients are bf16
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_the_greatest_numbers_stay_finite(affine: bool) -> None:
+    """Their difference is beyond f32, and 128 times a 127th of them; infinities stay visible."""
+
+    class Chosen(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return by(CHOOSE_ROWS(x, affine), x, affine)
+
+    most = torch.finfo(torch.float32).max
+    x = torch.tensor([[most, -most, 0.0], [most, 1.0, 2.0], [-most, -1.0, 0.5 * most]])
+    left = Chosen()(x)
+    assert ((left.double() - x.double()).abs() <= 2 * most / 255 * 1.01).all()
+    infinite = torch.tensor([[torch.inf, 1.0, 2.0]])
+    assert not Chosen()(infinite).isfinite().all()
+    compiled = sashiko.compile(Chosen().eval(), (x,), strict=True)
+    assert torch.equal(compiled(x), left)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
+import sashiko
 from sashiko.graph import attrs as A
 from sashiko.graph import build as b
 from sashiko.graph.ir import Graph, Value
 from sashiko.graph.ops import make
 from sashiko.graph.types import f32
 from sashiko.stitch.partition import Extern, Native, partition
+from tests.driver.functions import Apply
 
 
 def by_torch(x: Value) -> Value:
@@ -36,3 +40,17 @@ def test_views_that_are_needed_now_stay() -> None:
     turned = b.permute(x, (1, 0))
     parts, _ = partition(Graph((x,), (b.add(turned, by_torch(turned)), turned)))
     assert isinstance(parts[0], Native) and parts[0].outputs == (turned,)
+
+
+@torch.no_grad()
+def test_views_that_are_written_into_an_argument() -> None:
+    """Writing comes last, and has its operands by then."""
+
+    def step(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        order = torch.sort(x, -1)[0]
+        cache[0] = x[1]
+        return order
+
+    cache, x = torch.zeros(2, 5000), torch.randn(3, 5000)
+    compiled = sashiko.compile(Apply(step).eval(), (cache.clone(), x))
+    assert torch.equal(compiled(cache, x), torch.sort(x, -1)[0]) and torch.equal(cache[0], x[1])
