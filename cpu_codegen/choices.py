@@ -8,7 +8,7 @@ from ..graph.dims import bounds, product
 from ..graph.types import DType, f64
 from ..platforms.target import Target
 from ..stitch.loops import Body, LoopKernel
-from . import schedule
+from . import index, schedule
 
 _JOINED_OPERATIONS = 400  # vector operations of a loop that is unrolled to store whole registers
 _UNROLLED_OPERATIONS = 900  # vector operations of rows written out without a loop
@@ -16,6 +16,7 @@ _FOUR_AT_ONCE, _TWO_AT_ONCE = 32, 60  # operations of a vector with which so man
 _SUMS_AT_ONCE = 16  # over k, of all vectors: registers
 _FEW_OPERATIONS = 8
 _FEW_STEPS = 64  # over k, as of windows
+_ROWS_OF_SUMS = (4, 3, 2)
 _WORD = 4
 _SHORT_ROW = 1024  # columns: longer rows hardly notice what waits between their passes
 # Rows at a time: by fours where all stay in registers, by twos where they are read again.
@@ -50,9 +51,21 @@ class Choices:
         operations = self._operations(each)
         sums = sum(node.op == "reduce" and node.axis == "k" for node in self._body.nodes)
         if self._kernel.depth is not None and sums:
-            return min(self._target.registers // 2 if self._walks_far() else 4, max(1, _SUMS_AT_ONCE // sums))
+            most = self._target.registers // 2 // self.rows_of_sums() if self._walks_far() else 4
+            return max(1, min(most, _SUMS_AT_ONCE // sums))
         enough = 4 if operations <= _FOUR_AT_ONCE else 2 if operations <= _TWO_AT_ONCE else 1
         return max(enough, joined) if joined * operations <= _JOINED_OPERATIONS else enough
+
+    def rows_of_sums(self) -> int:
+        """How many rows have their sums over k computed at once: those that read something alike at every step, a few of them."""
+        body, rows = self._body, self._kernel.rows
+        run = index.row_run(body.indices, rows) if rows is not None and self._kernel.depth is not None and self._walks_far() else None
+        plain = all(node.op not in ("check", "scan") and (node.op != "reduce" or "c" in body.deps[n]) for n, node in enumerate(body.nodes))
+        shared = any(node.op == "load" and not node.args and body.deps[n] >= {"k", "c"} and index.same_in_run(node.index)
+                     for n, node in enumerate(body.nodes))
+        if not isinstance(run, int) or not plain or not shared or len(self._plan) != 1:
+            return 1
+        return next((count for count in _ROWS_OF_SUMS if run % count == 0), 1)
 
     def _walks_far(self) -> bool:
         """Whether a sum over k takes many steps, each of which is a load or two from another line of memory: the more of a line is read at

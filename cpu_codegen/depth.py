@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .body import BodyEmitter, Point
 from .builder import Val, i64
 from .reduce import Reduction, State, flatten, reductions_of, results, unflatten
+from .sweep import Copies, Sweep
 from .turns import CHAINS
 
 _UNROLLED, _FEW = 9, 2  # steps up to which a loop is written out, as of windows of 3 x 3, and of how many sums
@@ -19,7 +20,8 @@ class Depth:
         self._emitter, self._extent, self._static = emitter, extent, static
 
     def resolve(self, roots: Sequence[int], points: Sequence[Point]) -> None:
-        """Makes every k reduction that `roots` need known at the points. The points differ in their column alone."""
+        """Makes every k reduction that `roots` need known at the points, which differ in their column alone, or where all reductions depend
+        on it also in their row."""
         body, deps = self._emitter.body, self._emitter.deps
         found: set[int] = set()
         pending, seen = list(roots), set()
@@ -106,3 +108,18 @@ class Depth:
                 merged.append(parts[0])
             for n, value in zip(nodes, results(reductions, merged)):
                 self._emitter.remember(n, point, value)
+
+
+def side_by_side(
+    depth: Depth, rows: Sequence[Point], roots: Sequence[int], sweep: Sweep, unroll: int, effects: Callable[[list[Point]], None]
+) -> None:
+    """Visits the columns of several rows of one run at once: what these read alike at a step is read once."""
+
+    def visit(columns: list[Point], states: Copies) -> Copies:
+        points = [[row.at_column(column) for column in columns] for row in rows]
+        depth.resolve(roots, [point for of_row in points for point in of_row])
+        for of_row in points:
+            effects(of_row)
+        return states
+
+    sweep.run(rows[0], unroll, [], visit)

@@ -6,7 +6,7 @@ multiple of the number of lanes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..graph.dims import Atom, Dim, Func, Poly, Symbol, bounds, divides, product, symbols
@@ -152,3 +152,35 @@ def functions(index: Dim) -> Iterator[Func]:
                 for argument in atom.args:
                     yield from functions(argument)
                 yield atom
+
+
+def row_run(indices: Iterable[Dim], rows: Dim) -> Dim | None:
+    """So many rows, from a multiple of it on, have the same quotients by all that rows are divided by in expressions; None: there are no
+    such runs. It divides the number of rows."""
+    found = {rows, *(run for index in indices for run in _runs(index))}
+    whole = [run for run in found if run is not None]
+    return None if None in found else next((run for run in whole if all(divides(run, other) for other in whole)), None)
+
+
+def _runs(index: Dim) -> Iterator[Dim | None]:
+    """What the row is divided by; None where it is part of an expression in another way."""
+    for atom in functions(index):
+        names = {s.name for argument in atom.args for s in symbols(argument)}
+        if "r" not in names:
+            continue
+        if atom.kind in ("floordiv", "mod") and is_row(atom.args[0]) and "r" not in {s.name for s in symbols(atom.args[1])}:
+            yield atom.args[1]
+        elif names & {"c", "k"} or any(name.startswith("%") for name in names) or not _stays(atom):
+            yield None
+
+
+def same_in_run(index: Dim) -> bool:
+    """Whether an expression is the same at all rows of a run: the row is in it only as a quotient."""
+    atoms = [atom for mono, _ in index.terms for atom in mono] if isinstance(index, Poly) else []
+    return all(_stays(atom) for atom in atoms if "r" in {s.name for s in symbols(atom_dim(atom))})
+
+
+def _stays(atom: Atom) -> bool:
+    if not isinstance(atom, Func) or moves(atom):
+        return False
+    return (atom.kind == "floordiv" and is_row(atom.args[0])) or all(map(same_in_run, atom.args))

@@ -20,13 +20,13 @@ from .body import BodyEmitter, Point
 from .builder import I1, I64, PTR, VOID, Function, Module, Val, const_vec, i64
 from .choices import Choices, vector_lanes
 from .contract import KernelCode
-from .depth import Depth
+from .depth import Depth, side_by_side
 from .intrinsics import stores_done
 from .ranges import column_ranges
 from .reduce import Reduction, State, reductions_of, results
 from .scan import followed, scans_of
 from .slots import Slots
-from .squares import Squares, loads_across
+from .squares import Squares, beside, loads_across
 from .sweep import Copies, Sweep, merge_copies
 from .turns import CHAINS
 from .written import written_out
@@ -129,6 +129,8 @@ class _Writer:
         self.grain = self._together if isinstance(kernel.rows, int) and kernel.rows % self._together == 0 else 1
         if self.across is not None and self.across.whole:
             self.grain = self.lanes
+        self._rows_of_sums = 1 if sums else self._choices.rows_of_sums()
+        self.grain = max(self.grain, self._rows_of_sums)
 
     # -- kinds -------------------------------------------------------------------------------------------------------
     def flat(self, begin: Val, end: Val) -> None:
@@ -154,6 +156,10 @@ class _Writer:
             squares.rows(begin, end, lambda row: self.rows(row, fn.add(row, i64(1)), several=False))
             return
 
+        if self._rows_of_sums > 1 and several:
+            fn.loop(begin, end, self._rows_of_sums, [], lambda first, _: self._rows_with_sums(first))
+            return
+
         def some(count: int, first: Val) -> list[Val]:
             with self.emitter.scope():
                 self._some_rows([Point(self.lanes, {"r": fn.add(first, i64(n))}) for n in range(count)], rows)
@@ -169,12 +175,29 @@ class _Writer:
             begin = most
         fn.loop(begin, end, 1, [], lambda row, _: some(1, row))
 
+    def _rows_with_sums(self, first: Val) -> list[Val]:
+        """Some rows of one run, whose sums over k grow side by side."""
+        assert self._depth is not None
+        each = self._plan[0]
+        with self.emitter.scope():
+            rows = beside(self.emitter, first, self._rows_of_sums, self.lanes)
+            for row in rows:
+                self._prepare(each, row)
+            unroll, roots = self._choices.unroll(each, self._joined(each)), each.roots(self._body, self._column_stores)
+            side_by_side(self._depth, rows, roots, self._columns(), unroll, partial(self._effects, each))
+        return []
+
+    def _columns(self) -> Sweep:
+        columns = self._kernel.cols
+        return Sweep(self.emitter, self.lanes, i64(0), self._slots.dim(columns), columns if isinstance(columns, int) else None)
+
+    def _prepare(self, each: schedule.Pass, row: Point) -> None:
+        self.emitter.prepare(each.roots(self._body, self._column_stores), self._stores_of(each), row, "r")
+
     # -- passes ------------------------------------------------------------------------------------------------------
     def _some_rows(self, points: list[Point], rows: _Rows) -> None:
         """Pass by pass, and in each one row after the other: while one waits for what a pass reduced, the next one is computed."""
-        columns = self._kernel.cols
-        sweep = Sweep(self.emitter, self.lanes, i64(0), self._slots.dim(columns), columns if isinstance(columns, int) else None)
-        kept: list[int] = []
+        sweep, kept = self._columns(), list[int]()
         for point in points:
             self.emitter.checks(point.scalar, [n for n in self._other_checks if self._body.deps[n]])
         for number, each in enumerate(self._plan):
@@ -184,7 +207,7 @@ class _Writer:
                     self.emitter.keep(n, arrays[n])
                 fetch = rows.ahead.of(point, not rows.in_registers) if number == 1 else nothing
                 self._resolve(self._roots_within(each, frozenset("r")), [point.scalar])
-                self.emitter.prepare(each.roots(self._body, self._column_stores), self._stores_of(each), point, "r")
+                self._prepare(each, point)
                 if rows.in_registers:
                     self._columns_in_registers(each, point, fetch)
                 else:
@@ -298,18 +321,7 @@ class _Writer:
             self.emitter.compute(self._sums, point)
 
     def _roots_within(self, each: schedule.Pass, axes: frozenset[str]) -> list[int]:
-        """Values that a pass needs and that depend on no other axes."""
-        found, pending, seen = [], each.roots(self._body, self._column_stores), set()
-        while pending:
-            n = pending.pop()
-            if n in seen:
-                continue
-            seen.add(n)
-            if self._body.deps[n] <= axes:
-                found.append(n)
-            elif not (self._body.nodes[n].op == "reduce" and self._body.nodes[n].axis == "k"):
-                pending += self._body.operands(n)
-        return found
+        return schedule.within(self._body, each.roots(self._body, self._column_stores), axes)
 
     def _stores_of(self, each: schedule.Pass) -> tuple[int, ...]:
         return self._column_stores if each.stores else ()

@@ -81,6 +81,21 @@ def reduced(body: Body, roots: Iterable[int]) -> bool:
     return False
 
 
+def within(body: Body, roots: Iterable[int], axes: frozenset[str]) -> list[int]:
+    """Values that some nodes need and that depend on no other axes."""
+    found, pending, seen = [], list(roots), set[int]()
+    while pending:
+        n = pending.pop()
+        if n in seen:
+            continue
+        seen.add(n)
+        if body.deps[n] <= axes:
+            found.append(n)
+        elif not (body.nodes[n].op == "reduce" and body.nodes[n].axis == "k"):
+            pending += body.operands(n)
+    return found
+
+
 def index_nodes(expression: Dim) -> list[int]:
     return [int(s.name[1:]) for s in symbols(expression) if s.name.startswith("%")]
 

@@ -31,6 +31,10 @@ class Point:
         """The same point with other axes as well."""
         return Point(self.lanes, {**self.axes, **axes}, self.mask)
 
+    def at_column(self, other: Point) -> Point:
+        """This row at the columns of another point."""
+        return Point(other.lanes, {**self.axes, "c": other.axes["c"]}, other.mask)
+
     @property
     def scalar(self) -> Point:
         """The point without its columns."""

@@ -7,10 +7,10 @@ cache is used at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..graph.dims import Dim, Func, Poly, bounds, divides, symbols
+from ..graph.dims import Dim, Poly, bounds, symbols
 from ..platforms.target import Target
 from ..stitch.costs import SHUFFLED
 from ..stitch.loops import Body, LoopKernel
@@ -47,10 +47,9 @@ def loads_across(target: Target, kernel: LoopKernel, plan: Sequence[schedule.Pas
         return None
     used = sorted(schedule.needed(body))
     found = tuple(n for n in used if _is_across(target, body, n, lanes))
-    runs = {run for index in body.indices for run in _runs(index)}
-    if not 0 < len(found) <= _MOST_LOADS or schedule.column_cost(body, lanes, ("load",)) > _MOST_OPERATIONS or None in runs:
+    if not 0 < len(found) <= _MOST_LOADS or schedule.column_cost(body, lanes, ("load",)) > _MOST_OPERATIONS:
         return None
-    run = _shortest([kernel.rows, *(run for run in runs if run is not None)])
+    run = forms.row_run(body.indices, kernel.rows)
     if run is None or (bounds(run)[1] or lanes) < lanes:
         return None
     alone = all(n in found or body.nodes[n].op != "load" or not body.deps[n] >= {"r", "c"} for n in used)
@@ -84,30 +83,12 @@ def _step(index: Dim) -> Dim | None:
     return step
 
 
-def _runs(index: Dim) -> Iterator[Dim | None]:
-    """What the row is divided by; None where it is part of an expression in another way."""
-    for atom in forms.functions(index):
-        names = {s.name for argument in atom.args for s in symbols(argument)}
-        if "r" not in names:
-            continue
-        if atom.kind in ("floordiv", "mod") and forms.is_row(atom.args[0]) and "r" not in {s.name for s in symbols(atom.args[1])}:
-            yield atom.args[1]
-        elif names & {"c", "k"} or any(name.startswith("%") for name in names) or not _stays(atom):
-            yield None
-
-
-def _stays(atom: Func) -> bool:
-    """Whether a function is the same in all of a run: the row is in it only as a quotient."""
-    inner = [a for argument in atom.args for mono, _ in (argument.terms if isinstance(argument, Poly) else ()) for a in mono]
-    of_row = [a for a in inner if "r" in {s.name for s in symbols(forms.atom_dim(a))}]
-    return all(
-        isinstance(a, Func) and not forms.moves(a) and ((a.kind == "floordiv" and forms.is_row(a.args[0])) or _stays(a)) for a in of_row
-    )
-
-
-def _shortest(runs: Sequence[Dim]) -> Dim | None:
-    """The run that all others are multiples of; None where there is none."""
-    return next((run for run in runs if all(divides(run, other) for other in runs)), None)
+def beside(emitter: BodyEmitter, first: Val, count: int, lanes: int) -> list[Point]:
+    """So many rows from one on, all of one run."""
+    rows = [Point(lanes, {"r": emitter.fn.add(first, i64(n)) if n else first}) for n in range(count)]
+    for n, row in enumerate(rows[1:], 1):
+        emitter.beside(rows[0], row, n)
+    return rows
 
 
 class Squares:
@@ -160,11 +141,9 @@ class Squares:
 
     def _tile(self, first: Val) -> list[Val]:
         """As many rows as there are lanes, column after column of squares."""
-        emitter, fn, columns = self._emitter, self._fn, self._kernel.cols
+        emitter, columns = self._emitter, self._kernel.cols
         with emitter.scope():
-            points = [Point(self._lanes, {"r": fn.add(first, i64(n)) if n else first}) for n in range(self._lanes)]
-            for n, point in enumerate(points[1:]):
-                emitter.beside(points[0], point, n + 1)
+            points = beside(emitter, first, self._lanes, self._lanes)
             for point in points:
                 emitter.prepare(self._each.roots(emitter.body, emitter.column_stores), emitter.column_stores, point, "r")
             masks = {n: self._mask(n, points) for n in self._across.loads}
@@ -188,7 +167,7 @@ class Squares:
     def _visit(self, rows: Sequence[Point], masks: Masks, columns: Sequence[Point], states: Copies) -> Copies:
         emitter = self._emitter
         for column in columns:
-            points = [Point(column.lanes, {**row.axes, "c": column.axes["c"]}, column.mask) for row in rows]
+            points = [row.at_column(column) for row in rows]
             for n in self._across.loads if column.lanes else ():
                 emitter.load_square(n, points, masks[n], None if column.mask is None else self._left(column))
             for point in points:

@@ -1,0 +1,174 @@
+"""Single operations beside PyTorch: what a network is made of besides its products, alone, as eager calls them.
+
+    python -P benchmarks/operations.py [--only images,rows] [--rounds 9] [--quick] [--json F]
+
+A network fuses most of these; here each pays for its own memory traffic, and for a call. Images are given and returned row by row, or with
+their channels last (`last`), as the operation itself would return them. fp32, one pinned core, candidates in turn, random operands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import sashiko
+from sashiko.cli.bench.record import story
+from sashiko.cli.bench.timing import Timing, measure, pin
+
+Operation = tuple[Callable[..., object], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation. ms, eager_ms: of each round."""
+
+    part: str
+    name: str
+    ms: tuple[float, ...]
+    eager_ms: tuple[float, ...]
+
+
+class Applied(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> object:
+        return self.function(*args)
+
+
+def _of_images() -> dict[str, Operation]:
+    """Of 8 images of 64 channels, 56 x 56."""
+    x = torch.randn(8, 64, 56, 56)
+    functions: dict[str, Callable[..., object]] = {
+        "pad by zeros": partial(F.pad, pad=(3, 3, 3, 3)),
+        **{f"pad, {mode}": partial(F.pad, pad=(3, 3, 3, 3), mode=mode) for mode in ("reflect", "replicate", "circular")},
+        **{f"twice as large, {mode}": partial(F.interpolate, scale_factor=2, mode=mode) for mode in ("nearest", "bilinear", "bicubic")},
+        "half as large, bilinear": partial(F.interpolate, scale_factor=0.5, mode="bilinear"),
+        **{f"largest of {n} x {n}, {s}": partial(F.max_pool2d, kernel_size=n, stride=s, padding=n // 2) for n, s in ((3, 2), (5, 1))},
+        **{f"mean of {n} x {n}": partial(F.avg_pool2d, kernel_size=n) for n in (2, 7)},
+        "mean of all": partial(F.adaptive_avg_pool2d, output_size=1),
+        "group norm": partial(F.group_norm, num_groups=8),
+        "softmax over channels": partial(torch.softmax, dim=1),
+        "pixel shuffle": partial(F.pixel_shuffle, upscale_factor=2),
+        "roll": partial(torch.roll, shifts=(3, 3), dims=(2, 3)),
+        "patches of 3 x 3": partial(F.unfold, kernel_size=3, padding=1),
+        "to the other order": lambda x: x.contiguous(
+            memory_format=torch.contiguous_format if x.is_contiguous(memory_format=torch.channels_last) else torch.channels_last
+        ),
+        "depthwise 3 x 3": nn.Conv2d(64, 64, 3, padding=1, groups=64),
+        "depthwise 7 x 7": nn.Conv2d(64, 64, 7, padding=3, groups=64),
+        "convolution 3 x 3": nn.Conv2d(64, 64, 3, padding=1),
+        "convolution 1 x 1": nn.Conv2d(64, 128, 1),
+    }
+    last = x.to(memory_format=torch.channels_last)
+    return {f"{name}{' (last)' if image is last else ''}": (f, (image,)) for name, f in functions.items() for image in (x, last)}
+
+
+def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.stack((first * cosines - second * sines, second * cosines + first * sines), -1).flatten(-2)
+
+
+def _of_rows() -> dict[str, Operation]:
+    """Of 8 x 128 rows of 768."""
+    x, heads, matrix = torch.randn(8, 128, 768), torch.randn(8, 128, 12, 64), torch.randn(512, 1024)
+    angles = torch.randn(128, 1, 32)
+    functions: dict[str, Callable[..., object]] = {
+        "transpose": lambda x: x.transpose(1, 2).contiguous(),
+        "heads apart": lambda x: x.view(8, 128, 12, 64).transpose(1, 2).contiguous(),
+        "layer norm": partial(F.layer_norm, normalized_shape=(768,)),
+        "RMS norm": partial(F.rms_norm, normalized_shape=(768,)),
+        "softmax": partial(torch.softmax, dim=-1),
+        "GELU": F.gelu,
+        "sum of rows": partial(torch.sum, dim=1),
+        "largest, where": partial(torch.max, dim=-1),
+        "running sum": partial(torch.cumsum, dim=-1),
+        "reversed": partial(torch.flip, dims=(-1,)),
+        "every fourth": lambda x: x[..., ::4] + 1,
+        "largest of 4": partial(F.max_pool1d, kernel_size=4),
+        "twice as long, linear": partial(F.interpolate, scale_factor=2, mode="linear"),
+    }
+    return {
+        **{name: (f, (x,)) for name, f in functions.items()},
+        "rotary embedding of pairs": (_rotated, (heads, angles.cos(), angles.sin())),
+        "buckets of 32": (torch.bucketize, (matrix, torch.linspace(-3, 3, 32))),
+        "table of 512 rows": (F.embedding, (torch.randint(0, 512, (4096,)), matrix)),
+        "sums over 1024 x 4096": (partial(torch.sum, dim=0), (torch.randn(1024, 4096),)),
+    }
+
+
+def _of_products() -> dict[str, Operation]:
+    """Of activations with activations."""
+
+    def attention(heads: int, groups: int, length: int) -> Operation:
+        query, key, value = torch.randn(1, heads, 1, 128), torch.randn(1, groups, length, 128), torch.randn(1, groups, length, 128)
+        return partial(F.scaled_dot_product_attention, enable_gqa=heads != groups), (query, key, value)
+
+    return {
+        **{f"{m} rows, 1024 x 4096": (torch.matmul, (torch.randn(m, 1024), torch.randn(1024, 4096))) for m in (1, 2, 4, 8)},
+        **{f"96 of {m} rows, 128 x 64": (torch.matmul, (torch.randn(96, m, 128), torch.randn(96, 128, 64))) for m in (1, 4, 8, 128)},
+        "2048 of 8 x 8": (torch.matmul, (torch.randn(2048, 8, 8), torch.randn(2048, 8, 8))),
+        "256 of 3 x 3, 3 x 100": (torch.matmul, (torch.randn(256, 3, 3), torch.randn(256, 3, 100))),
+        "one query, 32 heads, 1024 keys": attention(32, 32, 1024),
+        "one query, 4 heads to a key, 1024 keys": attention(32, 8, 1024),
+        "one query, 16 heads to a key, 1024 keys": attention(32, 2, 1024),
+    }
+
+
+PARTS: Mapping[str, Callable[[], dict[str, Operation]]] = {"images": _of_images, "rows": _of_rows, "products": _of_products}
+
+
+def measured(part: str, name: str, operation: Operation, rounds: int, seconds: float) -> Row:
+    function, args = operation
+    model = (function if isinstance(function, nn.Module) else Applied(function)).eval()
+    times = measure({"ours": partial(sashiko.compile(model, args), *args), "eager": partial(model, *args)}, rounds, seconds)
+    return Row(part, name, times["ours"].rounds, times["eager"].rounds)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    result = Table()
+    for head in ("", "operation", "ms", "eager, ms", "x eager"):
+        result.add_column(head, justify="left" if head in ("", "operation") else "right")
+    for row in rows:
+        ours, eager = Timing(row.ms), Timing(row.eager_ms)
+        speed = ours.speed(eager)
+        told = f"{speed.median:.2f} [{speed.low:.2f}, {speed.high:.2f}]"
+        result.add_row(row.part, row.name, f"{ours.median:.3f}", f"{eager.median:.3f}", told, style="bold" if speed.median < 0.95 else "")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(PARTS), help="%(default)s")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="the first operation of each part, 3 short rounds")
+    parser.add_argument("--json", type=Path, help="write all rounds to this file")
+    options = parser.parse_args()
+    pin()
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    rounds, seconds = (3, 0.01) if options.quick else (options.rounds, 0.02)
+    chosen = {part: PARTS[part]() for part in options.only.split(",")}
+    operations = [(part, *item) for part, found in chosen.items() for item in list(found.items())[: 1 if options.quick else None]]
+    rows = [measured(part, name, operation, rounds, seconds) for part, name, operation in operations]
+    Console(width=140).print(table(rows))
+    if options.json:
+        run = story()
+        options.json.write_text(json.dumps(run | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
