@@ -85,9 +85,9 @@ class Memory:
         width = 1 << (min(span, ty.lanes).bit_length() - 1)
         if span > SHUFFLED * width or width == 1:
             return None
-        count = -(-span // width)
-        starts = [low + min(n * width, span - width) for n in range(count)]
-        where = [min((number - low) // width, count - 1) for number in at]
+        parts = sorted({(number - low) // width for number in at})
+        starts = [low + min(n * width, span - width) for n in parts]
+        where, count = [parts.index((number - low) // width) for number in at], len(parts)
         blocks: list[Val] = []
         for block, start in enumerate(starts):
             pointer, part = fn.gep(place.pointer, i64(start), ty.vec(0)), ty.vec(width)

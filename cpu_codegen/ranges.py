@@ -40,7 +40,7 @@ def column_ranges(kernel: LoopKernel, least: int) -> tuple[LoopKernel, ...]:
 
 def is_read_in_pieces(kernel: LoopKernel, lanes: int) -> bool:
     """Whether positions in loads are what they are on one side of some column, and would be looked up otherwise."""
-    return isinstance(kernel.cols, int) and bool(_position_cuts(kernel.body, kernel.cols, lanes))
+    return kernel.rows is not None and isinstance(kernel.cols, int) and bool(_position_cuts(kernel.body, kernel.cols, lanes))
 
 
 def _pieces(body: Body, columns: int, lanes: int) -> list[tuple[int, Body]]:

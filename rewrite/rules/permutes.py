@@ -21,10 +21,9 @@ from ...graph import build as b
 from ...graph.dims import product, reshape_groups
 from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import OPS, make
-from ...graph.types import f32, f64
+from ...graph.types import Order, f32, f64
 from ..query import is_weight
 
-Order = tuple[int, ...]
 _FEW = 64  # neighbours whose sums are no rows worth a loop
 _MIXED = 8  # features, at most, that are mixed element by element: what reads each element so often is better off as a product
 

@@ -244,6 +244,8 @@ NEAR: dict[str, Callable[[Dim], Dim]] = {
     "the colours of a pixel": lambda c: 3 * c + 2,
     "every fourth": lambda c: 4 * c,
     "every fourth backwards": lambda c: 150 - 4 * c,
+    "two groups": lambda c: mod(c, 4) + 13 * mod(floordiv(c, 4), 2),
+    "two far groups": lambda c: mod(c, 8) + 48 * mod(floordiv(c, 8), 2),
     "far apart": lambda c: 20 * mod(c, 8),
 }
 
