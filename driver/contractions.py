@@ -27,15 +27,16 @@ _FEW_COLUMNS = 4  # of 512 x 768, on a Zen 4: 37 us for 2 and 66 for 4, where a 
 # Of what is no weight, on a Zen 4: 1024 x 4096 on 4 rows 1.7 instead of 5.0 ms, 96 of 128 x 64 on 8 rows 170 us instead of 231, 2048 of
 # 8 x 8 47 us instead of 146; where a column lies side by side 1.2 ms instead of 2.2 on 4 rows, but 297 us instead of 224 on 8.
 _FEW_ROWS, _FEW_ROWS_ALONG = 8, 4
-# Heads to a key. Of 1024 keys of 128, on a Zen 4, beside the kernels for many queries: in f32 1.3 instead of 6.1 ms for 1, 0.39 instead of
-# 0.66 for 4, 0.36 instead of 0.32 for 8; f16 alike; in bf16 0.66 instead of 2.1 for 1, 0.52 instead of 0.77 for 2, 0.50 instead of 0.37
-# for 4.
-_FEW_HEADS = {f32: 4, f16: 4, bf16: 2}
+# Queries times heads to a key. Of 1024 keys of 128, on a Zen 4, beside the kernels for many queries: in f32 1.3 instead of 6.1 ms for 1 and
+# 2.5 instead of 6.7 for 4, with 4 heads to a key 0.39 instead of 0.66, with 8 0.36 instead of 0.32; f16 alike; in bf16 0.66 instead of 2.1
+# for 1, with 2 heads to a key 0.52 instead of 0.77, with 4 0.50 instead of 0.37.
+_FEW_QUERIES = {f32: 4, f16: 4, bf16: 2}
 WEIGHT_TYPES: tuple[tuple[DType, DType], ...] = ((f32, i8), (bf16, i8))  # for constant weights
 
 
-def has_kernel(value: Value) -> bool:
-    """Whether the kernel table takes a contraction of these types; others are spelled out in loops."""
+def has_kernel(value: Value, whole: bool = False) -> bool:
+    """Whether a kernel computes a contraction. Others are spelled out in loops: those of other types than the kernel table takes, and those
+    that loops compute faster, unless it must stay whole."""
     types = tuple(v.dtype for v in value.inputs)
     if value.op == "routed_linear":
         known = is_weight(value.inputs[1]) and all(isinstance(d, int) for d in (*value.inputs[1].shape, *value.inputs[2].shape))
@@ -43,19 +44,19 @@ def has_kernel(value: Value) -> bool:
     if value.op == "attention":
         depth, width = value.inputs[0].shape[-1], value.inputs[2].shape[-1]
         taken = types[0] in (f32, bf16, f16) and types[0] == types[1] == types[2]
-        return taken and isinstance(depth, int) and isinstance(width, int) and not asks_once(value)
-    if is_dot(value):
+        return taken and isinstance(depth, int) and isinstance(width, int) and (whole or not asks_little(value))
+    if is_dot(value) and not whole:
         return False
     return types[:2] in GEMM_TYPES or (types[:2] in WEIGHT_TYPES and is_weight(value.inputs[1]))
 
 
-def asks_once(value: Value) -> bool:
-    """Whether an attention has one query, as a step of text generation, and few heads share a key: it reads the keys and values and does
-    little else, so that tiles of queries, and keys that are put in order for them, take longer."""
-    if value.op != "attention" or value.inputs[0].shape[-2] != 1:
+def asks_little(value: Value) -> bool:
+    """Whether an attention has one query, as a step of text generation, or few, and few heads share a key: it reads the keys and values and
+    does little else, so that tiles of queries, and keys that are put in order for them, take longer."""
+    if value.op != "attention" or not isinstance(queries := value.inputs[0].shape[-2], int):
         return False
-    heads, groups = value.inputs[0].shape[1], value.inputs[1].shape[1]
-    return heads in [n * groups for n in range(1, _FEW_HEADS.get(value.dtype, 0) + 1)]
+    heads, groups, most = value.inputs[0].shape[1], value.inputs[1].shape[1], _FEW_QUERIES.get(value.dtype, 0)
+    return any(heads == shared * groups for shared in range(1, most // max(queries, 1) + 1))
 
 
 def is_dot(value: Value) -> bool:

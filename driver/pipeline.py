@@ -11,7 +11,7 @@ from ..graph.passes import Pass
 from ..graph.simplify import canonical, cse
 from ..graph.sites import site_of
 from ..graph.types import bf16
-from ..graph.updates import concatenated, separated
+from ..graph.updates import concatenated, read_between_writes, separated
 from ..kernels.table import unsigned_step
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
@@ -25,7 +25,7 @@ from ..rewrite.rules.unsigned import unsigned_rows
 from ..stitch.constants import own_results
 from ..stitch.expand import expand_contractions, expand_unsupported
 from ..stitch.steps import together
-from .contractions import asks_once, has_kernel, is_dot
+from .contractions import asks_little, has_kernel, is_dot
 
 PRECISIONS = ("fp32", "bf16", "auto")
 _TILE_ROWS = 16  # of tile registers, which take as long for fewer
@@ -50,10 +50,14 @@ def passes(
         return Pass(name, lambda graph: apply(graph, chosen, trace))
 
     def narrows(product: Value) -> bool:
-        return narrow and not is_dot(product) and not asks_once(product) and site_of(product.origin) not in wide
+        return narrow and not is_dot(product) and not asks_little(product) and site_of(product.origin) not in wide
 
     def narrowed(graph: Graph) -> Graph:
         return lower_precision(graph, bf16, narrows)
+
+    def spelled_out(graph: Graph) -> Graph:
+        whole = read_between_writes(graph)
+        return expand_unsupported(graph, lambda value: has_kernel(value, value in whole))
 
     step = unsigned_step(target)
     narrow = precision == "bf16" or (precision == "auto" and fast_bf16(target))
@@ -67,7 +71,7 @@ def passes(
         rewrite("integer", INTEGER),
         rewrite("weights", WEIGHTS),
         *((Pass("precision", narrowed),) if narrow else ()),
-        Pass("unsupported", lambda graph: expand_unsupported(graph, has_kernel)),
+        Pass("unsupported", spelled_out),
         Pass("contractions", expand_contractions),
         *((Pass("unsigned", lambda graph: unsigned_rows(graph, step)),) if step else ()),
         *((Pass("tables", lambda graph: tabulate(graph, target.lookup_entries)),) if target.lookup_entries else ()),

@@ -183,6 +183,18 @@ def _read_before(graph: Graph, value: Value, put: Value) -> bool:
     return True
 
 
+def read_between_writes(graph: Graph) -> set[Value]:
+    """Contractions that read what a put overwrites, such as a layer's part of a cache: of them `_read_before` tells that they are first."""
+    overwritten = {under(v.inputs[0]) for v in graph.order if v.op == "put"}
+
+    def reads(value: Value) -> bool:
+        while value not in overwritten and OPS[value.op].group in ("view", "elementwise") and value.inputs:
+            value = value.inputs[0]
+        return under(value) in overwritten
+
+    return {v for v in graph.order if OPS[v.op].group == "contraction" and any(map(reads, v.inputs))} if overwritten else set()
+
+
 def needs(value: Value) -> set[Value]:
     """Everything that a value is computed from."""
     seen: set[Value] = set()

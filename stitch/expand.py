@@ -50,17 +50,20 @@ def _expand_qlinear(value: Value) -> Value:
 def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
     """Spell out contractions that no kernel takes (`native` says which): multiplications and sums, which any type has."""
 
-    def visit(value: Value, inputs: tuple[Value, ...]) -> Value:
-        value = with_inputs(value, inputs)
-        if OPS[value.op].group != "contraction" or native(value):
+    def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
+        value = with_inputs(old, inputs)
+        if OPS[value.op].group != "contraction" or native(old):
             return value
         with g.at(value.origin):
             if value.op == "attention":
                 return rebuild(Graph((), (_attention(value),)), lambda v, i: visit_product(with_inputs(v, i))).outputs[0]
-            return visit_product(value)
+            return spelled(value)
 
     def visit_product(value: Value) -> Value:
-        if value.op not in ("linear", "routed_linear", "matmul") or native(value):
+        return value if value.op not in ("linear", "routed_linear", "matmul") or native(value) else spelled(value)
+
+    def spelled(value: Value) -> Value:
+        if value.op not in ("linear", "routed_linear", "matmul"):
             return value
         exact = f32 if value.dtype.is_float and value.dtype.bits < 32 else value.dtype  # short floats are summed in f32
         x, y = (g.cast(v, exact) for v in value.inputs[:2])

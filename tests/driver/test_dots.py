@@ -97,3 +97,16 @@ def test_the_keys_of_one_query_stay_as_they_are() -> None:
     compiled = sashiko.compile(Apply(function).eval(), (q, k, v), precision="bf16", strict=True)
     assert "cast" not in labels(compiled, q, k, v)
     torch.testing.assert_close(compiled(q, k, v), function(q, k, v), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("queries", "groups", "tiled"), [(4, 6, False), (2, 3, False), (3, 3, True), (5, 6, True)])
+def test_attention_of_few_queries(queries: int, groups: int, tiled: bool) -> None:
+    q, k, v = (torch.randn(2, heads, length, 24) for heads, length in ((6, queries), (groups, 33), (groups, 33)))
+
+    def attention(*args: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(*args, is_causal=True, enable_gqa=True)
+
+    compiled = sashiko.compile(Apply(attention).eval(), (q, k, v), strict=True)
+    assert ("attention" in labels(compiled, q, k, v)) == tiled
+    torch.testing.assert_close(compiled(q, k, v), attention(q, k, v), rtol=1e-5, atol=1e-5)

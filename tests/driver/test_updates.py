@@ -104,6 +104,15 @@ def products_before(c: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
     return x
 
 
+def attention_before(c: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
+    """The same with attention of one query."""
+    x = k[:1, :, :1]
+    for layer in range(2):
+        c[layer].index_copy_(1, p, x.expand(-1, -1, 2, -1)[0])
+        x = x + nn.functional.scaled_dot_product_attention(x, c[layer : layer + 1], c[layer : layer + 1])
+    return x
+
+
 def returned(c: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
     c.index_copy_(2, p, k)
     return c.clone(), c.view(-1), c
@@ -134,7 +143,7 @@ def with_pytorch_between(c: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> A
 
 IN_PLACE = (
     *(indexed, copied, scattered, sliced, selected, of_every_row, transposed, in_pages, read_before, crosswise, beside_a_late_one,
-      products_before, returned),
+      products_before, attention_before, returned),
 )
 COPIED = (read_after, kept, no_update, with_pytorch_between)
 
