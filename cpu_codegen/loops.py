@@ -29,10 +29,11 @@ from .slots import Slots
 from .squares import Squares, beside, loads_across
 from .sweep import Copies, Sweep, merge_copies
 from .turns import CHAINS
-from .written import written_out
+from .written import Written, written_out
 
 _FLAT_GRAIN = 64  # elements: no two threads write the same cache line of an output
 _SCRATCH_BYTES = 64 * 1024
+_FEW_LINES = 13  # of windows: there are more operations in those of more than would wait for a line
 
 
 def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> KernelCode:
@@ -42,8 +43,7 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
     whole = vector_lanes(target, kernel.body)
     written = written_out(target, kernel)
     kernel = kernel if written is None else written.kernel
-    sums = () if written is None else written.sums
-    writers = [_Writer(fn, slots, target, part, sums) for part in column_ranges(kernel, whole)]
+    writers = [_Writer(fn, slots, target, part, written) for part in column_ranges(kernel, whole)]
     begin, end = fn.args[1], fn.args[2]
 
     def row_by_row(row: Val, _: list[Val]) -> list[Val]:
@@ -54,8 +54,7 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
 
     def inside() -> list[Val]:
         if len(writers) > 1 and written is None and not any(writer.across for writer in writers):
-            fn.loop(begin, end, 1, [], row_by_row)
-            return []
+            return fn.loop(begin, end, 1, [], row_by_row)
         for writer in writers:
             with writer.emitter.scope():
                 if kernel.rows is None:
@@ -63,7 +62,7 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
                 elif written is None or not written.conditions:
                     writer.rows(begin, end)
                 else:
-                    inner = _Writer(fn, slots, target, written.inner, sums)
+                    inner = _Writer(fn, slots, target, written.inner, written)
                     fn.loop(begin, end, 1, [], partial(_either, writer, inner, written.conditions))
         return []
 
@@ -105,8 +104,8 @@ class _Rows:
 class _Writer:
     """Emits the loops of one kernel."""
 
-    def __init__(self, fn: Function, slots: Slots, target: Target, kernel: LoopKernel, sums: Sequence[int] = ()) -> None:
-        self._sums = sums
+    def __init__(self, fn: Function, slots: Slots, target: Target, kernel: LoopKernel, written: Written | None) -> None:
+        self._sums = () if written is None else written.sums
         self._fn, self._slots, self._target, self._kernel, self._body = fn, slots, target, kernel, kernel.body
         self.emitter = BodyEmitter(fn, target, kernel.body, slots)
         self.lanes = vector_lanes(target, kernel.body)
@@ -120,7 +119,7 @@ class _Writer:
         self._other_checks = [n for n in checks if n not in self._late_checks]
         self._plan = schedule.passes(self._body, self._column_stores)
         squares = min(self.lanes, target.lanes(32))
-        self.across = None if sums else loads_across(target, kernel, self._plan, squares)
+        self.across = None if written else loads_across(target, kernel, self._plan, squares)
         if self.across is not None:
             self.lanes = squares
         self._choices = Choices(target, kernel, self._plan, self._column_stores, self.lanes)
@@ -129,7 +128,8 @@ class _Writer:
         self.grain = self._together if isinstance(kernel.rows, int) and kernel.rows % self._together == 0 else 1
         if self.across is not None and self.across.whole:
             self.grain = self.lanes
-        self._rows_of_sums = 1 if sums else self._choices.rows_of_sums()
+        self._lines = kernel.depth if written and isinstance(kernel.depth, int) and kernel.depth <= _FEW_LINES else 0
+        self._rows_of_sums = 1 if written else self._choices.rows_of_sums()
         self.grain = max(self.grain, self._rows_of_sums)
 
     # -- kinds -------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class _Writer:
                 arrays = rows.arrays[at] if rows.arrays else {}
                 for n in kept:
                     self.emitter.keep(n, arrays[n])
-                fetch = rows.ahead.of(point, not rows.in_registers) if number == 1 else nothing
+                fetch = rows.ahead.of(point, not rows.in_registers) if number == 1 else rows.ahead.last_line(point, self._lines)
                 self._resolve(self._roots_within(each, frozenset("r")), [point.scalar])
                 self._prepare(each, point)
                 if rows.in_registers:

@@ -124,6 +124,13 @@ def test_large_windows_are_written_out_a_line_at_a_time() -> None:
     assert small.kernel.depth == 7 and small.kernel.rows == 19
 
 
+def test_the_next_line_is_fetched_where_windows_have_a_few() -> None:
+    for size, fetches in ((3, 0), (9, 9 + 13), (31, 0)):
+        module = Module()
+        emit_loop_kernel(module, TARGET, Windows(1, 13 + size, 32, size).kernel())
+        assert module.text().count("call void @llvm.prefetch") == fetches, size
+
+
 def test_any_number_of_images() -> None:
     n, taps = symbol("n"), b.input_(1, f32, (3, 3, 32))
     x = b.input_(0, f32, (n, 16, 16, 32))
