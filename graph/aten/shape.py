@@ -11,6 +11,7 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, bounds, maximum, minimum, mod, product
 from ..ir import Value
+from ..types import i64
 from .call import Call, Result, Row, need_fitting
 
 aten = torch.ops.aten
@@ -102,13 +103,17 @@ def flip(c: Call, x: Value, axes: Sequence[int]) -> Value:
 
 def roll(c: Call, x: Value, shifts: Sequence[Dim], axes: Sequence[int] = ()) -> Value:
     flat = x if axes else b.reshape(x, (product(x.shape),))
-    for shift, axis in zip(shifts, axes or (0,), strict=True):
-        size = flat.shape[b.axis_of(axis, flat.tensor.rank)]
+    for shift, rolled in zip(shifts, axes or (0,), strict=True):
+        axis = b.axis_of(rolled, flat.tensor.rank)
+        size = flat.shape[axis]
         if size == 0:
             return x
         moved = mod(shift, size)
-        first, second = parts(flat, b.axis_of(axis, flat.tensor.rank), (size - moved, moved))
-        flat = b.concat((second, first), axis)
+        if isinstance(size, int) and isinstance(moved, int):
+            flat = b.take(flat, b.remainder(b.iota(size, i64, size - moved), size), axis)
+        else:
+            first, second = parts(flat, axis, (size - moved, moved))
+            flat = b.concat((second, first), axis)
     return b.reshape(flat, x.shape)
 
 
