@@ -188,8 +188,7 @@ class Addresses:
         for atom in forms.functions(index):
             dim = forms.atom_dim(atom)
             needs = self.needs(dim)
-            key = self._key("f", dim, needs.axes, point)
-            if needs.axes == {"r"} and self._scopes.find(key) is None:
+            if needs.axes == {"r"} and self._scopes.find(key := self._key("f", dim, needs.axes, point)) is None:
                 value = self._atom(atom, first)
                 self._scopes.put(key, self._fn.add(value, i64(count)) if forms.moves(atom) else value, needs.sources)
 

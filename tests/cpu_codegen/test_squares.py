@@ -122,3 +122,18 @@ def test_f32_alone_is_masked_by_avx2() -> None:
         kernel = kernel_of(lambda x: surrounded(channels_last(x), (1, 1), (1, 1)), (2, 64, 9, 30), dtype=dtype)
         plan = schedule.passes(kernel.body, range(len(kernel.body.stores)))
         assert (loads_across(avx2, kernel, plan, avx2.lanes(32)) is not None) == expected
+
+
+@pytest.mark.parametrize("runner", few())
+def test_columns_that_are_divided_beside_rows(runner: Runner) -> None:
+    """Another operand has several columns to an element: its place is no affair of the rows alone."""
+    x, y = normal(3, 40, 50, seed=1), normal(3, 50, 20, seed=2)
+    kernel = kernel_of(lambda x, y: b.mul(b.permute(x, (0, 2, 1)), _each_twice(y)), x.shape, y.shape)
+    assert across(kernel) is not None
+    got = run(runner, kernel, [x, y, empty(3, 50, 40)])[-1]
+    assert torch.equal(got, x.transpose(1, 2) * y.repeat_interleave(2, 2))
+
+
+def _each_twice(y: Value) -> Value:
+    pairs = b.expand(b.reshape(y, (*y.shape, 1)), (*y.shape, 2))
+    return b.reshape(pairs, (*y.shape[:-1], y.shape[-1] * 2))
