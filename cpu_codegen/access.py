@@ -37,6 +37,11 @@ class Place:
         return tuple(lane * self.step for lane in range(lanes)) if isinstance(self.step, int) else self.known
 
 
+def can_mask(target: Target, bits: int) -> bool:
+    """Whether loads and stores of vectors can leave out lanes of so many bits."""
+    return target.masked_memory or (target.has("avx2") and bits in (32, 64))
+
+
 class Memory:
     """Emits the memory accesses of one function."""
 
@@ -134,7 +139,7 @@ class Memory:
                 fn.store(fn.extract(value, lane), self._lane(ty, place, lane, mask))
 
     def _masks(self, ty: Ty) -> bool:
-        return self._target.masked_memory or (self._target.has("avx2") and ty.bits in (32, 64))
+        return can_mask(self._target, ty.bits)
 
     def _lane(self, ty: Ty, place: Place, lane: int, mask: Val | None) -> Val:
         fn, element = self._fn, ty.vec(0)

@@ -16,7 +16,7 @@ _FOUR_AT_ONCE, _TWO_AT_ONCE = 32, 60  # operations of a vector with which so man
 _SUMS_AT_ONCE = 16  # over k, of all vectors: registers
 _FEW_OPERATIONS = 8
 _FEW_STEPS = 64  # over k, as of windows
-_ROWS_OF_SUMS = (4, 3, 2)
+_ROWS_OF_SUMS = (4, 3, 2)  # that share what they read at a step, the best first: with 4 vectors of each, sums fill half of 32 registers
 _WORD = 4
 _SHORT_ROW = 1024  # columns: longer rows hardly notice what waits between their passes
 # Rows at a time: by fours where all stay in registers, by twos where they are read again.

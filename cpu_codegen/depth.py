@@ -110,7 +110,7 @@ class Depth:
                 self._emitter.remember(n, point, value)
 
 
-def side_by_side(
+def visit_rows(
     depth: Depth, rows: Sequence[Point], roots: Sequence[int], sweep: Sweep, unroll: int, effects: Callable[[list[Point]], None]
 ) -> None:
     """Visits the columns of several rows of one run at once: what these read alike at a step is read once."""

@@ -20,7 +20,7 @@ from .body import BodyEmitter, Point
 from .builder import I1, I64, PTR, VOID, Function, Module, Val, const_vec, i64
 from .choices import Choices, vector_lanes
 from .contract import KernelCode
-from .depth import Depth, side_by_side
+from .depth import Depth, visit_rows
 from .intrinsics import stores_done
 from .ranges import column_ranges
 from .reduce import Reduction, State, reductions_of, results
@@ -184,7 +184,7 @@ class _Writer:
             for row in rows:
                 self._prepare(each, row)
             unroll, roots = self._choices.unroll(each, self._joined(each)), each.roots(self._body, self._column_stores)
-            side_by_side(self._depth, rows, roots, self._columns(), unroll, partial(self._effects, each))
+            visit_rows(self._depth, rows, roots, self._columns(), unroll, partial(self._effects, each))
         return []
 
     def _columns(self) -> Sweep:

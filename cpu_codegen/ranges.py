@@ -88,11 +88,11 @@ def _rises(difference: Dim) -> int | None:
         slope, start = parts
         return None if slope == 0 else -(start // slope) if slope > 0 else start // -slope + 1
     terms = difference.terms if isinstance(difference, Poly) else ()
-    functions = [(mono[0], factor) for mono, factor in terms if len(mono) == 1 and isinstance(mono[0], Func)]
+    found = [(mono[0], factor) for mono, factor in terms if len(mono) == 1 and isinstance(mono[0], Func)]
     rest = sum(factor for mono, factor in terms if not mono)
-    if len(functions) != 1 or len(terms) > 2 - (rest == 0) or functions[0][0].kind != "floordiv":
+    if len(found) != 1 or len(terms) > 2 - (rest == 0) or found[0][0].kind != "floordiv":
         return None
-    (quotient, scale), line = functions[0], _line_of(functions[0][0].args[0])
+    (quotient, scale), line = found[0], _line_of(found[0][0].args[0])
     divisor = quotient.args[1]
     if line is None or line[0] != 1 or not isinstance(divisor, int):
         return None

@@ -16,6 +16,7 @@ from ..stitch.costs import SHUFFLED
 from ..stitch.loops import Body, LoopKernel
 from . import index as forms
 from . import schedule
+from .access import can_mask
 from .body import BodyEmitter, Point
 from .builder import Function, Ty, Val, const, i64
 from .slots import Slots
@@ -63,8 +64,7 @@ def _is_across(target: Target, body: Body, n: int, lanes: int) -> bool:
         return False
     if node.args:
         guard, other = node.args
-        maskable = target.masked_memory or (target.has("avx2") and node.dtype.bits in (32, 64))
-        if not maskable or body.deps[guard] != {"r"} or body.deps[other]:
+        if not can_mask(target, node.dtype.bits) or body.deps[guard] != {"r"} or body.deps[other]:
             return False
     form = forms.lane_form(node.index, lanes, lambda name: name == "c")
     if form is None or form.offsets or (isinstance(form.step, int) and abs(form.step) <= SHUFFLED):

@@ -16,6 +16,8 @@ from ..graph.ops import OPS
 from ..graph.products import column_groups, transposed
 from ..graph.types import boolean, f32, f64, i32, i64
 
+_SPELLED = ("linear", "routed_linear", "matmul")
+
 
 def expand_contractions(graph: Graph) -> Graph:
     """Split biases, scales and zero points off the products."""
@@ -57,14 +59,12 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
         with g.at(value.origin):
             if value.op == "attention":
                 return rebuild(Graph((), (_attention(value),)), lambda v, i: visit_product(with_inputs(v, i))).outputs[0]
-            return spelled(value)
+            return spelled(value) if value.op in _SPELLED else value
 
     def visit_product(value: Value) -> Value:
-        return value if value.op not in ("linear", "routed_linear", "matmul") or native(value) else spelled(value)
+        return value if value.op not in _SPELLED or native(value) else spelled(value)
 
     def spelled(value: Value) -> Value:
-        if value.op not in ("linear", "routed_linear", "matmul"):
-            return value
         exact = f32 if value.dtype.is_float and value.dtype.bits < 32 else value.dtype  # short floats are summed in f32
         x, y = (g.cast(v, exact) for v in value.inputs[:2])
         if value.op == "routed_linear":  # [S, 1, K] * [S, N, K], summed over K
