@@ -209,6 +209,25 @@ def test_a_file_from_before(version: int, model: Executable, tmp_path: Path, mon
     assert loaded.plan.segments[0] == model.plan.segments[0] and loaded.code == own
 
 
+def test_a_file_without_orders_of_results(model: Executable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 5 has orders of segments' inputs instead, all of them row-major."""
+
+    def as_it_was(plan: Plan) -> Json:
+        data = encode_plan.plan_json(plan)
+        for output in (output for output in data["outputs"] if output and "value" in output):
+            del output["order"]
+        for segment in (segment for segment in data["segments"] if "steps" in segment):
+            segment["orders"] = []
+        return data
+
+    monkeypatch.setattr(saved, "VERSION", 5)
+    monkeypatch.setattr(saved, "plan_json", as_it_was)
+    save(model, tmp_path / "model")
+    monkeypatch.undo()
+    loaded = load(tmp_path / "model").executable
+    assert same(model, loaded) and loaded.plan.outputs == model.plan.outputs and loaded.code == model.code
+
+
 def test_repeated_steps(code: Code, repeated: Callable[..., Plan], tmp_path: Path) -> None:
     model = Executable(repeated(True), code)
     save(model, tmp_path / "model")
