@@ -160,7 +160,10 @@ def _take(value: Value, order: Order) -> Value | None:
 
 
 def _linear(value: Value, order: Order) -> Value | None:
-    source, w = value.inputs[0].inputs[0], value.inputs[1]
+    x, w = value.inputs[:2]
+    if order_of(x) != order:  # it is the weight that is permuted
+        return None
+    source = x.inputs[0]
     axis = order[-1]
     between, within = source.shape[:axis], source.shape[axis + 1 :]
     n, k = w.shape

@@ -112,6 +112,13 @@ def test_neighbours_are_no_mixture() -> None:
     assert sink_permutes(graph).outputs == graph.outputs
 
 
+@pytest.mark.parametrize("before", [lambda x: x, b.relu], ids=["input", "computed"])
+def test_a_weight_that_is_permuted_moves_nothing_of_what_it_is_multiplied_with(before: Callable[[Value], Value]) -> None:
+    x = b.input_(0, f32, (4, 4, 20, 4))
+    graph = Graph((x,), (b.linear(before(x), b.permute(b.constant(torch.randn(4, 4), "w", True), (1, 0))),))
+    assert sink_permutes(graph).outputs == graph.outputs
+
+
 def test_what_does_not_lie_together_is_reshaped_after_the_permutation() -> None:
     graph = Graph((X,), (b.reshape(IMAGE, (2, 15, 4)),))
     assert sink_permutes(graph).outputs == graph.outputs
