@@ -116,6 +116,8 @@ class Symbols:
         if isinstance(expr, sympy.And):
             for part in expr.args:
                 yield from self._assumed(part)
+        elif isinstance(expr, sympy.Or):
+            yield Assumption(self._zero_where(expr), "==")
         elif isinstance(expr, (sympy.Eq, sympy.Ne)):
             yield Assumption(self.expression(expr.lhs - expr.rhs), "==" if isinstance(expr, sympy.Eq) else "!=")
         elif isinstance(expr, (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)):
@@ -123,6 +125,20 @@ class Symbols:
             yield Assumption(more - 1 if isinstance(expr, (sympy.Gt, sympy.Lt)) else more, ">=")
         else:
             raise Unsupported(f"{expr} is no comparison of sizes")
+
+    def _zero_where(self, expr: Any) -> Dim:
+        """What is 0 where `expr` holds and nowhere else."""
+        if isinstance(expr, sympy.Or):
+            return dims.product(self._zero_where(part) for part in expr.args)
+        total: Dim = 0
+        for assumption in self._assumed(expr):
+            dim = assumption.dim
+            if assumption.relation == ">=":
+                dim = dims.minimum(dim, 0)
+            elif assumption.relation == "!=":
+                dim = dims.maximum(1 - dim * dim, 0)
+            total = total + dim * dim
+        return total
 
     def _translate(self, expr: sympy.Expr) -> Dim:
         if isinstance(expr, sympy.Integer):

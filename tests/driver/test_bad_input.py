@@ -125,6 +125,7 @@ def _twice_or_once(x: torch.Tensor) -> torch.Tensor:
         (lambda x: x * 2 if x.shape[0] ** 2 > 9 else x, (5, 40), (1, 2, 3)),
         (lambda x: x.chunk(2, 0)[-1] + 1, (5, 7), (1,)),
         (lambda x: x.reshape(-1, 2, x.shape[1]) + 1, (6, 8), (1, 3, 5)),
+        (lambda x: x.unflatten(0, (2, -1)) + 1, (6, 8), (1, 3, 5)),
         (lambda x: x.softmax(0) @ x.T, (1, 2, 9), ()),
     ],
 )

@@ -1,0 +1,27 @@
+"""What PyTorch decides by, asked of the sizes of a call."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+
+from sashiko.graph.symbols import Symbols
+
+A, B = sympy.symbols("a b", integer=True, positive=True)
+
+
+@pytest.mark.parametrize(
+    "decided",
+    [
+        sympy.Or(sympy.Eq(A, 3), sympy.Eq(sympy.Mod(A, 4), 0)),
+        sympy.Or(A > 3, sympy.And(sympy.Ne(A, B), B <= 2)),
+        sympy.And(sympy.Or(A >= B, sympy.Ne(B, 4)), sympy.Or(sympy.Eq(A, 2), B > 1, A < B)),
+    ],
+    ids=str,
+)
+def test_one_of_several_relations(decided: sympy.Basic) -> None:
+    """An assumption for it holds for the very sizes that it is true of."""
+    assumed = list(Symbols(None)._assumed(decided))
+    held = {(a, b): all(each.holds({"a": a, "b": b}) for each in assumed) for a in range(1, 9) for b in range(1, 7)}
+    assert held == {(a, b): bool(decided.subs({A: a, B: b})) for a, b in held}
+    assert {True, False} == set(held.values())
