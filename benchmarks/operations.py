@@ -128,7 +128,31 @@ def _of_products() -> dict[str, Operation]:
     }
 
 
-PARTS: Mapping[str, Callable[[], dict[str, Operation]]] = {"images": _of_images, "rows": _of_rows, "products": _of_products}
+def _of_graphs() -> dict[str, Operation]:
+    """Of 3000 nodes of 64 features and 20000 edges; and where things are looked up in bags and in order."""
+    nodes, weights, scores = torch.randn(3000, 64), torch.rand(20000, 1), torch.randn(20000, 4)
+    begin, end = torch.randint(0, 3000, (2, 20000))
+    bags = nn.EmbeddingBag(3000, 64, mode="max").eval()
+    bags.requires_grad_(False)
+
+    def softmax(scores: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        to, one = end[:, None].expand_as(scores), scores.new_zeros(3000, 4)
+        weights = (scores - one.scatter_reduce(0, to, scores, "amax", include_self=False)[end]).exp()
+        return weights / one.index_add(0, end, weights)[end]
+
+    return {
+        "sums over edges": (lambda x, i, s: x.index_add(0, i, s), (nodes, end, nodes[begin])),
+        "largest over edges": (lambda x, i, s: x.scatter_reduce(0, i[:, None].expand_as(s), s, "amax"), (nodes, end, nodes[begin])),
+        "weighted neighbours": (lambda x, i, j, w: torch.zeros_like(x).index_add(0, j, x[i] * w), (nodes, begin, end, weights)),
+        "softmax over edges": (softmax, (scores, end)),
+        "largest of bags": (bags, (begin, torch.arange(0, 20000, 20) + torch.randint(0, 20, (1000,)) * (torch.arange(1000) > 0))),
+        "places among 5000": (torch.searchsorted, (torch.randn(5000).sort()[0], torch.randn(100, 200))),
+    }
+
+
+PARTS: Mapping[str, Callable[[], dict[str, Operation]]] = {
+    "images": _of_images, "rows": _of_rows, "products": _of_products, "graphs": _of_graphs,
+}
 
 
 def measured(part: str, name: str, operation: Operation, rounds: int, seconds: float) -> Row:

@@ -63,7 +63,7 @@ class Choices:
         plain = all(node.op not in ("check", "scan") and (node.op != "reduce" or "c" in body.deps[n]) for n, node in enumerate(body.nodes))
         shared = any(node.op == "load" and not node.args and body.deps[n] >= {"k", "c"} and index.same_in_run(node.index)
                      for n, node in enumerate(body.nodes))
-        if not isinstance(run, int) or not plain or not shared or len(self._plan) != 1:
+        if not isinstance(run, int) or not plain or not shared or body.accumulates or len(self._plan) != 1:
             return 1
         return next((count for count in _ROWS_OF_SUMS if run % count == 0), 1)
 
@@ -85,7 +85,7 @@ class Choices:
         a processor waits that does not see the next row by itself. Beyond the caches memory is what takes the time, and it likes one row
         after the other; they are computed as the others are, so that the results are the same.
         """
-        if not self._waits():
+        if not self._waits() or self._body.accumulates:
             return 1, False
         high = bounds(self._kernel.cols)[1]
         again = high is not None and high <= _SHORT_ROW and self._arrays_read() <= (1 if self._sees_ahead(high) else 2)

@@ -44,7 +44,8 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
     written = written_out(target, kernel)
     kernel = kernel if written is None else written.kernel
     writers = [_Writer(fn, slots, target, part, written) for part in column_ranges(kernel, whole)]
-    begin, end = fn.args[1], fn.args[2]
+    domain = kernel.cols if kernel.rows is None else kernel.rows
+    begin, end = (i64(0), slots.dim(domain)) if kernel.body.accumulates else fn.args[1:]
 
     def row_by_row(row: Val, _: list[Val]) -> list[Val]:
         for writer in writers:
@@ -73,7 +74,8 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
     fn.ret()
     fn.finish()
     grain = max(whole, _FLAT_GRAIN) if kernel.rows is None else max(writer.grain for writer in writers)
-    return KernelCode(kernel.name, slots.order, kernel.cols if kernel.rows is None else kernel.rows, grain, schedule.work(kernel))
+    cut = (1, 1) if kernel.body.accumulates else (domain, grain)
+    return KernelCode(kernel.name, slots.order, *cut, schedule.work(kernel))
 
 
 def _either(general: _Writer, inner: _Writer, conditions: Sequence[int], row: Val, _: list[Val]) -> list[Val]:
@@ -150,12 +152,10 @@ class _Writer:
         rows = _Rows(self._in_registers, Ahead(self.emitter, self.lanes, fn.sub(end, i64(1)), together))
         if not rows.in_registers:
             rows.arrays = self._arrays(self._kernel.cols, together)
-
         if self.across is not None and several:
             squares = Squares(self.emitter, self._slots, self._kernel, self.across, self._plan[0], self.lanes)
             squares.rows(begin, end, lambda row: self.rows(row, fn.add(row, i64(1)), several=False))
             return
-
         if self._rows_of_sums > 1 and several:
             fn.loop(begin, end, self._rows_of_sums, [], lambda first, _: self._rows_with_sums(first))
             return

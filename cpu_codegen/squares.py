@@ -43,7 +43,8 @@ class Across:
 def loads_across(target: Target, kernel: LoopKernel, plan: Sequence[schedule.Pass], lanes: int) -> Across | None:
     """The loads of a kernel that squares pay for; None where there are none, or rows cannot be computed side by side."""
     body = kernel.body
-    plain = kernel.depth is None and len(plan) == 1 and all(n.op not in ("reduce", "scan", "check") for n in body.nodes)
+    single = kernel.depth is None and len(plan) == 1 and not body.accumulates
+    plain = single and all(n.op not in ("reduce", "scan", "check") for n in body.nodes)
     if kernel.rows is None or not plain or any("c" not in {s.name for s in symbols(store.index)} for store in body.stores):
         return None
     used = sorted(schedule.needed(body))

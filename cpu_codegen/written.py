@@ -53,7 +53,7 @@ def written_out(target: Target, kernel: LoopKernel) -> Written | None:
     body, depth, rows = kernel.body, kernel.depth, kernel.rows
     sums = [node for node in body.nodes if node.op == "reduce"]
     plain = all(node.axis == "k" and node.kind == "sum" and node.dtype in (f32, i32) for node in sums)
-    if not isinstance(depth, int) or rows is None or not sums or not plain or depth <= 1:
+    if not isinstance(depth, int) or rows is None or not sums or not plain or depth <= 1 or body.accumulates:
         return None
     if any(node.op == "check" or any(s.name.startswith("%") for s in symbols(node.index)) for node in body.nodes):
         return None

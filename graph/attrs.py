@@ -152,10 +152,12 @@ class AxisAttrs(Attrs):
 @dataclass(frozen=True)
 class PutAttrs(Attrs):
     """put: the axes along which positions are given, in ascending order, one operand of positions for each; the shape in which the
-    first operand is seen, and that of the result."""
+    first operand is seen, and that of the result. kind: what becomes of an element and what is put there: their "sum", "prod", "max" or
+    "min"; "": the latter."""
 
     axes: tuple[int, ...]
     shape: Shape
+    kind: str = ""
 
 
 @dataclass(frozen=True)

@@ -186,14 +186,15 @@ def gather(x: Value, index: Value, axis: int) -> Value:
     return _make("gather", x, index, attrs=A.AxisAttrs(axis_of(axis, x.tensor.rank)))
 
 
-def put(x: Value, part: Value, positions: Mapping[int, Value]) -> Value:
+def put(x: Value, part: Value, positions: Mapping[int, Value], kind: str = "") -> Value:
     """x with some elements replaced: part[i], at i, but along each axis of `positions` at the number that is given there for i.
 
     part has as many axes as x, and its size along those without positions. Positions are i64, broadcast to part, and must lie in
-    [0, size); where two elements meet, one of them stays. `graph/updates.py` says when this writes into the memory of x.
+    [0, size); where two elements meet, one of them stays. kind: "sum", "prod", "max" or "min" of what is there and all that is put there,
+    whose positions do not vary along the last axis. `graph/updates.py` says when this writes into the memory of x.
     """
     axes = tuple(sorted(positions))
-    return _make("put", x, part, *(positions[a] for a in axes), attrs=A.PutAttrs(axes, x.shape))
+    return _make("put", x, part, *(positions[a] for a in axes), attrs=A.PutAttrs(axes, x.shape, kind))
 
 
 def linear(x: Value, w: Value, bias: Value | None = None) -> Value:

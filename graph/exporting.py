@@ -25,8 +25,6 @@ from .lower import PART_OF
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
 _CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve")}
-# What PyTorch computes faster as it is than taken apart, and has no row.
-_WHOLE = {"aten::index_add"}
 CPU = "move it with .cpu()"
 # What to do about errors of torch, by a part of their text.
 KNOWN = (
@@ -57,7 +55,7 @@ T = TypeVar("T")
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The decompositions to give to AOTAutograd before `from_fx`: core ATen's, without the operations that have a row."""
     table: dict[Any, Callable[..., Any]] = dict(torch._decomp.core_aten_decompositions())
-    return {op: fn for op, fn in table.items() if op not in TABLE and op._schema.name not in _WHOLE}
+    return {op: fn for op, fn in table.items() if op not in TABLE}
 
 
 def arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -180,7 +178,7 @@ def _used_as_a_whole(node: torch.fx.Node) -> bool:
 
 def _kept(op: object) -> bool:
     """Whether an operation without a row is not to be taken apart, either."""
-    return isinstance(op, torch._ops.OpOverload) and op._schema.name in _CHECKED | _WHOLE
+    return isinstance(op, torch._ops.OpOverload) and op._schema.name in _CHECKED
 
 
 def _stays(node: torch.fx.Node) -> bool:

@@ -18,7 +18,7 @@ from .ir import Graph, Value
 from .polynomials import piecewise
 from .recurrence import reference
 from .symbols import bind_symbols
-from .types import DType, QParams, boolean
+from .types import QParams, boolean, identity
 
 Env = Mapping[str, int]
 Kernels = Mapping[str, Callable[..., Any]]
@@ -46,20 +46,6 @@ ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(("normal_cdf", "normal_cdf_short"), lambda x: torch.special.erfc(x * -math.sqrt(0.5)) / 2),
     "sigmoid_short": torch.sigmoid,
 }
-
-
-def identity(kind: str, dtype: DType) -> float | int | bool:
-    """What a reduction over no elements gives."""
-    if kind in ("sum", "any"):
-        return 0
-    if kind in ("prod", "all"):
-        return 1
-    if dtype.is_float:
-        return -math.inf if kind == "max" else math.inf
-    if dtype == boolean:
-        return kind == "min"
-    info = torch.iinfo(dtype.torch)
-    return info.min if kind == "max" else info.max
 
 
 def _reduce(v: Value, env: Env, x: Tensor) -> Tensor:
@@ -124,12 +110,19 @@ def _gather(v: Value, env: Env, x: Tensor, index: Tensor) -> Tensor:
     return torch.gather(x, v.attrs.axis, _in_range(index, x.shape[v.attrs.axis], "gather"))
 
 
+_SCATTERED = {"sum": "sum", "prod": "prod", "max": "amax", "min": "amin"}
+
+
 def _put(v: Value, env: Env, x: Tensor, part: Tensor, *positions: Tensor) -> Tensor:
     assert isinstance(v.attrs, A.PutAttrs)
     at = [torch.arange(size).reshape(-1, *[1] * (part.dim() - axis - 1)) for axis, size in enumerate(part.shape)]
     for axis, given in zip(v.attrs.axes, positions, strict=True):
         at[axis] = _in_range(given, evaluate(v.shape[axis], env), "put")
-    return x.reshape(_shape(v, env)).index_put(tuple(at), part)
+    x = x.reshape(_shape(v, env))
+    if not v.attrs.kind:
+        return x.index_put(tuple(at), part)
+    places = torch.arange(x.numel()).reshape(x.shape)[tuple(at)].expand(part.shape)
+    return x.flatten().scatter_reduce(0, places.flatten(), part.flatten(), _SCATTERED[v.attrs.kind]).reshape(x.shape)
 
 
 def _channelwise(numbers: tuple[float, ...], axis: int | None, rank: int) -> Tensor:

@@ -172,6 +172,9 @@ def _put(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     if not fits or part.dtype != x.dtype or len(positions) != len(attrs.axes) or any(p.dtype != i64 for p in positions):
         raise InvalidGraph(f"put: {', '.join(map(str, types))} do not fit along {attrs.axes} of {attrs.shape}")
     broadcast((part.shape, *(p.shape for p in positions)))
+    # Of a vector of elements that become one with others, no two may meet.
+    if attrs.kind and (part.shape[-1] == 1 or any(p.shape and p.shape[-1] != 1 for p in positions)):
+        raise InvalidGraph(f"put: positions {', '.join(map(str, positions))} of elements that become one vary along the last axis")
     return result
 
 

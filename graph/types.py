@@ -161,3 +161,17 @@ class TupleType:
 
 
 Type = TensorType | TupleType
+
+
+def identity(kind: str, dtype: DType) -> float | int | bool:
+    """What a reduction over no elements gives."""
+    if kind in ("sum", "any"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    if dtype.is_float:
+        return float("-inf") if kind == "max" else float("inf")
+    if dtype == boolean:
+        return kind == "min"
+    info = torch.iinfo(dtype.torch)
+    return info.min if kind == "max" else info.max

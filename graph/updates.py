@@ -75,7 +75,7 @@ def inside(position: Value, size: Dim) -> bool:
 def slice_of(put: Value) -> tuple[int, Counting] | None:
     """The axis of a put of one whole slice, and the positions along it; None for all others."""
     assert isinstance(put.attrs, A.PutAttrs)
-    if len(put.attrs.axes) != 1:
+    if len(put.attrs.axes) != 1 or put.attrs.kind:
         return None
     (axis,), position, part = put.attrs.axes, put.inputs[2], put.inputs[1]
     a, behind = counting(position), part.tensor.rank - axis - 1
@@ -98,6 +98,8 @@ def put_into_slice(value: Value) -> Value | None:
         return None
     whole = old.shape
     assert isinstance(inner.attrs, A.PutAttrs)
+    if inner.attrs.kind:
+        return None
     if inner.shape == whole and axis not in inner.attrs.axes:
         return b.put(x, inner.inputs[1], {axis: positions[0], **dict(zip(inner.attrs.axes, inner.inputs[2:]))})
     if whole[axis] != 1 or inner.shape != whole[:axis] + whole[axis + 1 :]:
@@ -110,7 +112,7 @@ def put_into_permuted(value: Value) -> Value | None:
     """put(permute(x), ...) = permute(put(x, ...))"""
     assert isinstance(value.attrs, A.PutAttrs)
     x, part, *positions = value.inputs
-    if not isinstance(x.attrs, A.PermuteAttrs):
+    if not isinstance(x.attrs, A.PermuteAttrs) or value.attrs.kind:  # which needs its last axis last
         return None
     order, rank = x.attrs.order, x.tensor.rank
     back = [order.index(axis) for axis in range(rank)]

@@ -133,7 +133,8 @@ def finish(body: Body, domain: Domain) -> LoopKernel:
         row_count: Dim | None = product(e for _, e in rows)
         columns = product(e for _, e in reduced)
     elif domain.kind == "k":
-        rows = _summed_in_sequence(rows, [e for e, node in zip(exprs, body.nodes) if node.op == "load"])
+        if not body.accumulates:
+            rows = _summed_in_sequence(rows, [e for e, node in zip(exprs, body.nodes) if node.op == "load"])
         env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c") | _assign(reduced, "k")
         row_count, columns = product(e for _, e in rows[:-1]), product(e for _, e in rows[-1:])
         depth = product(e for _, e in reduced)
@@ -141,9 +142,10 @@ def finish(body: Body, domain: Domain) -> LoopKernel:
         env, row_count, columns = _assign(rows, "c"), None, product(e for _, e in rows)
     else:
         reads = [e for e, node in zip(exprs, body.nodes) if node.op == "load"]
-        rows = _read_across(_stored_in_sequence(rows, reads), reads)
+        if not body.accumulates:
+            rows = _read_across(_stored_in_sequence(rows, reads), reads)
         env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
-        if _looks_up(_with_indices(body, exprs, env)):
+        if not body.accumulates and _looks_up(_with_indices(body, exprs, env)):
             rows = _read_in_sequence(rows, reads)
             env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
         row_count, columns = product(e for _, e in rows[:-1]), rows[-1][1]

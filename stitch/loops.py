@@ -98,6 +98,12 @@ class Body:
         return self is other or (isinstance(other, Body) and self._hash == other._hash and self._exact == other._exact)
 
     @cached_property
+    def accumulates(self) -> bool:
+        """Whether elements are made of what was in their place, where others may have been stored before: one row follows another."""
+        written = {store.buffer for store in self.stores}
+        return any(node.op == "load" and node.buffer in written for node in self.nodes)
+
+    @cached_property
     def deps(self) -> tuple[frozenset[str], ...]:
         """Axes that each node's value varies with, a subset of {r, c, k}; reductions drop their axis."""
         result: list[frozenset[str]] = []

@@ -20,6 +20,7 @@ from .repeats import Repeats
 from .steps import by_pieces
 from .views import VIEWS, Index, axes, broadcast_index, entangled, offset, through
 
+_TOGETHER = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}  # how a `put` of a kind makes one of two elements
 _DEEPEST = 100  # values computed one from another in one kernel; each takes up to four frames of Python's stack, which has some 1000
 
 
@@ -96,12 +97,25 @@ class Lowering:
             if inside(position, size):
                 at[axis] = self._counted(position, own)
                 continue
+            if value.attrs.kind and self._varies_with_columns(own):
+                late = next((v for v in value.inputs[1:] if v not in self.stored), position)
+                raise NeedsBuffer(late, "elements that are put together side by side might meet")
+            if value.attrs.kind and position not in self.stored and is_expensive(position, self.stored):
+                raise NeedsBuffer(position, "it would be computed row by row, where there are no vectors")
             node = b.cast(self.value(position, own), i64)
             at[axis], ok = b.node_index(node), _within(b, node, size)
             b.add(Node("check", boolean, (ok,)))
             guard = ok if guard < 0 else b.op("and", boolean, guard, ok)
-        part = self.value(value.inputs[1], index)
-        b.store(self.buffer(value), offset(value.tensor, tuple(at)), part, guard)
+        part, buffer, place = self.value(value.inputs[1], index), self.buffer(value), offset(value.tensor, tuple(at))
+        if value.attrs.kind:
+            other = b.const(0, value.dtype) if guard >= 0 else -1
+            part = b.op(_TOGETHER[value.attrs.kind], value.dtype, b.load(buffer, place, guard, other), part)
+        b.store(buffer, place, part, guard)
+
+    def _varies_with_columns(self, index: Index) -> bool:
+        """Whether an index moves along the axes that are reduced, which are a row's columns."""
+        reduced = {name for name, _ in self.reduce_axes}
+        return any(s.name in reduced for i in index for s in symbols(i))
 
     def _pieces(self, value: Value, index: Index) -> None:
         assert isinstance(value.attrs, A.AxisAttrs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from .. import build as b
 from ..attrs import IotaAttrs
 from ..dims import Dim, bounds, broadcast, product
 from ..ir import Value
-from ..types import boolean, i64, u8
+from ..types import boolean, i64, identity, u8
 from .call import Call, Row, as_value, opmath
+from .order import ends_before
 
 aten = torch.ops.aten
 
@@ -87,28 +88,60 @@ def gather(c: Call, x: Value, axis: int, positions: Value, sparse_grad: bool = F
 
 def embedding_bag(c: Call, table: Value, indices: Value, offsets: Value, scale_grad: bool, mode: int, sparse: bool,
                   weights: Value | None, last: bool, padding: int | None = None) -> tuple[Value | None, ...]:
-    """Bags of equal length, which the rows of a matrix of indices are: rows of the table summed, averaged (mode 1) or compared (2)."""
+    """Rows of the table summed, averaged (mode 1) or compared (2): those of a row of a matrix, or from one offset to the next."""
     c.need_only(0)
+    work, kind, skipped = opmath(table.dtype), "max" if mode == 2 else "sum", -1 if padding is None else padding
+    rows = b.cast(b.take(table, indices, 0), work)
+    if weights is not None:
+        rows = b.mul(rows, b.unsqueeze(b.cast(weights, work), 1))
+    kept = b.ne(indices, skipped)
+    if skipped >= 0:
+        rows = b.where(b.unsqueeze(kept, 1), rows, b.full(identity(kind, work), work))
+    bags = _equal_bags(offsets, indices, last)
+    if bags is None and skipped < 0 and mode != 2:
+        raise Unsupported("sums of bags whose length depends on the data, for which PyTorch has a kernel of its own")
+    reduced, counts = bags or _bags_from(offsets, indices, last)
+    if skipped >= 0 and mode:
+        counts = reduced(b.expand(b.unsqueeze(b.cast(kept, work), 1), rows.shape), "sum")
+    result, counts = reduced(rows, kind), b.cast(counts, work)
+    if mode == 1:
+        result = b.div(result, b.maximum(counts, 1.0))
+    elif mode == 2:
+        result = b.where(b.gt(counts, 0.0), result, b.full(0.0, work))
+    return b.cast(result, table.dtype), None, None, None
+
+
+_Bags = tuple[Callable[[Value, str], Value], Value]  # the reduction of all rows of a bag to one, and how many there are
+
+
+def _equal_bags(offsets: Value, indices: Value, last: bool) -> _Bags | None:
+    """Bags of one length, as the rows of a matrix are."""
     while offsets.op in ("reshape", "cast"):
         offsets = offsets.inputs[0]
     a = offsets.attrs
     if not isinstance(a, IotaAttrs) or a.start != 0 or last or isinstance(a.step, float) or a.length * a.step != product(indices.shape):
-        raise Unsupported("bags whose length depends on the data")
-    skipped = -1 if padding is None else padding
-    if (bounds(a.step)[0] or 0) < 1 or (skipped >= 0 and mode == 2):
-        raise Unsupported("the largest of bags that may be empty")
-    bags = b.reshape(indices, (a.length, a.step))
-    work = opmath(table.dtype)
-    rows = b.cast(b.take(table, bags, 0), work)
-    count = as_value(a.step, work)
-    if weights is not None:
-        rows = b.mul(rows, b.unsqueeze(b.cast(b.reshape(weights, bags.shape), work), 2))
-    if skipped >= 0:
-        counts = b.ne(bags, skipped)
-        rows = b.where(b.unsqueeze(counts, 2), rows, b.full(0.0, work))
-        count = b.maximum(b.reduce(b.cast(counts, work), "sum", 1, True), 1.0)
-    result = b.reduce(rows, "max" if mode == 2 else "sum", 1)
-    return b.cast(b.div(result, count) if mode == 1 else result, table.dtype), None, None, None
+        return None
+    if (bounds(a.step)[0] or 0) < 1:
+        raise Unsupported("bags that may be empty")
+    step = a.step
+    return lambda rows, kind: b.reduce(b.reshape(rows, (a.length, step, *rows.shape[1:])), kind, 1), as_value(step, i64)
+
+
+def _bags_from(offsets: Value, indices: Value, last: bool) -> _Bags:
+    """Bags from one offset to the next: a row belongs to the last offset that is not after it. last: the last offset begins no bag."""
+    number, place = indices.shape[0], b.iota(indices.shape[0], offsets.dtype)
+    ends = offsets if last else b.concat([offsets, b.reshape(as_value(number, offsets.dtype), (1,))], 0)
+    count = ends.shape[0] - 1
+    starts, ends = b.slice_(ends, 0, 0, count), b.slice_(ends, 0, 1, count)
+    bag = b.unsqueeze(b.cast(b.sub(ends_before(starts, place, True), 1), i64), 1)
+    there = b.unsqueeze(b.lt(place, b.slice_(ends, 0, count - 1, 1)), 1)
+
+    def reduced(rows: Value, kind: str) -> Value:
+        none = b.full(identity(kind, rows.dtype), rows.dtype)
+        rows = b.where(there, rows, none) if last else rows
+        return b.put(b.expand(none, (count, *rows.shape[1:])), rows, {0: bag}, kind)
+
+    return reduced, b.unsqueeze(b.sub(ends, starts), 1)
 
 
 ROWS: dict[Any, Row] = {

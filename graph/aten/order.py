@@ -10,13 +10,14 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import bounds, product
 from ..ir import Value
-from ..types import boolean, f32, f64, i32, i64
+from ..types import boolean, f32, f64, i32, i64, identity
 from .call import Call, Row, as_value, opmath
 
 aten = torch.ops.aten
 _FEW, _SHORT = 8, 1024  # topk: elements found one after the other, in rows so long; PyTorch's selection reads a row fewer times
 _SORTED, _ALONE = 16, 64  # sort: elements that are compared with one another, in each row or in all
-_BINS = 128  # histc and bucketize: bins that each element is compared with
+_BINS = 128  # histc: bins that each element is compared with
+_ENDS = 256  # searchsorted: of more, halving is faster than comparing with all
 
 
 def topk(c: Call, x: Value, k: int, axis: int = -1, largest: bool = True, in_order: bool = True) -> tuple[Value, Value]:
@@ -77,15 +78,35 @@ def histogram(c: Call, x: Value, bins: int = 100, low: float = 0, high: float = 
 
 
 def searchsorted(c: Call, ends: Value, x: Value, short: bool, right: bool, side: str | None = None, sorter: Value | None = None) -> Value:
-    """How many of few ends in order lie before an element, in each row of both or of one row of ends. NaN lies behind all."""
+    """How many of the ends, which are in order, lie before an element, in each row of both or of one row of ends. NaN lies behind all."""
     most = bounds(ends.shape[-1])[1] if ends.tensor.rank else None
-    if most is None or most > _BINS or sorter is not None or ends.dtype != x.dtype or x.dtype == boolean:
-        raise Unsupported("many numbers in order, in an order of their own, or of another type")
-    rows = ends.shape[:-1]
+    if most is None or sorter is not None or ends.dtype != x.dtype or x.dtype == boolean:
+        raise Unsupported("as many numbers as it happens, in an order of their own, or of another type")
+    rows, right = ends.shape[:-1], right or side == "right"
+    if most > _ENDS:
+        if rows:
+            raise Unsupported("rows of many numbers")
+        return b.reshape(b.cast(ends_before(ends, x, right), c.dtype), c.shape)
     elements = b.reshape(b.cast(x, opmath(x.dtype)), (*rows, 1, x.shape[-1] if rows else product(x.shape)))
-    behind = b.gt if right or side == "right" else b.ge
-    before = b.logical_not(behind(b.unsqueeze(b.cast(ends, elements.dtype), ends.tensor.rank), elements))
+    before = _lies_before(b.unsqueeze(b.cast(ends, elements.dtype), ends.tensor.rank), elements, right)
     return b.reshape(b.cast(b.reduce(b.cast(before, i32), "sum", -2), c.dtype), c.shape)
+
+
+def _lies_before(end: Value, x: Value, right: bool) -> Value:
+    return b.logical_not((b.gt if right else b.ge)(end, x))
+
+
+def ends_before(ends: Value, x: Value, right: bool) -> Value:
+    """How many of a row of ends lie before each element, by halves: the number grows by a power of two where all these lie before."""
+    count, whole = ends.shape[0], i64 if x.dtype.bits == 64 else i32
+    step = 1 << (bounds(count)[1] or 1).bit_length()
+    found = b.expand(b.full(0, whole), x.shape)
+    while step := step // 2:
+        further = b.add(found, step)
+        there = b.le(further, as_value(count, whole))
+        end = b.take(ends, b.where(there, b.sub(further, 1), 0), 0)
+        found = b.where(b.and_(there, _lies_before(end, x, right)), further, found)
+    return found
 
 
 def bucketize(c: Call, x: Value, ends: Value, short: bool = False, right: bool = False) -> Value:
@@ -98,7 +119,7 @@ def _places(x: Value, axis: int) -> Value:
 
 
 def _least(x: Value) -> Value:
-    return b.full(float("-inf") if x.dtype.is_float else torch.iinfo(x.dtype.torch).min, x.dtype)
+    return b.full(identity("max", x.dtype), x.dtype)
 
 
 def _below(x: Value, y: Value) -> Value:

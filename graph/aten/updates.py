@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, broadcast, product
 from ..ir import Value
-from ..types import boolean, i64, u8
-from .call import Call, Operand, Row, as_value
+from ..types import boolean, i64, identity, u8
+from .call import Call, Operand, Row, as_value, opmath
 from .indexing import wrapped
 from .shape import movable
 
@@ -26,10 +27,10 @@ def along(position: Value, axis: int, rank: int) -> Value:
 
 def index_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
     """x[i, :, j] = values: the shape that the indices have together is one axis of what is put."""
-    if accumulate:
-        raise Unsupported("index_put that adds to what is there")
     found = [(axis, i) for axis, i in enumerate(indices) if i is not None]
     if any(i.dtype in (boolean, u8) for _, i in found):
+        if accumulate:
+            raise Unsupported("index_put that adds where a mask is true")
         return _masked(x, found, values)
     axes, rank = [axis for axis, _ in found], x.tensor.rank
     rest = [a for a in range(rank) if a not in axes]
@@ -39,7 +40,8 @@ def index_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value,
     before, after = moved.shape[:place], moved.shape[place + len(axes) :]
     part = b.reshape(b.expand(values, (*before, *common, *after)), (*before, product(common), *[1] * (len(axes) - 1), *after))
     positions = {place + n: along(b.expand(wrapped(i, x.shape[axis]), common), place, rank) for n, (axis, i) in enumerate(found)}
-    return b.permute(b.put(moved, part, positions), [order.index(a) for a in range(rank)])
+    made = _put_together(moved, part, positions, "sum") if accumulate else b.put(moved, part, positions)
+    return b.permute(made, [order.index(a) for a in range(rank)])
 
 
 def _masked(x: Value, found: Sequence[tuple[int, Value]], values: Value) -> Value:
@@ -59,7 +61,46 @@ def index_copy(c: Call, x: Value, axis: int, index: Value, source: Value) -> Val
     return b.put(x, part, {axis: along(b.cast(index, i64), axis, x.tensor.rank)})
 
 
-def scatter(c: Call, x: Value, axis: int, index: Value, source: Operand) -> Value:
+def index_add(c: Call, x: Value, axis: int, index: Value, source: Value, alpha: Operand = 1) -> Value:
+    if not x.tensor.rank:
+        raise Unsupported("index_add into a scalar")
+    axis = b.axis_of(axis, x.tensor.rank)
+    part = b.reshape(source, (*x.shape[:axis], product(index.shape), *x.shape[axis + 1 :]))
+    if alpha != 1:
+        part = b.mul(part, as_value(alpha, x.dtype))
+    return _put_together(x, part, {axis: along(b.cast(index, i64), axis, x.tensor.rank)}, "sum")
+
+
+def _put_together(x: Value, part: Value, positions: Mapping[int, Value], kind: str) -> Value:
+    """What has 16 bits is rounded once. PyTorch takes elements that go here and there one by one in half the time."""
+    if part.dtype == boolean:
+        raise Unsupported("booleans that are put together with what is there")
+    rank, work = x.tensor.rank, opmath(x.dtype)
+    full = {axis: b.reshape(p, (*[1] * (rank - p.tensor.rank), *p.shape)) for axis, p in positions.items()}
+    alike = [axis for axis in range(rank) if part.shape[axis] != 1 and all(p.shape[axis] == 1 for p in full.values())]
+    if not alike:
+        raise Unsupported("elements one by one that are put together with what is there")
+    order = [*(axis for axis in range(rank) if axis != alike[-1]), alike[-1]]
+    positions = {order.index(axis): b.permute(p, order) for axis, p in full.items()}
+    made = b.put(b.permute(b.cast(x, work), order), b.permute(b.cast(part, work), order), positions, kind)
+    return b.cast(b.permute(made, [order.index(axis) for axis in range(rank)]), x.dtype)
+
+
+def scatter_reduce(c: Call, x: Value, axis: int, index: Value, source: Value, reduce: str, include_self: bool = True) -> Value:
+    if reduce == "mean" and not x.dtype.is_float:
+        raise Unsupported("a scatter_reduce to means of integers")
+    kind, work = {"amax": "max", "amin": "min", "mean": "sum"}.get(reduce, reduce), opmath(x.dtype)
+
+    def together(x: Value, source: Operand) -> Value:
+        return scatter(c, x if include_self else scatter(c, x, axis, index, identity(kind, work)), axis, index, source, kind)
+
+    result = together(b.cast(x, work), b.cast(source, work))
+    if reduce == "mean":
+        result = b.div(result, together(b.full(1.0, work, x.shape), 1.0))
+    return b.cast(result, x.dtype)
+
+
+def scatter(c: Call, x: Value, axis: int, index: Value, source: Operand, kind: str = "") -> Value:
     """x[index[i, j], j] = source[i, j]: the other axes may be longer than those of the index."""
     rank = x.tensor.rank
     if not rank or index.tensor.rank != rank:
@@ -72,7 +113,10 @@ def scatter(c: Call, x: Value, axis: int, index: Value, source: Operand) -> Valu
     else:
         part = b.expand(as_value(source, x.dtype), index.shape)
     positions = {a: along(b.iota(d, i64), a, rank) for a, d in enumerate(index.shape) if d != x.shape[a]}
-    return b.put(x, part, positions | {axis: b.cast(index, i64)})
+    while index.op == "expand" and index.inputs[0].tensor.rank == rank:
+        index = index.inputs[0]
+    positions |= {axis: b.cast(index, i64)}
+    return _put_together(x, part, positions, kind) if kind else b.put(x, part, positions)
 
 
 def slice_scatter(c: Call, x: Value, part: Value, axis: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Value:
@@ -94,6 +138,9 @@ ROWS: dict[Any, Row] = {
     aten.index_put.default: index_put,
     aten._unsafe_index_put.default: index_put,
     aten.index_copy.default: index_copy,
+    aten.index_add.default: index_add,
+    aten.scatter_add.default: partial(scatter, kind="sum"),
+    aten.scatter_reduce.two: scatter_reduce,
     aten.scatter.src: scatter,
     aten.scatter.value: scatter,
     aten.slice_scatter.default: slice_scatter,

@@ -293,8 +293,10 @@ def look_up(d: Draw) -> int:
 def update(d: Draw) -> int:
     x = d.any_rank()
     like, axis = d.values[x], d.rng.randrange(d.values[x].dim())
-    size, kind = like.shape[axis], d.rng.randrange(3)
+    size, kind = like.shape[axis], d.rng.randrange(4)
     start = d.rng.randrange(size)
+    if kind == 3 and like.dtype != torch.bool:
+        return together(d, x, axis)
     if kind == 0:
         return d.step(f"tril {start}", lambda x: x.tril(start - 1), d.any_rank(2))
     part = d.leaf(like.dtype, [1 if a == axis else s for a, s in enumerate(like.shape)])
@@ -302,6 +304,22 @@ def update(d: Draw) -> int:
         return d.step(f"slice_scatter {axis} {start}", lambda x, p: torch.slice_scatter(x, p, axis, start, start + 1), x, part)
     i = d.leaf(torch.int64, (1,), size)
     return d.step(f"index_copy {axis}", lambda x, i, p: x.index_copy(axis, i, p), x, i, part)
+
+
+def together(d: Draw, x: int, axis: int) -> int:
+    """Elements that are put together with what is there, several in one place."""
+    like, n, fused = d.values[x], d.rng.choice(SIZES), d.rng.random() < 0.5
+    name, own = d.rng.choice(("sum", "amax", "amin", "mean" if like.is_floating_point() else "sum")), d.rng.random() < 0.5
+    part = d.leaf(like.dtype, [n if a == axis else s for a, s in enumerate(like.shape)])
+    i, shape = d.leaf(torch.int64, (n,), like.shape[axis]), [n if a == axis else 1 for a in range(like.dim())]
+
+    def reduced(x: Tensor, i: Tensor, p: Tensor) -> Tensor:
+        return x.scatter_reduce(axis, i.view(shape).expand_as(p), p, name, include_self=own)
+
+    def added(x: Tensor, i: Tensor, p: Tensor) -> Tensor:
+        return x.index_add(axis, i, p * 3 if fused else p)
+
+    return d.step(*((f"index_add {axis}", added) if name == "sum" and own else (f"scatter {axis} {name} {own}", reduced)), x, i, part)
 
 
 def cast(d: Draw) -> int:

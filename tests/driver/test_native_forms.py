@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import sashiko
 from sashiko.diagnostics.errors import Unsupported
-from tests.driver.functions import Apply
+from tests.driver.functions import Apply, left
 
 
 def agree(function: Callable[..., Any], *args: torch.Tensor, dynamic_shapes: Any = None) -> sashiko.CompiledModel:
@@ -131,13 +131,27 @@ def test_a_transformer_with_a_mask_is_captured() -> None:
             assert_close(fast(src=x, tgt=y, tgt_mask=given), model(x, y, tgt_mask=given), rtol=1e-4, atol=1e-5)
 
 
-def test_sums_by_index_are_one_operation() -> None:
-    """PyTorch adds rows faster than its decomposition puts them."""
-    model = Apply(lambda h, i: torch.zeros_like(h).index_add(0, i, h) * 2).eval()
-    args = (torch.randn(9, 4), torch.randint(0, 9, (9,)))
-    fast = sashiko.compile(model, args)
-    assert_close(fast(*args), model(*args))
-    assert "aten.index_add.default" in fast.explain()
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("count", [257, 300, 1023, 1024])
+def test_many_numbers_in_order(count: int, right: bool) -> None:
+    """Found by halves: equal ones, numbers beyond both ends, and NaN."""
+    ends, x = torch.randn(count).sort()[0], torch.randn(7, 30)
+    ends[20:25] = ends[20]
+    x[0, :6] = torch.tensor([ends[20], ends[0], ends[-1], float("nan"), float("inf"), float("-inf")])
+    agree(lambda e, x: torch.searchsorted(e, x, right=right), ends, x)
+    whole = torch.randint(-50, 50, (count,)).sort()[0]
+    agree(lambda e, x: torch.bucketize(x, e, right=right, out_int32=True), whole, torch.randint(-60, 60, (40,)))
+
+
+def test_the_largest_of_bags_of_any_length() -> None:
+    model = nn.EmbeddingBag(50, 16, mode="max", padding_idx=3).eval()
+    words, starts = torch.randint(0, 50, (40,)), torch.tensor([0, 0, 7, 7, 8, 30])
+    fast = sashiko.compile(model, (words, starts))
+    for offsets in (starts, torch.tensor([0, 40, 40, 40, 40, 40]), torch.tensor([0, 1, 2, 3, 4, 5])):
+        assert_close(fast(words, offsets), model(words, offsets), rtol=0, atol=0)
+    assert left(fast) == []
+    with pytest.raises(IndexError):
+        fast(words, starts + 1)
 
 
 def test_a_mean_over_as_many_places_as_features() -> None:

@@ -30,6 +30,10 @@ BAGS: tuple[tuple[Any, tuple[Any, ...]], ...] = (  # of 3, and of 4 indices
       for op in (aten._embedding_bag.default, aten._embedding_bag_forward_only.default) for mode in range(3)),
     *((aten.embedding_bag.padding_idx, (TABLE_OF, BAG, range(0, 12, 4), False, mode, False, None, False, 2)) for mode in (0, 1)),
     (aten._embedding_bag.default, (TABLE_OF, BAG, range(0, 12, 4), False, 0, False, torch.rand(12), False, -1)),
+    *((aten.embedding_bag.padding_idx, (TABLE_OF, BAG, range(0, 12, 4), False, 2, False, None, False, number)) for number in (2, 4)),
+    *((aten.embedding_bag.padding_idx, (TABLE_OF, BAG, torch.tensor([0, 0, 5, 9, 12]), False, mode, False, None, last, 2))
+      for mode in range(3) for last in (False, True)),
+    (aten._embedding_bag.default, (TABLE_OF, BAG, torch.tensor([0, 4, 4, 11]), False, 2, False, None, False, -1)),
 )
 GATES, STATES, RECURRENT = torch.randn(4, 2, 12), torch.randn(2, 2, 3), torch.randn(12, 3)
 RECURRENCES: tuple[tuple[Any, tuple[Any, ...]], ...] = (
@@ -45,12 +49,17 @@ EXPERT_CALLS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (EXPERTS, (torch.randn(7, 12), torch.randn(3, 4, 12), torch.tensor([0, 7, 7], dtype=torch.int32))),
     (aten._grouped_mm.default, (NARROW, torch.randn(2, 16, 24).bfloat16(), torch.tensor([5, 16], dtype=torch.int32))),
 )
+BOTH, TWICE = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 2])[:, None].expand(2, 3, 4)
 HEADS, ROWS = torch.randn(2, 4, 5, 8), torch.randn(2, 3, 4)
 PUTS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten._unsafe_index_put.default, (HEADS, [None, None, torch.tensor([3, -5])], HEADS[:, :, :2])),
     (aten.index_put.default, (HEADS, [torch.tensor([[0], [1]]), None, torch.tensor([3, -5])], HEADS[0, 0, 0, 0])),
     (aten.scatter.value, (ROWS, 1, torch.zeros(2, 1, 4, dtype=torch.int64), 0.5)),
     (aten.slice_scatter.default, (HEADS, HEADS[:, :, ::2] + 1, 2, 0, 9, 2)),
+    *((aten.index_add.default, (HEADS, axis, torch.tensor([1, 0, 1]), HEADS.index_select(axis, BOTH))) for axis in (0, 3)),
+    (aten.index_put.default, (HEADS, [None, torch.tensor([3, -1, 3])], HEADS[:, :3], True)),
+    (aten.scatter_add.default, (ROWS, 1, TWICE, ROWS)),
+    *((aten.scatter_reduce.two, (ROWS, 1, TWICE, ROWS * 2, kind)) for kind in ("sum", "prod", "amax", "amin", "mean")),
     (aten.roll.default, (ROWS, [-1], [0])),
 )
 IMAGE, VOLUME = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5, 3)

@@ -66,8 +66,8 @@ def rounded_fractions(call: Recorded) -> float:
 def cubic_weights(call: Recorded) -> float:
     """The weights of bicubic points are polynomials whose terms reach 6 and cancel: six roundings, in each of two computations that
     associate otherwise. A point has two such weights for each neighbour, and the weights of the others add up to less than 2."""
-    image, mode = call.args[0], call.args[2]
-    return float(6 * 6 * torch.finfo(image.dtype).eps * image.abs().max()) if mode == 2 and image.numel() else 0.0
+    image, cubic = call.args[0], "bicubic" in str(call.target) or call.args[2] == 2
+    return float(6 * 6 * torch.finfo(image.dtype).eps * image.abs().max()) if cubic and image.numel() else 0.0
 
 
 def own_error(call: Recorded) -> float:
