@@ -47,13 +47,15 @@ class CompiledModel:
         self._state = tuple(state)
         self._explanation = explanation
         self._fixed = signature.has_fixed
-        self._direct = None if state else signature.direct()
-        self._count = len(signature.arguments)
+        self._direct = None if state or signature.plain is None else signature.direct()
+        self._count, self._names = signature.plain or (-1, ())
+        self._named = frozenset(self._names)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._direct is not None and not kwargs and len(args) == self._count:
-            return self._direct(self.executable(*args))
-        return self.call_flat(self.signature.flatten(args, kwargs))
+        if self._direct is None or len(args) != self._count or kwargs.keys() != self._named:
+            return self.call_flat(self.signature.flatten(args, kwargs))
+        passed = (*args, *[kwargs[name] for name in self._names]) if kwargs else args
+        return self._direct(self.executable(*(self.signature.taken(passed) if self._fixed else passed)))
 
     def call_flat(self, flat: Sequence[Any]) -> Any:
         """Call with the leaves of the arguments in order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -81,22 +82,32 @@ class Signature:
         found = [r.value if isinstance(r, Fixed) else (results if r.kind == "result" else flat)[r.number] for r in self.results]
         return found if self.out_spec is None else pytree.tree_unflatten(found, self.out_spec)
 
+    @cached_property
+    def plain(self) -> tuple[int, tuple[str, ...]] | None:
+        """How many arguments are given by position, and the names of the others; None where one of them is nested."""
+        if self.in_spec is None:
+            return len(self.arguments), ()
+        positional, named = self.in_spec.children()
+        nested = any(not child.is_leaf() for child in (*positional.children(), *named.children()))
+        return None if nested else (positional.num_children, tuple(named.context))
+
     def direct(self) -> Callable[[tuple[Any, ...]], Any] | None:
-        """For plain positional tensors and plain results: how to return the code's results. None: take the long way."""
-        spec, out = self.in_spec, self.out_spec
-        if self.writes or self.checks or self.has_fixed or any(isinstance(r, Fixed) or r.kind != "result" for r in self.results):
+        """How to return the code's results where they are all that a call takes; None: `assembled` takes more."""
+        if self.writes or self.checks or any(isinstance(r, Result) and r.kind != "result" for r in self.results):
             return None
+        spec, fixed = self.out_spec, any(isinstance(r, Fixed) for r in self.results)
         order = tuple(r.number for r in self.results if isinstance(r, Result))
-        if spec is None or out is None:
+        if fixed or (spec is not None and not spec.is_leaf() and any(not child.is_leaf() for child in spec.children())):
+            return lambda results: self.assembled((), results)
+        if spec is None:
             return lambda results: [results[n] for n in order]
-        if spec.child(1).num_children or any(not c.is_leaf() for c in spec.child(0).children()):
-            return None
-        if out.is_leaf():
+        if spec.is_leaf():
             only = order[0]
             return lambda results: results[only]
-        if out.type is tuple and all(c.is_leaf() for c in out.children()):
-            return lambda results: tuple(results[n] for n in order)
-        return None
+        if spec.type is tuple:
+            return lambda results: tuple([results[n] for n in order])
+        made, context = pytree.SUPPORTED_NODES[spec.type].unflatten_fn, spec.context
+        return lambda results: made([results[n] for n in order], context)
 
 
 def signature_of(captured: Captured) -> Signature:

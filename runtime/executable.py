@@ -230,7 +230,11 @@ class Executable:
         constants = self._fresh_constants()
         values: Values = {value: in_order(inputs[position], order) for value, position, order in self._values}
         values.update((value, constants.tensors[number]) for value, number in plan.constant_values)
-        with torch.no_grad(), undisturbed() if torch.is_autocast_enabled("cpu") else nullcontext():
+        plain = nullcontext()  # to enter a mode takes a microsecond or two
+        with (
+            torch.no_grad() if torch.is_grad_enabled() else plain,
+            undisturbed() if torch.is_autocast_enabled("cpu") else plain,
+        ):
             for at, segment in enumerate(plan.segments):
                 if isinstance(segment, NativeSegment):
                     held = take_inputs(segment, values, self._untrusted[at], record.numbers)

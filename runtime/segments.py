@@ -18,7 +18,7 @@ Values = dict[int, torch.Tensor]
 def run_aten(step: AtenStep, values: Values, numbers: Numbers) -> None:
     """Calls the operation and puts its results into `values`. Exceptions of the operation pass through."""
     operands = [values[value] for value in step.operands]
-    arguments = fill(step.args, operands, numbers)
+    arguments = [operands[item.index] if type(item) is Slot else fill(item, operands, numbers) for item in step.args]
     if step.kwargs:
         result = step.target(*arguments, **{name: fill(item, operands, numbers) for name, item in step.kwargs})
     else:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils import _pytree as pytree
 
 import sashiko
 
@@ -80,3 +84,38 @@ def test_examples_that_are_one_tensor() -> None:
         with torch.no_grad():
             assert_close(compiled(other[0], written, other[2]), model(*other))
         assert_close(written, other[1])
+
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda a, b: {"b": b, "a": a},
+        lambda a, b: [a, b],
+        lambda a, b: Pair(b, a),
+        lambda a, b: (a, None, 3, b),
+        lambda a, b: {"pair": (a, b), "none": None},
+        lambda a, b: torch.stack([a, b]).max(0),
+    ],
+)
+def test_results_are_built_as_the_model_builds_them(build: Callable[[torch.Tensor, torch.Tensor], Any], tmp_path: Path) -> None:
+    class Building(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor, flag: bool = False) -> Any:
+            return build(x + y, x * y)
+
+    model, x, y = Building().eval(), torch.randn(3), torch.randn(3)
+    expected, flag = model(x, y), {"flag": False}
+    compiled = [sashiko.compile(model, (x, y)), sashiko.compile(model, {"y": y, "x": x} | flag)]
+    if not isinstance(expected, torch.return_types.max | Pair):  # which have no form in a file
+        compiled[1].save(tmp_path / "model")
+        compiled.append(sashiko.load(tmp_path / "model"))
+    for fast in compiled:
+        for got in (fast(x, y), fast(x=x, y=y), fast(y=y, x=x), fast(x, y=y), fast(x, y, **flag), fast(flag=False, x=x, y=y)):
+            assert type(got) is type(expected)
+            assert_close(pytree.tree_leaves(got), pytree.tree_leaves(expected), rtol=0, atol=0)
+            assert pytree.tree_structure(got) == pytree.tree_structure(expected)
+        for wrong in ({"x": [x], "y": y}, {"x": x, "y": None}, {"x": x, "y": (y,)}, {"x": x, "y": y, "flag": True}):
+            with pytest.raises(sashiko.InputError):
+                fast(**wrong)
