@@ -11,7 +11,7 @@ from ..graph.dims import Dim, less, non_negative, product, symbols
 from ..graph.ir import Value
 from ..graph.ops import OPS
 from ..graph.types import DType, boolean, f32, i64
-from ..graph.updates import inside
+from ..graph.updates import inside, under
 from .costs import are_scattered, below_windows, is_expensive, reads
 from .counted import counted
 from .elementwise import elementwise
@@ -151,6 +151,9 @@ class Lowering:
                 raise NeedsBuffer(source, "windows over it overlap, or lie apart")
             inner, at = through(value, index)
             if any(map(entangled, at)):
+                base = under(value)
+                if base in self.stored and base not in self.home and base.tensor.order is None and not base.tensor.gap:
+                    return self._load(base, index, guard, value)
                 raise NeedsBuffer(value, "its elements lie too far out of order to be found in place")
             return self.value(inner, at, guard)
         group = OPS[value.op].group
@@ -181,11 +184,13 @@ class Lowering:
         around = [name in used for name in self.loops]
         return True in around and False in around[: len(around) - around[::-1].index(True)]
 
-    def _load(self, value: Value, index: Index, guard: int) -> int:
-        if guard >= 0 and all(map(_is_inside, index, value.shape)):
+    def _load(self, value: Value, index: Index, guard: int, seen: Value | None = None) -> int:
+        """An element of a buffer, at an index of `value`, or of what its memory is seen as."""
+        seen = seen or value
+        if guard >= 0 and all(map(_is_inside, index, seen.shape)):
             guard = -1  # what is there in any case is read without a mask
         other = self.builder.const(0, value.dtype) if guard >= 0 else -1
-        return self.builder.load(self.buffer(value), offset(value.tensor, index), guard, other)
+        return self.builder.load(self.buffer(value), offset(seen.tensor, index), guard, other)
 
     def _reduce(self, value: Value, index: Index, guard: int) -> int:
         assert isinstance(value.attrs, A.ReduceAttrs)

@@ -76,6 +76,8 @@ def _form_all(roots: Roots, stored: set[Value], available: set[Value], groups: d
                 for v in [v for v, a in roots.epilogue.items() if a is anchor and v is not anchor]:
                     del roots.epilogue[v]  # the epilogue cannot be computed in place: store the plain result
                 wanted = anchor
+            if wanted is value and anchor is None:
+                raise InvalidGraph(f"no kernel computes {value}: {need.why}", "stitching") from need
             roots.stored[wanted] = None
             stored.add(wanted)
             late.add(wanted)

@@ -169,8 +169,12 @@ def unmerged(operand: Value) -> Value:
 
 
 def in_pieces(operand: Value, stop: set[Value]) -> tuple[Value, Dim, Index] | None:
-    """As `strided`, of the unmerged left operand of a product, when the elements of its last axis lie side by side."""
-    found = strided(unmerged(operand), stop)
+    """As `strided`, of the unmerged left operand of a product, when the elements of its last axis lie side by side, and it is known how
+    many of them do."""
+    source = unmerged(operand)
+    if not all(isinstance(extent, int) for extent in source.shape[operand.tensor.rank - 1 :]):
+        return None
+    found = strided(source, stop)
     return found if found is not None and found[2][-1] == 1 else None
 
 
