@@ -86,7 +86,8 @@ def domains(root: Value, stored: set[Value]) -> list[Domain]:
     names = _named(computed(root))
     reduction = first_reduction(root, stored)
     if reduction is None or by_pieces(root):
-        return [Domain(names)]
+        # Another shape of the same memory has other axes, by which elements may be found that are too far out of order by these.
+        return [Domain(names), *([Domain(_named(under(root).shape))] if root.op == "reshape" else [])]
     source = reduction.inputs[0]
     wanted = reduction.attrs.axes if isinstance(reduction.attrs, A.ReduceAttrs) else (source.tensor.rank - 1,)
     extents = tuple(source.shape[a] for a in wanted)

@@ -358,7 +358,7 @@ def test_weights_and_windows_whose_sizes_come_with_the_call(free: tuple[set[int]
         return result.reshape(-1) if flat else result
 
     model = Apply(convolved).eval()
-    sizes = tuple({axis: Dim.AUTO for axis in axes} for axes in free)
+    sizes = tuple(dict.fromkeys(axes, Dim.AUTO) for axes in free)
     fast = sashiko.compile(model, (torch.randn(3, 8, 7), torch.randn(5, 8, 2)), dynamic_shapes=(sizes,))
     for length, channels in ((7, 8), (12, 8), (9, 6 if 1 in free[1] else 8)):
         args = torch.randn(3, channels, length), torch.randn(5, channels, 2)
