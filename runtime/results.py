@@ -20,6 +20,11 @@ from .records import LARGE, OutputShape
 _LEAST_FILLED = 0.5
 
 
+def _seen_as(tensor: torch.Tensor, output: OutputShape) -> torch.Tensor:
+    """A tensor that is written into, in the shape of the result: what another segment made may have had other axes."""
+    return tensor if tensor.shape == output.shape else tensor.view(output.shape)
+
+
 class Results:
     """Makes the large results of one compiled model. Any thread may call, and any may let go of a result: a piece of memory is in the
     list of idle ones or with whoever took it out, and every operation on that list is atomic.
@@ -38,7 +43,7 @@ class Results:
         results of the call."""
         self._most = max(self._most, most)
         return [
-            held[o.updates] if o.updates is not None else self._large(o) if o.nbytes >= LARGE else o.new() for o in outputs
+            _seen_as(held[o.updates], o) if o.updates is not None else self._large(o) if o.nbytes >= LARGE else o.new() for o in outputs
         ]
 
     def _large(self, output: OutputShape) -> torch.Tensor:

@@ -303,3 +303,17 @@ def test_through_torch_compile(step: Step) -> None:
         with torch.no_grad():
             assert_close(fast(*mine), step(*theirs))
         assert_close(mine, theirs)
+
+
+def test_what_one_segment_copies_and_another_writes_into() -> None:
+    """The result has the shape of the second, not of the copy."""
+
+    def step(x: torch.Tensor, at: torch.Tensor, row: torch.Tensor, by: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[15].index_copy(0, at, row), (x / (by.abs() + 0.5)).unflatten(1, (-1, 3))
+
+    args = torch.randn(33, 33, 2), torch.tensor([3]), torch.randn(1, 2), torch.randn(1, 2)
+    free = ({0: Dim.AUTO, 1: Dim.AUTO, 2: Dim.AUTO}, {}, {1: Dim.AUTO}, {1: Dim.AUTO})
+    fast = sashiko.compile(Model(step).eval(), args, dynamic_shapes=(free,))
+    for got, expected in zip(fast(*args), step(*args), strict=True):
+        assert_close(got, expected)
+    assert len(fast.executable.plan.segments) == 3
