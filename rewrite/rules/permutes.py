@@ -6,6 +6,7 @@
     reshape (permute x) = permute (reshape x)             where what it merges or splits lies together in x, as in a group norm
     permute p (permute q x) = permute (q o p) x
     linear(permute x, w) = permute (sum over k of x_k w_k)   where w mixes a few features that lie apart in x, as in talking heads
+    reduce x = reduce (reduce x)                          over neighbours and over what lies around what is kept, in an order that is fast
 
 So the channels-last images of two convolutions meet through everything between them. Sums may be taken in another order; the rest is
 exact. It is one walk, operands first, and no set of rules: a permutation would need a sweep of the graph for every operation it passes.
@@ -35,10 +36,10 @@ def sink_permutes(graph: Graph) -> Graph:
         value = with_inputs(old, inputs)
         rule = _elementwise if OPS[value.op].group == "elementwise" else _ROWS.get(value.op)
         order = next((found for v in value.inputs if (found := order_of(v)) is not None), None) if rule is not None else None
-        if rule is None or order is None:
+        if rule is None or (order is None and rule is not _reduce):
             return value
         with b.at(value.origin):
-            sunk = rule(value, order)
+            sunk = rule(value, order) if order is not None else _in_two(value)
         return value if sunk is None or sunk.type != value.type else sunk
 
     return rebuild(graph, visit)
@@ -100,18 +101,21 @@ def _reduce(value: Value, order: Order) -> Value:
 
 
 def _in_two(value: Value) -> Value:
-    """A reduction over a few neighbours and over axes before those that it keeps, as of a group norm of a channels-last image: over the
-    latter first, all neighbours side by side, and then over what is left of these."""
+    """A reduction over neighbours and over axes before those that it keeps. Of few neighbours, as in a group norm of a channels-last image:
+    over the others first, all neighbours side by side, and then over what is left of these. Of many, as over all but the channels of
+    images: over the neighbours first, which are a row."""
     x, attrs = value.inputs[0], value.attrs
     assert isinstance(attrs, A.ReduceAttrs)
     solid = [axis for axis, extent in enumerate(x.shape) if extent != 1]
     behind = max((axis for axis in solid if axis not in attrs.axes), default=0)
     near, far = (tuple(axis for axis in attrs.axes if (axis > behind) == side and axis in solid) for side in (True, False))
-    few = product(x.shape[axis] for axis in near)
-    rounded = x.dtype.is_float and x.dtype.bits < 32
-    if not (near and far and isinstance(few, int) and few < _FEW) or rounded or attrs.kind in ("argmax", "argmin"):
+    if not (near and far) or attrs.kind in ("argmax", "argmin"):
         return value
-    return b.reshape(b.reduce(b.reduce(x, attrs.kind, far, True), attrs.kind, near, True), value.shape)
+    few = product(x.shape[axis] for axis in near)
+    wide = b.cast(x, f32) if x.dtype.is_float and x.dtype.bits < 32 else x  # no sum is rounded twice
+    first, then = (far, near) if isinstance(few, int) and few < _FEW else (near, far)
+    made = b.reduce(b.reduce(wide, attrs.kind, first, True), attrs.kind, then, True)
+    return b.cast(b.reshape(made, value.shape), value.dtype)
 
 
 def _reshape(value: Value, order: Order) -> Value | None:

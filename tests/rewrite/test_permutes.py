@@ -76,7 +76,7 @@ def test_reductions_take_their_axes_along(axes: tuple[int, ...], keepdim: bool) 
 @pytest.mark.parametrize("kind", ["sum", "max"])
 @pytest.mark.parametrize(("channels", "groups"), [(6, 1), (6, 3), (6, 6), (200, 2)])
 def test_group_norms_are_reduced_side_by_side(channels: int, groups: int, kind: str) -> None:
-    """Of an image with channels last: over its places first, then over the channels of a group, unless these are many."""
+    """Of an image with channels last: over its places first, then over the channels of a group; over these first where they are many."""
     x = b.input_(0, f32, (2, 5, 4, channels))
     grouped = b.reshape(b.permute(x, FIRST), (2, groups, channels // groups, 20))
     graph = Graph((x,), (b.reduce(grouped, kind, (2, 3), True),))
@@ -85,7 +85,24 @@ def test_group_norms_are_reduced_side_by_side(channels: int, groups: int, kind: 
     data = [torch.randn(2, 5, 4, channels)]
     torch.testing.assert_close(run(result, data), run(graph, data), rtol=1e-5, atol=1e-4)
     assert permuted(result) in ([], ["reduce"], ["reshape"])
-    assert sum(v.op == "reduce" for v in result.order) == (2 if groups == 3 else 1)
+    reduces = [v for v in result.order if v.op == "reduce"]
+    assert len(reduces) == (2 if groups in (2, 3) else 1)
+    assert groups != 2 or reduces[0].shape == (2, 20, 2, 1)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize("kind", ["sum", "max"])
+def test_neighbours_are_reduced_first_where_they_are_many(kind: str, dtype: DType) -> None:
+    """As of all but the channels of images; in f32 in between."""
+    x = b.input_(0, dtype, (4, 3, 10, 10))
+    graph = Graph((x,), (b.reduce(x, kind, (0, 2, 3)),))
+    result = sink_permutes(graph)
+    verify(result)
+    assert [v.shape for v in result.order if v.op == "reduce"] == [(4, 3, 1, 1), (1, 3, 1, 1)]
+    data = [torch.randn(4, 3, 10, 10, dtype=dtype.torch)]
+    [got], wide = run(result, data), data[0].double()
+    expected = (wide.sum((0, 2, 3)) if kind == "sum" else wide.amax((0, 2, 3))).to(dtype.torch)
+    torch.testing.assert_close(got, expected, rtol=1e-2 if dtype == bf16 else 1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [f32, f64, bf16])
