@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from .body import BodyEmitter, Point
 from .builder import Val, i64
-from .reduce import Reduction, State, flatten, reductions_of, results, unflatten
+from .reduce import BLOCK, Reduction, State, flatten, reductions_of, results, unflatten
 from .sweep import Copies, Sweep
 from .turns import CHAINS
 
@@ -63,7 +63,15 @@ class Depth:
                 ks = [fn.add(k, i64(copy)) for copy in range(copies)]
                 return flatten(self._steps(ks, unflatten(carried, start), reductions, points, nodes))
 
-            states = unflatten(fn.loop(i64(0), main, copies, flatten(start), several), start)
+            def block(k: Val, carried: list[Val]) -> list[Val]:
+                end = fn.smin(fn.add(k, i64(BLOCK)), main)
+                part = unflatten(fn.loop(k, end, copies, flatten(start), several), start)
+                before = unflatten(carried, start)
+                return flatten([reductions[n % len(reductions)].merge(*both) for n, both in enumerate(zip(before, part))])
+
+            long = (self._static is None or self._static > 2 * BLOCK) and any(reduction.rounds for reduction in reductions)
+            done = fn.loop(i64(0), main, BLOCK if long else copies, flatten(start), block if long else several)
+            states = unflatten(done, start)
             states = self._rest(states, main, reductions, points, nodes) if copies > 1 else states
         self._finish(states, reductions, points, nodes)
 

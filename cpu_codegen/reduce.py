@@ -17,6 +17,9 @@ from . import convert, elementwise
 from .builder import Function, Ty, Val, const
 
 State = list[Val]
+# Steps, or vectors of a row, whose sum is a number of its own before it is added to those before it: rounding errors of sums grow with the
+# length of the chain (Higham, The accuracy of floating point summation, 1993).
+BLOCK = 512
 _OF_BOOLS = {"sum": "any", "max": "any", "prod": "all", "min": "all"}
 
 
@@ -37,6 +40,11 @@ class Reduction:
         self._mask = Ty("i1") if target.masked_memory else Ty(f"i{max(8, self.dtype.bits)}")
         self._loses_nan = self.kind in ("max", "min") and self.dtype.is_float and not target.has("neon")
         self.watches = self._loses_nan and watched is None
+
+    @property
+    def rounds(self) -> bool:
+        """Whether errors grow with the number of elements."""
+        return self.kind == "sum" and self.dtype.is_float
 
     @property
     def needs_position(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from .body import BodyEmitter, Point
 from .builder import I64, Function, Ty, Val, const, const_vec, i64
-from .reduce import Reduction, State, flatten, unflatten
+from .reduce import BLOCK, Reduction, State, flatten, unflatten
 
 Copies = list[list[State]]  # for each unrolled vector the state of each reduction
 Visit = Callable[[list[Point], Copies], Copies]
@@ -41,7 +41,7 @@ class Sweep:
         left = vectors - trips * unroll
         states = [self._identity(lanes) for _ in range(max(unroll if trips else left, 1))]
         if trips:
-            states = self._loop(i64(0), i64(trips * unroll * lanes), unroll, states)
+            states = self._loop(i64(0), i64(trips * unroll * lanes), unroll, states, trips > 2 * BLOCK)
         if left:
             at = [i64((trips * unroll + n) * lanes) for n in range(left)]
             states[:left] = self._step([self._point(c) for c in at], states[:left])
@@ -58,7 +58,7 @@ class Sweep:
         fn, lanes = self._fn, self._lanes
         states = [self._identity(lanes) for _ in range(unroll)]
         main = self._whole(self._start, unroll * lanes)
-        states = self._loop(self._start, main, unroll, states)
+        states = self._loop(self._start, main, unroll, states, True)
         merged = self._merged(states)
         if self._emitter.target.masked_memory:
             def masked(c: Val, carried: list[Val]) -> list[Val]:
@@ -73,13 +73,24 @@ class Sweep:
         return self._elements(vectors, self._stop, self._across(merged))
 
     # -- parts -------------------------------------------------------------------------------------------------------
-    def _loop(self, start: Val, stop: Val, unroll: int, states: Copies) -> Copies:
+    def _loop(self, start: Val, stop: Val, unroll: int, states: Copies, long: bool = False) -> Copies:
+        """long: there may be so many columns that sums are taken of some after the other first."""
+        fn, step = self._fn, unroll * self._lanes
+        fresh = flatten([s for copy in states for s in copy])
+
         def body(c: Val, carried: list[Val]) -> list[Val]:
-            points = [self._point(self._fn.add(c, i64(n * self._lanes))) for n in range(unroll)]
+            points = [self._point(fn.add(c, i64(n * self._lanes))) for n in range(unroll)]
             return flatten([s for copy in self._step(points, self._split(carried, states)) for s in copy])
 
-        flat = flatten([s for copy in states for s in copy])
-        return self._split(self._fn.loop(start, stop, unroll * self._lanes, flat, body), states)
+        def block(c: Val, carried: list[Val]) -> list[Val]:
+            end = fn.smin(fn.add(c, i64(BLOCK * step)), stop)
+            both = zip(self._split(carried, states), self._split(fn.loop(c, end, step, fresh, body), states))
+            return flatten([r.merge(a, b) for before, part in both for r, a, b in zip(self._reductions, before, part)])
+
+        plain = all(isinstance(each, Reduction) for each in self._reductions)  # a scan goes on from where it is
+        if long and plain and any(each.rounds for each in self._reductions):
+            return self._split(fn.loop(start, stop, BLOCK * step, fresh, block), states)
+        return self._split(fn.loop(start, stop, step, fresh, body), states)
 
     def _elements(self, start: Val, stop: Val, states: list[State]) -> list[State]:
         """One element at a time."""

@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
 from torch.nn import functional as F
-from torch.testing import assert_close
 
 import sashiko
 from sashiko.driver.model import CompiledModel
 from sashiko.platforms.catalogue import CATALOGUE
 from sashiko.platforms.host import host
 from sashiko.runtime.plan import AtenStep
-from tests.driver.functions import Apply
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -346,20 +343,3 @@ def test_a_weight_in_groups_that_is_computed_in_each_call() -> None:
 
     model, x, by = Scaled().eval(), torch.randn(2, 12, 9, 8), torch.tensor(0.7)
     torch.testing.assert_close(sashiko.compile(model, (x, by), strict=True)(x, by), model(x, by), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("free", [({1, 2}, {1}), ({0, 1, 2}, {0, 1, 2}), ({1, 2}, {1, 2}), ({0, 2}, set())])
-@pytest.mark.parametrize("flat", [False, True])
-def test_weights_and_windows_whose_sizes_come_with_the_call(free: tuple[set[int], set[int]], flat: bool) -> None:
-    """Results in another order of axes than those of the product, or of PyTorch's convolution, whose sizes are quotients."""
-
-    def convolved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        result = F.conv1d(x, w, None, 2)
-        return result.reshape(-1) if flat else result
-
-    model = Apply(convolved).eval()
-    sizes = tuple(dict.fromkeys(axes, Dim.AUTO) for axes in free)
-    fast = sashiko.compile(model, (torch.randn(3, 8, 7), torch.randn(5, 8, 2)), dynamic_shapes=(sizes,))
-    for length, channels in ((7, 8), (12, 8), (9, 6 if 1 in free[1] else 8)):
-        args = torch.randn(3, channels, length), torch.randn(5, channels, 2)
-        assert_close(fast(*args), model(*args), rtol=1e-5, atol=1e-5)

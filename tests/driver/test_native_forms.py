@@ -259,3 +259,20 @@ def test_a_size_that_depends_on_data_is_refused_with_its_place() -> None:
     with pytest.raises(Unsupported, match=r"the size u\d+ depends on the data") as caught:
         sashiko.compile(Apply(lambda n: torch.arange(n.max().item())).eval(), (torch.tensor([3, 2]),))
     assert caught.value.where
+
+
+@pytest.mark.parametrize("free", [({1, 2}, {1}), ({0, 1, 2}, {0, 1, 2}), ({1, 2}, {1, 2}), ({0, 2}, set())])
+@pytest.mark.parametrize("flat", [False, True])
+def test_weights_and_windows_whose_sizes_come_with_the_call(free: tuple[set[int], set[int]], flat: bool) -> None:
+    """Results in another order of axes than those of the product, or of PyTorch's convolution, whose sizes are quotients."""
+
+    def convolved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        result = F.conv1d(x, w, None, 2)
+        return result.reshape(-1) if flat else result
+
+    model = Apply(convolved).eval()
+    sizes = tuple(dict.fromkeys(axes, Dim.AUTO) for axes in free)
+    fast = sashiko.compile(model, (torch.randn(3, 8, 7), torch.randn(5, 8, 2)), dynamic_shapes=(sizes,))
+    for length, channels in ((7, 8), (12, 8), (9, 6 if 1 in free[1] else 8)):
+        args = torch.randn(3, channels, length), torch.randn(5, channels, 2)
+        assert_close(fast(*args), model(*args), rtol=1e-5, atol=1e-5)

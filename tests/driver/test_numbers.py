@@ -83,3 +83,15 @@ def test_a_number_that_the_model_changes_is_refused() -> None:
         sashiko.compile(model, X)
     assert 'torch.compile(model, backend="sashiko")' in refused.value.hint
     assert type(model) is Shifted and list(model.state_dict())[:3] == ["scale", "step", "unused"]
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((200_000, 16), (0,)), ((4, 200_000), (1,)), ((40, 3, 5000), (0, 2)), ((100_003, 5), (0,))])
+@pytest.mark.parametrize("free", [False, True])
+def test_errors_of_long_sums_do_not_grow_with_their_length(shape: tuple[int, ...], axes: tuple[int, ...], free: bool) -> None:
+    """Numbers of one sign, whose roundings add up where each is added to all before it: by some 200 units in the last place here."""
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(3))
+    sizes = (({axis: Dim.AUTO for axis in range(x.dim())},),) if free else None
+    for function in (torch.sum, torch.var):
+        exact = function(x.double(), axes)
+        fast = sashiko.compile(Apply(lambda x, f=function: f(x, axes)).eval(), (x,), dynamic_shapes=sizes)
+        assert_close(fast(x).double(), exact, rtol=20 * torch.finfo(torch.float32).eps, atol=0)
