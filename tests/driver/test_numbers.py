@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.export import Dim
 from torch.testing import assert_close
 
 import sashiko
-from tests.driver.functions import left
+from tests.driver.functions import Apply, left
 
 
 class Padded(nn.Module):
