@@ -91,7 +91,7 @@ def test_a_number_that_the_model_changes_is_refused() -> None:
 def test_errors_of_long_sums_do_not_grow_with_their_length(shape: tuple[int, ...], axes: tuple[int, ...], free: bool) -> None:
     """Numbers of one sign, whose roundings add up where each is added to all before it: by some 200 units in the last place here."""
     x = torch.rand(shape, generator=torch.Generator().manual_seed(3))
-    sizes = (({axis: Dim.AUTO for axis in range(x.dim())},),) if free else None
+    sizes = ((dict.fromkeys(range(x.dim()), Dim.AUTO),),) if free else None
     for function in (torch.sum, torch.var):
         exact = function(x.double(), axes)
         fast = sashiko.compile(Apply(lambda x, f=function: f(x, axes)).eval(), (x,), dynamic_shapes=sizes)
