@@ -50,11 +50,14 @@ class CompiledModel:
         self._direct = None if state or signature.plain is None else signature.direct()
         self._count, self._names = signature.plain or (-1, ())
         self._named = frozenset(self._names)
+        self._bare = self._direct if not self._names and not self._fixed else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._bare is not None and not kwargs and len(args) == self._count:
+            return self._bare(self.executable(*args))
         if self._direct is None or len(args) != self._count or kwargs.keys() != self._named:
             return self.call_flat(self.signature.flatten(args, kwargs))
-        passed = (*args, *[kwargs[name] for name in self._names]) if kwargs else args
+        passed = (*args, *[kwargs[name] for name in self._names])
         return self._direct(self.executable(*(self.signature.taken(passed) if self._fixed else passed)))
 
     def call_flat(self, flat: Sequence[Any]) -> Any:
