@@ -74,9 +74,9 @@ class Sweep:
 
     # -- parts -------------------------------------------------------------------------------------------------------
     def _loop(self, start: Val, stop: Val, unroll: int, states: Copies, long: bool = False) -> Copies:
-        """long: there may be so many columns that sums are taken of some after the other first."""
+        """long: there may be so many columns that sums are taken of some after the other first; `states` are those of nothing."""
         fn, step = self._fn, unroll * self._lanes
-        fresh = flatten([s for copy in states for s in copy])
+        begun = flatten([s for copy in states for s in copy])
 
         def body(c: Val, carried: list[Val]) -> list[Val]:
             points = [self._point(fn.add(c, i64(n * self._lanes))) for n in range(unroll)]
@@ -84,13 +84,13 @@ class Sweep:
 
         def block(c: Val, carried: list[Val]) -> list[Val]:
             end = fn.smin(fn.add(c, i64(BLOCK * step)), stop)
-            both = zip(self._split(carried, states), self._split(fn.loop(c, end, step, fresh, body), states))
+            both = zip(self._split(carried, states), self._split(fn.loop(c, end, step, begun, body), states))
             return flatten([r.merge(a, b) for before, part in both for r, a, b in zip(self._reductions, before, part)])
 
         plain = all(isinstance(each, Reduction) for each in self._reductions)  # a scan goes on from where it is
         if long and plain and any(each.rounds for each in self._reductions):
-            return self._split(fn.loop(start, stop, BLOCK * step, fresh, block), states)
-        return self._split(fn.loop(start, stop, step, fresh, body), states)
+            return self._split(fn.loop(start, stop, BLOCK * step, begun, block), states)
+        return self._split(fn.loop(start, stop, step, begun, body), states)
 
     def _elements(self, start: Val, stop: Val, states: list[State]) -> list[State]:
         """One element at a time."""

@@ -98,8 +98,8 @@ def embedding_bag(c: Call, table: Value, indices: Value, offsets: Value, scale_g
     if skipped >= 0:
         rows = b.where(b.unsqueeze(kept, 1), rows, b.full(identity(kind, work), work))
     bags = _equal_bags(offsets, indices, last)
-    if bags is None and skipped < 0 and mode != 2:
-        raise Unsupported("sums of bags whose length depends on the data, for which PyTorch has a kernel of its own")
+    if bags is None and ((skipped < 0 and mode != 2) or table.shape[1] == 1):
+        raise Unsupported("bags whose length depends on the data, for which PyTorch has a kernel of its own")
     reduced, counts = bags or _bags_from(offsets, indices, last)
     if skipped >= 0 and mode:
         counts = reduced(b.expand(b.unsqueeze(b.cast(kept, work), 1), rows.shape), "sum")

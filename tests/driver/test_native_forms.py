@@ -152,6 +152,8 @@ def test_the_largest_of_bags_of_any_length() -> None:
     assert left(fast) == []
     with pytest.raises(IndexError):
         fast(words, starts + 1)
+    single = nn.EmbeddingBag(50, 1, mode="max").eval()
+    assert_close(sashiko.compile(single, (words, starts))(words, starts), single(words, starts))
 
 
 def test_a_mean_over_as_many_places_as_features() -> None:
