@@ -11,11 +11,12 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, bounds, product
 from ..ir import Value
-from ..types import FROM_TORCH, DType, boolean, f32, f64, i64
+from ..types import FROM_TORCH, DType, boolean, f32, f64, i32, i64, identity
 from .call import Call, Row, as_value, computing, opmath
 
 aten = torch.ops.aten
 Axes = Sequence[int] | int | None
+_FEW, _ROW = 16, 16  # running sums: of so many elements, in rows of that many or more, each is computed by itself
 
 
 def axes_of(x: Value, axes: Axes) -> tuple[int, ...]:
@@ -54,9 +55,21 @@ def running(kind: str) -> Row:
         if not x.tensor.rank:
             return b.cast(x, c.dtype)
         work = f64 if c.dtype == f32 else opmath(c.dtype) if c.dtype.is_float else i64
-        return b.cast(b.scan(b.cast(b.cast(x, c.dtype), work), kind, axis), c.dtype)
+        x = b.cast(b.cast(x, c.dtype), work)
+        axis = b.axis_of(axis, x.tensor.rank)
+        n, behind = x.shape[axis], bounds(product(x.shape[axis + 1 :]))[1]
+        few = isinstance(n, int) and 1 < n <= _FEW and (behind is None or behind >= _ROW)
+        return b.cast(_of_few(x, kind, axis) if few else b.scan(x, kind, axis), c.dtype)
 
     return row
+
+
+def _of_few(x: Value, kind: str, axis: int) -> Value:
+    """Running sums of few elements, which lie apart: each by itself, as many beside each other as vectors have lanes."""
+    n, behind = x.shape[axis], x.tensor.rank - axis - 1
+    last, each = (b.reshape(b.iota(n, i32), shape) for shape in ((n, 1, *[1] * behind), (n, *[1] * behind)))
+    reached = b.where(b.le(each, last), b.unsqueeze(x, axis), b.full(identity(kind, x.dtype), x.dtype))
+    return b.reduce(reached, kind, axis + 1)
 
 
 def extreme(x: Value, kind: str, axes: Sequence[int], keepdim: bool) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ def test_running_sums_of_every_type() -> None:
     x[0, 5], x[1, 7], x[2, 3], x[2, 9] = float("nan"), -0.0, float("inf"), float("-inf")
     agree(lambda x, y, z, k: (x.cumsum(-1), y.cumsum(0), z.cumsum(1), k.cumsum(1), k.cumprod(1)),
           x, x[1:2].bfloat16(), x > 0, torch.randint(-3, 4, (2, 9), dtype=torch.int8))
+    agree(lambda x, y: (x.cumsum(1), x.cumprod(1), y.cumsum(0), y.long().cumprod(0)), torch.randn(3, 12, 5, 7), torch.randn(2, 40))
+    special = torch.tensor([1.0, math.inf, math.nan])[:, None].expand(3, 30)
+    agree(lambda x, y: (x.cumsum(0), y.cumsum(0)), torch.randn(16, 20).bfloat16(), special)
     agree(lambda x: (x.cumsum(0), x.cumsum(1).sum(0)), torch.zeros(0, 5))
     agree(lambda x: x.cumsum(1) + x, torch.zeros(3, 0))
     agree(lambda x: x.cumsum(0), torch.tensor(2.5))
