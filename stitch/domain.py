@@ -88,13 +88,14 @@ def _looks_up(body: Body) -> bool:
 
 
 def _summed_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
-    """The same for the results of a reduction, each of which reads many elements: one is enough that is read from far apart."""
-    return axes if not axes or _in_sequence(axes[-1], reads) else _read_in_sequence(axes, reads)
+    """The same for the results of a reduction, each of which reads many elements: one is enough that is read from far apart. Four side by
+    side take a third of the time of 16 that are not (Zen 4)."""
+    return axes if not axes or _in_sequence(axes[-1], reads) else _read_in_sequence(axes, reads, _FEW // 2)
 
 
-def _read_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
+def _read_in_sequence(axes: list[Axis], reads: Sequence[Dim], least: int = 2 * _FEW) -> list[Axis]:
     for axis in reversed(axes[:-1]):
-        if (bounds(axis[1])[0] or 0) >= 2 * _FEW and _in_sequence(axis, reads):
+        if (bounds(axis[1])[0] or 0) >= least and _in_sequence(axis, reads):
             return [*(a for a in axes if a is not axis), axis]
     return axes
 

@@ -92,7 +92,8 @@ def domains(root: Value, stored: set[Value]) -> list[Domain]:
     wanted = reduction.attrs.axes if isinstance(reduction.attrs, A.ReduceAttrs) else (source.tensor.rank - 1,)
     extents = tuple(source.shape[a] for a in wanted)
     reduced = tuple((f"q{n}", e) for n, e in enumerate(extents))
-    if any(source.shape[axis] != 1 for axis in range(min(wanted, default=0), source.tensor.rank) if axis not in wanted):
+    first = min((axis for axis in wanted if source.shape[axis] != 1), default=source.tensor.rank)
+    if any(source.shape[axis] != 1 for axis in range(first, source.tensor.rank) if axis not in wanted):
         return [Domain(_named(_cut(root, names, stored)), reduced, "k")]
     result = []
     rows, columns = tuple(axis for axis in names if axis[1] != 1), tuple(e for e in extents if e != 1)
