@@ -61,6 +61,7 @@ def _of_images() -> dict[str, Operation]:
         **{f"mean of {n} x {n}": partial(F.avg_pool2d, kernel_size=n) for n in (2, 7)},
         "mean of all": partial(F.adaptive_avg_pool2d, output_size=1),
         "group norm": partial(F.group_norm, num_groups=8),
+        "instance norm": F.instance_norm,
         "softmax over channels": partial(torch.softmax, dim=1),
         "pixel shuffle": partial(F.pixel_shuffle, upscale_factor=2),
         "roll": partial(torch.roll, shifts=(3, 3), dims=(2, 3)),
