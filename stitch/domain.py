@@ -88,8 +88,8 @@ def _looks_up(body: Body) -> bool:
 
 
 def _summed_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
-    """The same for the results of a reduction, each of which reads many elements: one is enough that is read from far apart. Four side by
-    side take a third of the time of 16 that are not (Zen 4)."""
+    """The same for the results of a reduction, each of which reads many elements: one is enough that is read from far apart. Even four
+    side by side are fetched sooner than a vector of others."""
     return axes if not axes or _in_sequence(axes[-1], reads) else _read_in_sequence(axes, reads, _FEW // 2)
 
 

@@ -72,7 +72,7 @@ def index_add(c: Call, x: Value, axis: int, index: Value, source: Value, alpha: 
 
 
 def _put_together(x: Value, part: Value, positions: Mapping[int, Value], kind: str) -> Value:
-    """What has 16 bits is rounded once. PyTorch takes elements that go here and there one by one in half the time."""
+    """What has 16 bits is rounded once. PyTorch is faster at elements that go here and there one by one."""
     if part.dtype == boolean:
         raise Unsupported("booleans that are put together with what is there")
     rank, work = x.tensor.rank, opmath(x.dtype)

@@ -97,7 +97,7 @@ def test_sums_of_half_width_are_rounded_once(dtype: torch.dtype) -> None:
     ],
 )
 def test_elements_that_go_one_by_one_are_left_to_pytorch(function: Made) -> None:
-    """It takes half the time for them."""
+    """It is faster at them."""
     model, args = Apply(function).eval(), given()
     fast = sashiko.compile(model, args)
     assert_close(fast(*args), model(*args))
