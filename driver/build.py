@@ -33,7 +33,8 @@ from .kernels import Kernels
 from .pipeline import passes
 from .recall import Spec
 from .recurrences import Passes, recurrence_item
-from .segments import Choices, Constants, ItemSpec, Note, Product, SegmentBuilder, flat, specs_of
+from .segments import Constants, Note, Product, SegmentBuilder
+from .specs import Choices, ItemSpec, flat, specs_of
 
 
 @dataclass(frozen=True)

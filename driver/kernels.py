@@ -18,6 +18,8 @@ from ..kernels import attention_table, table
 from ..kernels.attention_spec import AttentionCode, AttentionSpec
 from ..kernels.custom import CustomKernel
 from ..kernels.selection import Selection
+from ..kernels.sorting import SortSpec
+from ..kernels.sorting import emit as emit_sort
 from ..kernels.spec import GemmCode, GemmSpec
 from ..platforms.target import Target
 from ..stitch.loops import LoopKernel
@@ -53,7 +55,7 @@ class Kernels:
         for spec in specs:
             plain = _plain(spec)
             if plain not in self._wanted:
-                self._wanted[plain] = spec.name if isinstance(spec, LoopKernel) else self._choice(plain).kernel.name
+                self._wanted[plain] = self._label(spec, plain)
         self._note = name_of(self._wanted, self.target)
         shown = env.dump_dir() is not None or env.debug_level() >= CODE  # what is recalled has no text
         found = None if shown else recalled(self._note, self._wanted)
@@ -114,12 +116,21 @@ class Kernels:
         assert isinstance(code, AttentionCode)
         return replace(code, run=with_params(code.run, spec.params)), selection
 
+    def sort(self, spec: SortSpec) -> KernelCode:
+        if spec not in self._codes:
+            self._codes[spec] = emit_sort(self.module, self.target, spec, self._name("sort", SortSpec))
+        code = self._codes[spec]
+        assert isinstance(code, KernelCode)
+        return code
+
     def _name(self, prefix: str, kind: type) -> str:
         return f"{prefix}{sum(isinstance(spec, kind) for spec in self._codes)}"
 
-    def _choice(self, plain: Spec) -> GemmChoice | AttentionChoice:
-        assert not isinstance(plain, LoopKernel), "loops are not chosen from a table"
-        return self._gemm_choice(plain) if isinstance(plain, GemmSpec) else self._attention_choice(plain)
+    def _label(self, spec: Spec, plain: Spec) -> str:
+        """By what a kernel is emitted, or how it is called."""
+        if isinstance(plain, (LoopKernel, SortSpec)):
+            return spec.name if isinstance(spec, LoopKernel) else "sort"
+        return (self._gemm_choice(plain) if isinstance(plain, GemmSpec) else self._attention_choice(plain)).kernel.name
 
     def _gemm_choice(self, plain: GemmSpec) -> GemmChoice:
         if plain not in self._gemms:

@@ -19,12 +19,13 @@ from ..cpu_codegen.contract import KernelCode
 from ..diagnostics.errors import InvalidGraph
 from ..graph.encode import Json, dim_from, dim_json
 from ..kernels.attention_spec import AttentionCode, AttentionSpec
+from ..kernels.sorting import SortSpec
 from ..kernels.spec import GemmCode, GemmSpec, Packing
 from ..platforms.target import Target
 from ..runtime.encode import kernel_from, kernel_json
 from ..stitch.loops import LoopKernel
 
-Spec = LoopKernel | GemmSpec | AttentionSpec
+Spec = LoopKernel | GemmSpec | AttentionSpec | SortSpec
 Code = KernelCode | GemmCode | AttentionCode
 _GENERATORS = ("platforms", "graph", "stitch", "cpu_codegen", "kernels", "driver")
 
@@ -114,7 +115,7 @@ def _json(code: Code) -> Json:
 
 
 def _from(spec: Spec, data: Json) -> Code:
-    if isinstance(spec, LoopKernel):
+    if isinstance(spec, (LoopKernel, SortSpec)):
         return kernel_from(data)
     if isinstance(spec, AttentionSpec):
         run, pack, nbytes = data

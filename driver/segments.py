@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..cpu_codegen.streams import holds_up, streaming
+from ..cpu_codegen.streams import holds_up
 from ..graph import attrs as A
-from ..graph.dims import Dim, bounds, product
+from ..graph.dims import Dim, product
 from ..graph.ir import Value
 from ..graph.sites import site_of
 from ..graph.types import TensorType, i8
 from ..kernels import table
 from ..kernels.attention_spec import AttentionSpec
-from ..kernels.spec import Choice, GemmSpec
-from ..platforms.target import Target
+from ..kernels.sorting import PLACES, WORKSPACE, SortSpec
+from ..kernels.spec import GemmSpec
 from ..runtime.plan import Buffer, ConstantSource, NativeSegment, Operand, Repeat, SegmentOutput, Step
-from ..runtime.records import LARGE
 from ..stitch.constants import compute, watched_tensors
 from ..stitch.loops import LoopKernel, in_place
 from ..stitch.program import CallItem, ContractionItem, Item, LoopItem, Program, RecurrenceItem
-from .contractions import attention_spec, gemm_spec
 from .grouped import Blocks, blocks_of
 from .kernels import Kernels
+from .specs import ItemSpec, StepSpecs, beyond, unchosen
 
 Refusals = tuple[tuple[str, str], ...]
 
@@ -85,77 +84,6 @@ class Constants:
             label = f"{values[0].name or values[0].op} {form}".strip()
             self.sources.append(ConstantSource(watched, lambda: derive(*map(compute, values)), label))
         return self._known[values, form]
-
-
-@dataclass(frozen=True)
-class StepSpecs:
-    """Those of a step that is repeated, item by item."""
-
-    items: tuple[ItemSpec, ...]
-
-
-# What an item of a program is computed by: for a loop also the kernel for large results; None where the user's kernel is called.
-ItemSpec = tuple[LoopKernel, LoopKernel] | GemmSpec | AttentionSpec | StepSpecs | None
-Choices = Mapping[GemmSpec, Choice]
-"""What measuring decided about products, each without its choice and its numbers."""
-
-
-def unchosen(product: GemmSpec) -> GemmSpec:
-    """What all products have in common that one measurement speaks for."""
-    return replace(product, choice=Choice(), params=())
-
-
-def specs_of(program: Program, target: Target, choices: Choices) -> tuple[ItemSpec, ...]:
-    """The specifications of a program's kernels, item by item."""
-    constants, read = set(program.constants), {value for item in program.items for value in item.reads}
-
-    def spec(item: Item) -> ItemSpec:
-        if isinstance(item, LoopItem):
-            always, if_large = _streams(item, program, read, target)
-            return streaming(target, item.kernel, always), streaming(target, item.kernel, always | if_large)
-        if isinstance(item, CallItem):
-            return None
-        if isinstance(item, RecurrenceItem):
-            return StepSpecs(specs_of(item.step, target, choices))
-        if item.anchor.op == "attention":
-            return attention_spec(item)
-        product = gemm_spec(item, constants, target)
-        return replace(product, choice=choices.get(unchosen(product), product.choice))
-
-    return tuple([spec(item) for item in program.items])
-
-
-def flat(specs: Iterable[ItemSpec]) -> Iterator[LoopKernel | GemmSpec | AttentionSpec | None]:
-    """The specifications in the order in which kernels are made."""
-    for spec in specs:
-        if isinstance(spec, StepSpecs):
-            yield from flat(spec.items)
-        elif isinstance(spec, tuple):
-            yield from spec
-        else:
-            yield spec
-
-
-def _beyond(item: LoopItem, value: Value, target: Target) -> int:
-    """Bytes from which a result is stored around the caches: those are too small for it, or for what its elements are computed from.
-    Such results are aligned: they are no part of the arena, and the runtime puts large ones on pages of their own."""
-    widest = max(v.dtype.bytes for v in item.operands if product(v.shape) == product(value.shape))
-    return max(target.l3 * value.dtype.bytes // widest, LARGE)
-
-
-def _streams(item: LoopItem, program: Program, read: Set[Value], target: Target) -> tuple[set[int], set[int]]:
-    """Buffers of a loop that go around the caches, since they are larger and nothing here reads them again: for all shapes, and
-    those where it depends on the shapes."""
-    always: set[int] = set()
-    if_large: set[int] = set()
-    for number, value in enumerate(item.operands):
-        if target.l3 and value in item.writes and value in program.outputs and value not in read and value.op != "put":
-            least, most = bounds(value.tensor.nbytes)
-            if least is not None and least >= _beyond(item, value, target):
-                always.add(number)
-            elif most is None or most >= _beyond(item, value, target):
-                if_large.add(number)
-    return always, if_large
 
 
 class SegmentBuilder:
@@ -258,7 +186,7 @@ class SegmentBuilder:
             assert isinstance(spec, tuple)
             return self._loop(item, *spec)
         if isinstance(item, CallItem):
-            return self._call(item)
+            return self._sort(item, spec) if isinstance(spec, SortSpec) else self._call(item)
         if isinstance(spec, AttentionSpec):
             return self._attention(item, spec)
         assert isinstance(spec, GemmSpec)
@@ -269,6 +197,12 @@ class SegmentBuilder:
         operands = tuple(self._operand(v) for v in (*item.value.inputs, item.value))
         note = self._note(item.value, (item.value,), code.symbol)
         return [Step(code, operands, (len(operands) - 1,), note.label)]
+
+    def _sort(self, item: CallItem, spec: SortSpec) -> list[Step]:
+        code = self.kernels.sort(spec)
+        scratch = Operand(self._scratch(spec.workspace_bytes, item.value))
+        note = self._note(item.value, (item.value,), code.symbol)
+        return [Step(code, (self._operand(item.value.inputs[0]), self._operand(item.value), scratch), (PLACES, WORKSPACE), note.label)]
 
     def _add(self, value: Value, kind: str, index: int) -> int:
         self.numbers[value] = self._buffer(kind, index, value.tensor.nbytes, value)
@@ -294,8 +228,8 @@ class SegmentBuilder:
         note = self._note(item.writes[-1], item.fused, code.symbol)
         apart = any(v.op == "put" for v in item.writes) or holds_up(self.kernels.target, item.kernel)
         reuses = () if apart else in_place(item.kernel.body)
-        beyond = max(_beyond(item, value, self.kernels.target) for value in item.writes)
-        return [Step(code, operands, writes, note.label, reuses=reuses, large=None if large == code else large, large_from=beyond)]
+        large_from = max(beyond(item, value, self.kernels.target) for value in item.writes)
+        return [Step(code, operands, writes, note.label, reuses=reuses, large=None if large == code else large, large_from=large_from)]
 
     def _gemm(self, item: ContractionItem, spec: GemmSpec) -> list[Step]:
         code, selection = self.kernels.gemm(spec)

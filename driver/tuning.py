@@ -24,7 +24,7 @@ from .build import Options
 from .measure import Example
 from .model import CompiledModel, build_model
 from .recall import spelled
-from .segments import Choices
+from .specs import Choices
 
 SECONDS = 10.0
 """What `tune=True` may take."""

@@ -211,6 +211,14 @@ class AttentionAttrs(NumberAttrs):
 
 
 @dataclass(frozen=True)
+class ArgsortAttrs(Attrs):
+    """argsort: how many places of each row, those that come first."""
+
+    descending: bool
+    count: Dim
+
+
+@dataclass(frozen=True)
 class RecurrenceAttrs(Attrs):
     """A row of `recurrence.CELLS`, whether time runs backwards, and how the hidden state is rounded before its product: a row of
     `rows.ROUNDINGS`."""

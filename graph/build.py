@@ -186,6 +186,14 @@ def gather(x: Value, index: Value, axis: int) -> Value:
     return _make("gather", x, index, attrs=A.AxisAttrs(axis_of(axis, x.tensor.rank)))
 
 
+def argsort(x: Value, *, descending: bool = False, count: Dim | None = None) -> Value:
+    """i64 [..., count]: where the elements of each row are that come first in order, all of them without a count, which is in [0, size].
+
+    Equal elements keep their order, NaN is the greatest.
+    """
+    return _make("argsort", x, attrs=A.ArgsortAttrs(descending, x.shape[-1] if count is None else count))
+
+
 def put(x: Value, part: Value, positions: Mapping[int, Value], kind: str = "") -> Value:
     """x with some elements replaced: part[i], at i, but along each axis of `positions` at the number that is given there for i.
 

@@ -229,6 +229,11 @@ def _get(v: Value, env: Env, items: Any) -> Any:
     return items[v.attrs.index]
 
 
+def _argsort(v: Value, env: Env, x: Tensor) -> Tensor:
+    assert isinstance(v.attrs, A.ArgsortAttrs)
+    return x.argsort(dim=-1, descending=v.attrs.descending, stable=True)[..., : evaluate(v.attrs.count, env)]
+
+
 ROWS: dict[str, Callable[..., Any]] = {
     **{name: _elementwise(fn) for name, fn in ELEMENTWISE.items()},
     "cast": lambda v, env, x: x.to(v.dtype.torch),
@@ -241,7 +246,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "linear": products.linear, "qlinear": products.qlinear, "int_linear": products.int_linear, "routed_linear": products.routed_linear,
     "dequantize_groups": products.dequantize_groups, "group_linear": products.group_linear,
     "matmul": products.matmul, "int_matmul": products.int_matmul,
-    "attention": products.attention,
+    "attention": products.attention, "argsort": _argsort,
     "recurrence": lambda v, env, x, state, w, b=None: reference(v.attrs.cell, x, state, w, b, v.attrs.reverse, v.attrs.rounding),
     "constant": lambda v, env: v.attrs.tensor.detach(), "full": _full, "iota": _iota, "aten": _aten, "get": _get,
 }

@@ -49,7 +49,7 @@ class OpSpec:
     arity: tuple[int, int]
     attrs: type[A.Attrs]
     infer: Infer
-    group: str  # elementwise, reduce, view, index, update, contraction, recurrence, quant, check, leaf, extern
+    group: str  # elementwise, reduce, view, index, update, contraction, order, recurrence, quant, check, leaf, extern
 
 
 def _same_dtype(types: tuple[TensorType, ...]) -> DType:
@@ -86,6 +86,13 @@ def _reduce(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     dtype = boolean if attrs.kind in ("any", "all") else i64 if attrs.kind.startswith("arg") else types[0].dtype
     q = types[0].qparams if attrs.kind in ("max", "min") else None  # one of the integers, which means what it did
     return TensorType(dtype, kept, q if q is not None and q.axis is None else None)
+
+
+def _argsort(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    assert isinstance(attrs, A.ArgsortAttrs)
+    if not types[0].rank:
+        raise InvalidGraph("argsort of a scalar")
+    return TensorType(i64, (*types[0].shape[:-1], attrs.count))
 
 
 def _scan(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
@@ -241,6 +248,7 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("matmul", (2, 2), A.NoAttrs, products.matmul_type, "contraction"),
     OpSpec("int_matmul", (2, 2), A.NoAttrs, products.int_matmul_type, "contraction"),  # the same of 8-bit integers, exact in i32
     OpSpec("attention", (3, 4), A.AttentionAttrs, products.attention_type, "contraction"),  # q, k, v, mask (bool: keep; float: added)
+    OpSpec("argsort", (1, 1), A.ArgsortAttrs, _argsort, "order"),  # along the last axis, equal elements as they were, NaN the greatest
     OpSpec("recurrence", (3, 4), A.RecurrenceAttrs, states_type, "recurrence"),  # x, state, w, b: `graph/recurrence.py`
     OpSpec("input", (0, 0), A.InputAttrs, _given, "leaf"),
     OpSpec("constant", (0, 0), A.ConstantAttrs, _given, "leaf"),

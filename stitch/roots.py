@@ -20,7 +20,7 @@ from .views import VIEWS, affine, axes, in_pieces, offset, strip, unmerged
 
 WITH_EPILOGUE = ("linear", "group_linear", "int_linear", "routed_linear", "matmul", "int_matmul")
 PIECEWISE = ("linear", "group_linear", "int_linear")  # their left operand may lie in pieces
-WHOLE = ("recurrence", "call")  # their operands are read as they are, dense and row-major
+WHOLE = ("argsort", "recurrence", "call")  # their operands are read as they are, dense and row-major
 ANCHORS = (*WITH_EPILOGUE, "attention", *WHOLE)
 
 

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import bounds, product
+from ..dims import Dim, bounds, product
 from ..ir import Value
+from ..memory_format import inverse
 from ..types import boolean, f32, f64, i32, i64, identity
 from .call import Call, Row, as_value, opmath
 
 aten = torch.ops.aten
-_FEW, _SHORT = 8, 1024  # topk: elements found one after the other, in rows so long; PyTorch's selection reads a row fewer times
+_FEW, _READ = 8, 2048  # topk: elements found one after the other, and how many are read for it
 _SORTED, _ALONE = 16, 64  # sort: elements that are compared with one another, in each row or in all
 _BINS = 128  # histc: bins that each element is compared with
 _ENDS = 256  # searchsorted: of more, halving is faster than comparing with all
 
 
 def topk(c: Call, x: Value, k: int, axis: int = -1, largest: bool = True, in_order: bool = True) -> tuple[Value, Value]:
-    """One after the other: the largest of what comes after those found so far. NaN is the largest, and of equal elements the first."""
-    if not x.tensor.rank or x.dtype == boolean or not largest:
-        raise Unsupported("the smallest of numbers" if not largest else "the largest of a scalar, or of bools")
+    """Few of short rows one after the other: the largest of what comes after those found so far. NaN is the largest, and of equal
+    elements the first."""
+    if not x.tensor.rank:
+        return x, b.full(0, i64)
     axis = b.axis_of(axis, x.tensor.rank)
     most = bounds(x.shape[axis])[1]
-    if not isinstance(k, int) or not 1 <= k <= _FEW or most is None or most > _SHORT:
-        raise Unsupported("the largest of many elements, or many of them")
+    few = k == 1 or (isinstance(k, int) and 1 < k <= _FEW and most is not None and k * most <= _READ)
+    if not largest or x.dtype == boolean or not few:
+        return _in_order(x, axis, largest, k)
     wide = b.cast(x, opmath(x.dtype))
     place = _places(x, axis)
     end = as_value(x.shape[axis], i32)
@@ -49,7 +53,7 @@ def sort(c: Call, x: Value, axis: int = -1, descending: bool = False) -> tuple[V
     axis = b.axis_of(axis, x.tensor.rank)
     row, all_of = bounds(x.shape[axis])[1], bounds(product(x.shape))[1]
     if (row is None or row > _SORTED) and (all_of is None or all_of > _ALONE):
-        raise Unsupported("many elements in order")
+        return _in_order(x, axis, descending, x.shape[axis])
     wide = b.cast(x, i32 if x.dtype == boolean else opmath(x.dtype))
     place = _places(x, axis)
     one, here = b.unsqueeze(wide, axis + 1), b.unsqueeze(place, axis + 1)
@@ -62,8 +66,53 @@ def sort(c: Call, x: Value, axis: int = -1, descending: bool = False) -> tuple[V
     return b.cast(values, x.dtype), b.cast(b.reduce(b.where(chosen, there, 0), "sum", axis + 1), i64)
 
 
+def _in_order(x: Value, axis: int, descending: bool, count: Dim) -> tuple[Value, Value]:
+    """The elements that come first along an axis, and where they were."""
+    order = (*(a for a in range(x.tensor.rank) if a != axis), axis)
+    x = b.permute(x, order)
+    places = b.argsort(x, descending=descending, count=count)
+    return b.permute(b.gather(x, places, -1), inverse(order)), b.permute(places, inverse(order))
+
+
 def stable_sort(c: Call, x: Value, stable: bool | None = None, axis: int = -1, descending: bool = False) -> tuple[Value, Value]:
     return sort(c, x, axis, descending)
+
+
+def kthvalue(c: Call, x: Value, k: Dim, axis: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+    """The k-th in order from the smallest, and where it is."""
+    if not x.tensor.rank:
+        return x, b.full(0, i64)
+    axis = b.axis_of(axis, x.tensor.rank)
+    values, places = _in_order(x, axis, False, k)
+    return _without(axis, keepdim, b.slice_(values, axis, k - 1, 1), b.slice_(places, axis, k - 1, 1))
+
+
+def _without(axis: int, keepdim: bool, values: Value, places: Value) -> tuple[Value, Value]:
+    """The same without an axis of one element, unless it is kept."""
+    if keepdim:
+        return values, places
+    shape = (*values.shape[:axis], *values.shape[axis + 1 :])
+    return b.reshape(values, shape), b.reshape(places, shape)
+
+
+def median(c: Call, x: Value, axis: int, keepdim: bool = False, *, without_nan: bool = False) -> tuple[Value, Value]:
+    """The element in the middle, the lower one of two. NaN, which is last in order, where there is one; or that of what is none."""
+    if not x.tensor.rank:
+        return x, b.full(0, i64)
+    axis = b.axis_of(axis, x.tensor.rank)
+    size = as_value(x.shape[axis], i64)
+    found = b.reduce(b.cast(b.isnan(x), i64), "sum", axis, True) if x.dtype.is_float else b.full(0, i64)
+    numbers = b.sub(size, found)
+    middle = b.truncdiv(b.sub(numbers if without_nan else size, 1), 2)
+    place = middle if without_nan else b.where(b.gt(found, 0), numbers, middle)
+    _, places = _in_order(x, axis, False, x.shape[axis])
+    kept = [1 if a == axis else d for a, d in enumerate(x.shape)]
+    places = b.gather(places, b.expand(place, kept), axis)
+    return _without(axis, keepdim, b.gather(x, places, axis), places)
+
+
+def median_of_all(c: Call, x: Value, *, without_nan: bool = False) -> Value:
+    return median(c, b.reshape(x, (product(x.shape),)), 0, without_nan=without_nan)[0]
 
 
 def histogram(c: Call, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
@@ -138,6 +187,11 @@ ROWS: dict[Any, Row] = {
     aten.sort.stable: stable_sort,
     aten.argsort.default: lambda c, x, axis=-1, descending=False: sort(c, x, axis, descending)[1],
     aten.argsort.stable: lambda c, x, stable=False, axis=-1, descending=False: sort(c, x, axis, descending)[1],
+    aten.kthvalue.default: kthvalue,
+    aten.median.dim: median,
+    aten.median.default: median_of_all,
+    aten.nanmedian.dim: partial(median, without_nan=True),
+    aten.nanmedian.default: partial(median_of_all, without_nan=True),
     aten.histc.default: histogram,
     aten.bucketize.Tensor: bucketize,
     aten.searchsorted.Tensor: searchsorted,

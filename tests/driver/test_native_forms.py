@@ -58,8 +58,7 @@ def test_the_largest_in_order() -> None:
     assert places[0, :3].tolist() == [0, 1, 2] and places[2].tolist() == list(range(6)) and places[4, :3].tolist() == [3, 4, 5]
     agree(lambda x: x.softmax(-1).topk(2), torch.randn(4, 3, 8))
     agree(lambda x, k: (x.topk(3, 0)[1], k.topk(2)[0], x.bfloat16().topk(1)[0]), torch.randn(5, 20), torch.randint(-9, 9, (3, 7)))
-    left = sashiko.compile(Apply(lambda x: (x.topk(3, largest=False)[0], x.topk(9)[0])).eval(), (x.nan_to_num(),))
-    assert_close(left(x.nan_to_num()), (x.nan_to_num().topk(3, largest=False)[0], x.nan_to_num().topk(9)[0]))
+    agree(lambda x: (x.topk(3, largest=False)[0], x.topk(9)[0]), x.nan_to_num())
 
 
 @pytest.mark.parametrize("descending", [False, True])
@@ -75,13 +74,43 @@ def test_short_rows_in_order(axis: int, descending: bool) -> None:
     agree(lambda x: (x.argsort(stable=True, dim=axis, descending=descending), x.sum(1).argsort(-1, descending)), x > 0)
 
 
-def test_sorting_that_is_left_to_pytorch() -> None:
-    agree(lambda x: tuple(x.sort()), torch.randn(64))
+def test_long_rows_in_order() -> None:
+    """NaN is the greatest, equal elements keep their order, 0 and -0 are equal."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 70, 2)
+    x[0, ::5], x[0, ::7], x[1, ::3], x[2, ::4], x[2, 1::4] = 0.0, -0.0, float("nan"), float("inf"), float("-inf")
+    for given in (x, x.double(), x.half(), torch.randint(-9, 9, x.shape), x > 0, torch.randint(0, 99, x.shape, dtype=torch.uint8)):
+        agree(lambda x: (*x.sort(stable=True, dim=1), *x.sort(stable=True, dim=1, descending=True)), given)
     agree(lambda x: tuple(x.sort()), torch.tensor(2.5))
-    for x in (torch.randn(2, 40), torch.randn(65)):
-        compiled = sashiko.compile(Apply(lambda x: tuple(x.sort())).eval(), (x,))
-        assert_close(compiled(x), tuple(x.sort()))
-        assert "1 left to PyTorch" in sashiko.explain(compiled)
+    agree(lambda x: tuple(x.sort()), torch.zeros(2, 0))
+    length = Dim("length", min=0, max=5000)
+    fast = agree(lambda x: x.argsort(dim=-1, stable=True), x[:, :, 0], dynamic_shapes=({1: length},))
+    for n in (0, 1, 65, 5000):
+        ids = torch.randint(0, 60, (3, n)).float()
+        assert torch.equal(fast(ids), ids.argsort(dim=-1, stable=True))
+
+
+def test_the_first_of_many_in_order() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3000).cumsum(1)  # the largest so far comes again and again
+    given = torch.cat([x, -x, x.round(), torch.arange(6000.0).view(2, -1)])
+    given[1, 7], given[1, 9] = float("nan"), float("-inf")
+    for count in (1, 3, 9, 200, 2000):
+        fast = sashiko.compile(Apply(lambda x, count=count: (x.topk(count), x.topk(count, largest=False))).eval(), (given,), strict=True)
+        for (values, places), largest in zip(fast(given), (True, False), strict=True):
+            assert torch.equal(values.nan_to_num(1e9), given.topk(count, largest=largest)[0].nan_to_num(1e9))
+            assert torch.equal(places, given.argsort(dim=-1, stable=True, descending=largest)[:, :count])
+
+
+def test_what_stands_in_the_middle() -> None:
+    """The lower one of two; a NaN where there is one, or counted out."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 33, 6)
+    x[0, 3, 2] = x[0, 7, 2] = x[2, 0, 5] = float("nan")
+    agree(lambda x: (x.median(1), x.median(-1, keepdim=True), x.median(), x.nanmedian(1), x.nanmedian(), x[1].kthvalue(4, 0)), x)
+    agree(lambda x: (x.quantile(torch.tensor([0.1, 0.5]), 1), x.nanquantile(0.3, 1), x.msort()), x)
+    agree(lambda x: (x.median(0)[0], x.median(), x.kthvalue(1)[0]), torch.randint(-9, 9, (31, 40)))
+    agree(lambda x: (x.median(), x.kthvalue(1)), torch.tensor(3.5))
 
 
 @pytest.mark.parametrize(("bins", "low", "high"), [(8, 0, 7), (8, -1, 1), (100, -2.5, 2.25), (1, 0, 1), (128, 0, 127), (3, 0.1, 0.7)])

@@ -38,7 +38,17 @@ FIRST_ONLY = {  # the other results are for training
     aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default,
     aten.embedding_bag.padding_idx, aten._embedding_bag.default, aten._embedding_bag_forward_only.default,
 }
+ANY_OF_EQUAL = {  # of equal elements eager finds any; and which argument is the axis
+    aten.topk.default: 2, aten.kthvalue.default: 2, aten.median.dim: 1, aten.nanmedian.dim: 1, aten.sort.default: 1,
+}
 UNDEFINED = {op for op in TABLE if "empty" in str(op)}  # their content is whatever was in memory
+
+
+def found_at(call: Recorded, places: torch.Tensor) -> torch.Tensor:
+    """The elements at the places that a call found."""
+    x, at = call.args[0], ANY_OF_EQUAL[call.target]
+    axis = call.args[at] if len(call.args) > at else -1
+    return torch.take_along_dim(x, places if places.dim() == x.dim() else places.unsqueeze(axis), axis) if x.dim() else x
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -101,9 +111,8 @@ def compared(call: Recorded) -> Captured:
     results = captured.results(tensors, interpret.run(captured.graph, tensors), {})
     for got, want in zip(results, wanted, strict=True):
         assert got.dtype == want.dtype and got.shape == want.shape
-        if call.target is aten.topk.default and got is not results[0]:  # of equal elements eager finds any
-            axis = call.args[2] if len(call.args) > 2 else -1
-            got, want = (call.args[0].gather(axis, i) if i.dim() else call.args[0] for i in (got, want))
+        if call.target in ANY_OF_EQUAL and got is not results[0]:
+            got, want = (found_at(call, places) for places in (got, want))
         if call.target not in UNDEFINED:
             bound = tolerance(want.dtype)
             near = bound + order_of_sums(call)

@@ -9,7 +9,7 @@ import torch
 
 import sashiko
 from sashiko.driver import build as building
-from sashiko.driver.segments import unchosen
+from sashiko.driver.specs import unchosen
 from sashiko.graph.types import DType, bf16, f32, i8, u8
 from sashiko.kernels import table, x86_vector
 from sashiko.kernels.alternatives import alternatives
