@@ -15,6 +15,7 @@ _UNROLLED_OPERATIONS = 900  # vector operations of rows written out without a lo
 _FOUR_AT_ONCE, _TWO_AT_ONCE = 32, 60  # operations of a vector with which so many are computed at once
 _SUMS_AT_ONCE = 16  # over k, of all vectors: registers
 _FEW_OPERATIONS = 8
+_SCRATCH_BYTES = 64 * 1024
 _FEW_STEPS = 64  # over k, as of windows
 _ROWS_OF_SUMS = (4, 3, 2)  # that share what they read at a step, the best first: with 4 vectors of each, sums fill half of 32 registers
 _WORD = 4
@@ -45,6 +46,18 @@ class Choices:
     ) -> None:
         self._target, self._kernel, self._body, self._lanes = target, kernel, kernel.body, lanes
         self._plan, self._column_stores = list(plan), column_stores
+
+    def kept(self, rows: int) -> dict[int, int]:
+        """What is worth keeping between passes, and the bytes it takes on the stack for each of so many rows, as far as there is room."""
+        schedule.add_kept(self._body, self._plan, self._column_stores, self._lanes)
+        high = bounds(self._kernel.cols)[1]
+        room, found = _SCRATCH_BYTES // rows, dict[int, int]()
+        for n in [n for each in self._plan for n in each.keep]:
+            size = (-(-(high or 0) // self._lanes) * self._lanes) * self._body.nodes[n].dtype.bytes
+            if high is not None and size <= room:
+                found[n] = max(size, 64)
+                room -= size
+        return found
 
     def unroll(self, each: schedule.Pass, joined: int) -> int:
         """Vectors at once: enough to hide latencies and, with `joined`, to store whole registers; fewer where one is a lot of code."""

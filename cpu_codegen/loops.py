@@ -22,7 +22,7 @@ from .choices import Choices, vector_lanes
 from .contract import KernelCode
 from .depth import Depth, visit_rows
 from .intrinsics import stores_done
-from .ranges import column_ranges
+from .ranges import column_ranges, part_of
 from .reduce import Reduction, State, reductions_of, results
 from .scan import followed, scans_of
 from .slots import Slots
@@ -32,7 +32,6 @@ from .turns import CHAINS
 from .written import Written, written_out
 
 _FLAT_GRAIN = 64  # elements: no two threads write the same cache line of an output
-_SCRATCH_BYTES = 64 * 1024
 _FEW_LINES = 13  # of windows: there are more operations in those of more than would wait for a line
 
 
@@ -43,7 +42,8 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
     whole = vector_lanes(target, kernel.body)
     written = written_out(target, kernel)
     kernel = kernel if written is None else written.kernel
-    writers = [_Writer(fn, slots, target, part, written) for part in column_ranges(kernel, whole)]
+    parts = column_ranges(kernel, whole)
+    writers = [_Writer(fn, slots, target, part, written) for part in parts]
     domain = kernel.cols if kernel.rows is None else kernel.rows
     begin, end = (i64(0), slots.dim(domain)) if kernel.body.accumulates else fn.args[1:]
 
@@ -54,12 +54,15 @@ def emit_loop_kernel(module: Module, target: Target, kernel: LoopKernel) -> Kern
         return []
 
     def inside() -> list[Val]:
-        if len(writers) > 1 and written is None and not any(writer.across for writer in writers):
+        if kernel.rows is not None and len(parts) > 1 and written is None and not any(writer.across for writer in writers):
             return fn.loop(begin, end, 1, [], row_by_row)
-        for writer in writers:
+        first: Dim = 0
+        for writer, part in zip(writers, parts):
             with writer.emitter.scope():
                 if kernel.rows is None:
-                    writer.flat(begin, end)
+                    ends = [at if len(parts) == 1 else part_of(fn, at, first, part.cols, writer.lanes) for at in (begin, end)]
+                    first += part.cols
+                    writer.flat(*ends)
                 elif written is None or not written.conditions:
                     writer.rows(begin, end)
                 else:
@@ -151,7 +154,8 @@ class _Writer:
         together = self._together if several else 1
         rows = _Rows(self._in_registers, Ahead(self.emitter, self.lanes, fn.sub(end, i64(1)), together))
         if not rows.in_registers:
-            rows.arrays = self._arrays(self._kernel.cols, together)
+            kept = self._choices.kept(together)
+            rows.arrays = [{n: fn.alloca(size) for n, size in kept.items()} for _ in range(together)]
         if self.across is not None and several:
             squares = Squares(self.emitter, self._slots, self._kernel, self.across, self._plan[0], self.lanes)
             squares.rows(begin, end, lambda row: self.rows(row, fn.add(row, i64(1)), several=False))
@@ -334,17 +338,3 @@ class _Writer:
     def _joined(self, each: schedule.Pass) -> int:
         """How many vectors beside each other the narrowest store of a pass needs to fill a register."""
         return max((self.emitter.joins(n, self.lanes) for n in self._stores_of(each)), default=1)
-
-    def _arrays(self, columns: Dim, rows: int) -> list[dict[int, Val]]:
-        """Arrays on the stack for what is worth keeping between passes, for each of some rows, as far as they fit."""
-        schedule.add_kept(self._body, self._plan, self._column_stores, self.lanes)
-        high = bounds(columns)[1]
-        room = _SCRATCH_BYTES // rows
-        arrays: list[dict[int, Val]] = [{} for _ in range(rows)]
-        for n in [n for each in self._plan for n in each.keep]:
-            size = (-(-(high or 0) // self.lanes) * self.lanes) * self._body.nodes[n].dtype.bytes
-            if high is not None and size <= room:
-                for of_row in arrays:
-                    of_row[n] = self._fn.alloca(max(size, 64))
-                room -= size
-        return arrays

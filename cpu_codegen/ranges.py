@@ -13,6 +13,7 @@ from itertools import pairwise
 from ..graph.dims import Dim, Func, Poly, coefficient, substitute, symbol
 from ..graph.types import boolean
 from ..stitch.loops import Body, LoopKernel, Node
+from .builder import Function, Val, i64
 from .index import functions, lane_form
 
 _MOST = 8  # ranges of one kernel: each is code of its own
@@ -27,7 +28,7 @@ def column_ranges(kernel: LoopKernel, least: int) -> tuple[LoopKernel, ...]:
     registers, and stays in one piece.
     """
     body, columns = kernel.body, kernel.cols
-    if kernel.rows is None or not isinstance(columns, int) or any(node.axis == "c" for node in body.nodes):
+    if not isinstance(columns, int) or any(node.axis == "c" for node in body.nodes):
         return (kernel,)
     if any(store.streams or coefficient(store.index, "c") == (0, store.index) for store in body.stores):
         return (kernel,)
@@ -38,9 +39,16 @@ def column_ranges(kernel: LoopKernel, least: int) -> tuple[LoopKernel, ...]:
     return tuple(replace(kernel, body=body, cols=width) for width, body in pieces)
 
 
+def part_of(fn: Function, bound: Val, first: Dim, width: Dim, lanes: int) -> Val:
+    """Where a bound of a flat kernel's columns lies in its range of `width` columns from `first` on, in whole vectors."""
+    assert isinstance(first, int) and isinstance(width, int), "ranges are of columns whose number is known"
+    at = fn.and_(fn.add(bound, i64(lanes - 1 - first)), i64(-lanes))
+    return fn.smin(fn.smax(at, i64(0)), i64(width))
+
+
 def is_read_in_pieces(kernel: LoopKernel, lanes: int) -> bool:
     """Whether positions in loads are what they are on one side of some column, and would be looked up otherwise."""
-    return kernel.rows is not None and isinstance(kernel.cols, int) and bool(_position_cuts(kernel.body, kernel.cols, lanes))
+    return isinstance(kernel.cols, int) and bool(_position_cuts(kernel.body, kernel.cols, lanes))
 
 
 def _pieces(body: Body, columns: int, lanes: int) -> list[tuple[int, Body]]:

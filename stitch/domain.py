@@ -11,6 +11,7 @@ from .loops import COLUMN, Body, LoopKernel, hoist_numbers
 from .views import delinearize
 
 Axis = tuple[str, Dim]
+_NARROW = 16  # columns: the lanes of the widest vectors of f32
 _FEW = 8  # columns: half of the lanes of the widest vectors of f32
 
 
@@ -59,6 +60,53 @@ def _joinable(expr: Dim, outer: str, inner: str, extent: Dim) -> bool:
     if a is None or b is None:
         return False
     return a[0] == b[0] * extent and not {s.name for s in symbols(a[0])} & {outer, inner}
+
+
+def _widened(body: Body, axes: list[Axis], exprs: list[Dim]) -> tuple[Body, list[Axis], list[Dim]]:
+    """Few columns joined with the axis around them, where only questions such as which part of a concatenation a row lies in keep them
+    apart: the questions are asked of elements instead, i < bound as i * columns + c < bound * columns."""
+    while len(axes) > 1 and isinstance(axes[-1][1], int) and axes[-1][1] < _NARROW:
+        found = _asked_of_elements(body, exprs, axes[-2][0], axes[-1])
+        joined, merged = _merge(axes, found[1]) if found is not None else (axes, exprs)
+        if found is None or len(joined) == len(axes):
+            break
+        body, axes, exprs = found[0], joined, merged
+    return body, axes, exprs
+
+
+def _asked_of_elements(body: Body, exprs: list[Dim], outer: str, columns: Axis) -> tuple[Body, list[Dim]] | None:
+    """The body and its expressions with the conditions on an axis as conditions on it and the columns; None where it has others."""
+    inner, extent = columns
+    assert isinstance(extent, int)
+    apart = {n for n, e in enumerate(exprs) if not _joinable(e, outer, inner, extent)}
+    asked = {n: coefficient(exprs[n], outer) for n in apart}
+    if not apart or any(n >= len(body.nodes) or body.nodes[n].op != "index" for n in apart):
+        return None
+    if any(step is None or step[0] not in (1, -1) or inner in {s.name for s in symbols(exprs[n])} for n, step in asked.items()):
+        return None
+    ends: set[int] = set()
+    for n, node in enumerate(body.nodes):
+        if apart.intersection(body.operands(n)):
+            if node.op not in ("ge", "lt") or node.args[0] not in apart or node.args[1] in apart:
+                return None
+            ends.add(node.args[1])
+    ends = {n for n in ends if body.nodes[n].value != 0 or body.nodes[n].op != "const"}
+    used = [n for n in range(len(body.nodes)) if ends.intersection(body.operands(n))]
+    kept = apart | ends
+    if any(body.nodes[n].args[0] not in apart for n in used) or any(kept.intersection((s.node, s.guard)) for s in body.stores):
+        return None
+    if any(body.nodes[n].op not in ("const", "index") or {outer, inner} & {s.name for s in symbols(exprs[n])} for n in ends):
+        return None
+    column = symbol(inner, 0, None, extent)
+    nodes, exprs = list(body.nodes), list(exprs)
+    for n, step in asked.items():
+        assert step is not None
+        exprs[n] = exprs[n] * extent + (column if step[0] == 1 else extent - 1 - column)
+    for n in ends:
+        if nodes[n].op == "const":
+            nodes[n] = replace(nodes[n], value=nodes[n].value * extent)
+        exprs[n] = exprs[n] * extent
+    return replace(body, nodes=tuple(nodes)), exprs
 
 
 def _stored_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
@@ -127,6 +175,8 @@ def finish(body: Body, domain: Domain) -> LoopKernel:
     """The kernel, without a name, of a body whose indices use the domain's own axis names: r, c, k take their place."""
     exprs = [n.index for n in body.nodes] + [s.index for s in body.stores]
     rows, exprs = _merge(domain.rows, exprs)
+    if domain.kind == "free" and not body.accumulates:
+        body, rows, exprs = _widened(body, rows, exprs)
     reduced, exprs = _merge(domain.reduced, exprs)
     depth: Dim | None = None
     if domain.kind == "c":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +12,9 @@ import torch
 from sashiko.cpu_codegen.index import lane_form
 from sashiko.cpu_codegen.ranges import column_ranges, is_read_in_pieces
 from sashiko.cpu_codegen.schedule import needed
-from sashiko.graph.dims import Dim, evaluate, floordiv, maximum, minimum, mod, symbol
+from sashiko.graph.dims import Dim, evaluate, floordiv, maximum, minimum, mod, substitute, symbol
 from sashiko.graph.types import boolean, f32, i64
-from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
+from sashiko.stitch.loops import Body, BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import empty, few, normal, run
 from tests.emulation import Runner
 
@@ -123,3 +125,23 @@ def test_too_many_pieces_stay_whole() -> None:
     builder.store(builder.buffer(f32), c, builder.load(builder.buffer(f32), mod(7 * c, 60)))
     kernel = LoopKernel("far", builder.finish(), ROWS, 200)
     assert column_ranges(kernel, 16) == (kernel,)
+
+
+@pytest.mark.parametrize("runner", few())
+def test_ranges_of_a_flat_kernel(runner: Runner) -> None:
+    """Callers cut the columns anywhere, by multiples of the grain; each range begins at its own whole vectors."""
+    for widths in ((100, 28), (5, 700, 70), (400, 90, 333)):
+        whole = beside(widths)
+        kernel = replace(whole, body=replace(whole.body, **_rowless(whole.body)), rows=None)
+        assert len(column_ranges(kernel, 16)) == len(widths)
+        parts, total = [normal(width, seed=n) for n, width in enumerate(widths)], sum(widths)
+        tensors = [*parts, empty(total)]
+        for begin in range(0, total, 192):
+            tensors = run(runner, kernel, tensors, part=(begin, min(begin + 192, total)))
+        assert torch.equal(tensors[-1], torch.cat(parts).relu())
+
+
+def _rowless(body: Body) -> dict[str, Any]:
+    """The nodes and stores of a body for its first row."""
+    nodes = tuple(replace(node, index=substitute(node.index, {"r": 0})) for node in body.nodes)
+    return {"nodes": nodes, "stores": tuple(replace(store, index=substitute(store.index, {"r": 0})) for store in body.stores)}

@@ -141,3 +141,27 @@ def test_what_the_columns_of_a_sum_are(
 ) -> None:
     kernel = reduced(shape, order, axes)
     assert (kernel.cols, kernel.depth) == expected
+
+
+def _extents(function: object, *shape: int) -> list[tuple[Dim | None, Dim]]:
+    """Rows and columns of the kernels of a function of one tensor."""
+    x = b.input_(0, f32, shape)
+    program = stitch((function(x),), (x,), ())  # type: ignore[operator]
+    return [(item.kernel.rows, item.kernel.cols) for item in program.items if isinstance(item, LoopItem)]
+
+
+def test_few_columns_are_joined_with_the_rows_that_are_asked_about() -> None:
+    """The parts of a concatenation, and what lies around a padded one, begin at elements rather than at rows of few elements."""
+    for last in (1, 4, 15):
+        assert _extents(lambda x: b.concat([x, b.add(x, 1.0)], 1), 30, 50, last) == [(30, 100 * last)]
+        assert _extents(lambda x: b.pad(x, [(0, 0), (2, 3), (0, 0)]), 30, 50, last) == [(30, 55 * last)]
+    assert _extents(lambda x: b.concat([x, b.add(x, 1.0)], 0), 50, 4) == [(None, 400)]
+    assert _extents(lambda x: b.concat([x, b.add(x, 1.0)], 1), 30, 50, 16) == [(3000, 16)], "whole vectors"
+    assert _extents(lambda x: b.concat([x, b.iota(50, f32)], 0), 50) == [(None, 100)]
+
+
+def test_rows_that_are_asked_otherwise_stay_apart() -> None:
+    places = b.reshape(b.iota(50, f32), (50, 1))
+    lower = b.where(b.lt(b.reshape(b.iota(50, i64), (50, 1)), 20), b.full(1.0, f32), places)
+    assert _extents(lambda x: b.add(x, places), 50, 4) == [(50, 4)], "the row is a number"
+    assert _extents(lambda x: b.add(x, lower), 50, 4) == [(50, 4)]
