@@ -47,6 +47,11 @@ class Reduction:
         return self.kind == "sum" and self.dtype.is_float
 
     @property
+    def restarts(self) -> bool:
+        """Whether columns may be reduced on their own, and merged with those before them when they all are known."""
+        return True
+
+    @property
     def needs_position(self) -> bool:
         return self.kind.startswith("arg")
 

@@ -19,6 +19,10 @@ class Scan(Reduction):
         super().__init__(emitter.fn, target, node, dtype, False)
         self._emitter, self._node, self._arg = emitter, position, node.args[0]
 
+    @property
+    def restarts(self) -> bool:
+        return False
+
     def follow(self, state: State, point: Point) -> State:
         """The state after the columns of `point`, where the node is known from now on."""
         fn, lanes = self._fn, point.lanes

@@ -87,8 +87,7 @@ class Sweep:
             both = zip(self._split(carried, states), self._split(fn.loop(c, end, step, begun, body), states))
             return flatten([r.merge(a, b) for before, part in both for r, a, b in zip(self._reductions, before, part)])
 
-        plain = all(isinstance(each, Reduction) for each in self._reductions)  # a scan goes on from where it is
-        if long and plain and any(each.rounds for each in self._reductions):
+        if long and all(each.restarts for each in self._reductions) and any(each.rounds for each in self._reductions):
             return self._split(fn.loop(start, stop, BLOCK * step, begun, block), states)
         return self._split(fn.loop(start, stop, step, begun, body), states)
 

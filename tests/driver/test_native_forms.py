@@ -43,6 +43,8 @@ def test_running_sums_of_every_type() -> None:
     agree(lambda x: (x.cumsum(0), x.cumsum(1).sum(0)), torch.zeros(0, 5))
     agree(lambda x: x.cumsum(1) + x, torch.zeros(3, 0))
     agree(lambda x: x.cumsum(0), torch.tensor(2.5))
+    for n in (16400, 40000):  # more than sums are taken of at a time
+        agree(lambda x, y: (x.cumsum(1), (x.cumsum(1) - x).sum(1), y.cumprod(1)), torch.rand(2, n), torch.rand(2, n) + 0.5)
 
 
 def test_the_largest_in_order() -> None:
