@@ -130,7 +130,7 @@ def _of_products() -> dict[str, Operation]:
 
 
 def _of_graphs() -> dict[str, Operation]:
-    """Of 3000 nodes of 64 features and 20000 edges; and where things are looked up in bags and in order."""
+    """Of 3000 nodes of 64 features and 20000 edges; and bags."""
     nodes, weights, scores = torch.randn(3000, 64), torch.rand(20000, 1), torch.randn(20000, 4)
     begin, end = torch.randint(0, 3000, (2, 20000))
     bags = nn.EmbeddingBag(3000, 64, mode="max").eval()
@@ -147,12 +147,36 @@ def _of_graphs() -> dict[str, Operation]:
         "weighted neighbours": (lambda x, i, j, w: torch.zeros_like(x).index_add(0, j, x[i] * w), (nodes, begin, end, weights)),
         "softmax over edges": (softmax, (scores, end)),
         "largest of bags": (bags, (begin, torch.arange(0, 20000, 20) + torch.randint(0, 20, (1000,)) * (torch.arange(1000) > 0))),
+    }
+
+
+def _of_order() -> dict[str, Operation]:
+    """Of the scores of a vocabulary and of 8400 boxes, and of the experts of 4096 tokens."""
+    vocabulary, boxes, experts = torch.randn(1, 50257), torch.randn(8, 8400), torch.randint(0, 64, (4096,))
+
+    def nucleus(x: Tensor) -> Tensor:
+        """The scores among those that make up 0.9 of the probability."""
+        found, places = x.sort(dim=-1, descending=True)
+        shares = found.softmax(-1)
+        return torch.full_like(x, float("-inf")).scatter(-1, places, found.where(shares.cumsum(-1) - shares < 0.9, float("-inf")))
+
+    return {
+        "sort of 50257": (torch.sort, (vocabulary,)),
+        "sort of 8 x 8400": (torch.sort, (boxes,)),
+        "sort of 64 x 100": (torch.sort, (torch.randn(64, 100),)),
+        "places of 4096 by 64 experts": (partial(torch.argsort, dim=-1, stable=True), (experts,)),
+        "50 largest of 50257": (partial(torch.topk, k=50), (vocabulary,)),
+        "300 largest of 8 x 8400": (partial(torch.topk, k=300), (boxes,)),
+        "8 largest of 256 x 64": (partial(torch.topk, k=8), (torch.randn(256, 64),)),
+        "largest scores that make up 0.9": (nucleus, (vocabulary,)),
+        "medians of 64 x 1000": (partial(torch.median, dim=-1), (torch.randn(64, 1000),)),
         "places among 5000": (torch.searchsorted, (torch.randn(5000).sort()[0], torch.randn(100, 200))),
+        "boxes of three sizes": (lambda *x: torch.cat(x, 1), tuple(torch.randn(8, n, 4) for n in (6400, 1600, 400))),
     }
 
 
 PARTS: Mapping[str, Callable[[], dict[str, Operation]]] = {
-    "images": _of_images, "rows": _of_rows, "products": _of_products, "graphs": _of_graphs,
+    "images": _of_images, "rows": _of_rows, "products": _of_products, "graphs": _of_graphs, "order": _of_order,
 }
 
 

@@ -1,7 +1,7 @@
 """Rows in order: where the elements of each row go when it is sorted, all of them or those that come first.
 
 An element becomes a word, its key above its place in the row; keys are unsigned integers in the order of the elements. Words are never
-equal, so whatever sorts them keeps equal elements as they were. Of few words, the rank of each is the number of those below it. More are
+equal, so whatever sorts them keeps equal elements as they were. Of few words, the place of each is the number of those before it. More are
 sorted by the bytes of their keys, the lowest first (Knuth, The Art of Computer Programming, volume 3, section 5.2.5); a byte that all keys
 have in common takes no pass. Where only some of the first are asked for, vectors of keys are compared with the last key that counts so far,
 and what lies below is collected until there is no more room, then sorted and cut.
@@ -24,8 +24,7 @@ X, PLACES, WORKSPACE = range(3)
 _PARTS = 16  # of the rows, each with its own room
 _RADIX = 256
 _COUNTERS = 4 * _RADIX  # bytes
-_BLOCKS = 8  # vectors of words that are compared with one another
-_SCALARS = 16  # words of two registers that are
+_BLOCKS = 8  # vectors of keys that are compared with one another
 _ROOM = 64  # the fewest words that are collected
 _SELECTED = 4  # times as many elements as are asked for are not all sorted
 _WORK = 16  # scalar operations for an element
@@ -243,8 +242,8 @@ def _sorter(module: Module, target: Target, word: Ty) -> str:
     name = f"sort.words{word.bits}"
     if name not in module.functions:
         fn = Function(module, name, PTR, [PTR, PTR, PTR, I64], internal=True)
-        lanes = target.vector_bits // 64 if word == I64 else 0
-        few = fn.icmp("sle", fn.args[3], i64(max(_SCALARS, _BLOCKS * lanes)))
+        lanes = target.lanes(32) if word == I64 else 1
+        few = fn.icmp("sle", fn.args[3], i64(_BLOCKS * lanes))
         [found] = fn.branch(few, lambda: [_by_rank(fn, word, lanes)], lambda: [_by_bytes(fn, word)])
         fn.ret(found)
         fn.finish()
@@ -252,23 +251,39 @@ def _sorter(module: Module, target: Target, word: Ty) -> str:
 
 
 def _by_rank(fn: Function, word: Ty, lanes: int) -> Val:
+    """How many words come before each of `lanes` is counted at a time: those with a smaller key, or an equal one and an earlier place."""
     words, other, ranks, count = fn.args
+    key = Ty(f"i{word.bits // 2}", lanes)
 
-    def block(at: Val, _: list[Val]) -> list[Val]:
-        mine = fn.load(word.vec(lanes), fn.gep(words, at, word))
+    def block(first: Val, _: list[Val]) -> list[Val]:
+        mine = fn.convert("trunc", fn.lshr(fn.load(word.vec(lanes), fn.gep(words, first, word)), const(word.vec(lanes), key.bits)), key)
+        behind = fn.smin(fn.add(first, i64(lanes)), count)
 
-        def compare(each: Val, state: list[Val]) -> list[Val]:
-            below = fn.icmp("ult", fn.splat(fn.load(word, fn.gep(words, each, word)), lanes), mine)
-            return [fn.add(state[0], fn.convert("zext", below, I64.vec(lanes)))]
+        def counted(before: Callable[[Val, Val], Val]) -> Callable[[Val, list[Val]], list[Val]]:
+            def each(at: Val, state: list[Val]) -> list[Val]:
+                found = before(fn.splat(fn.load(Ty(key.scalar), _key_at(fn, word, words, at)), lanes), at)
+                return [fn.add(state[0], fn.convert("zext", found, I32.vec(lanes)))]
 
-        fn.store(fn.loop(i64(0), count, 1, [const(I64.vec(lanes), 0)], compare)[0], fn.gep(ranks, at, I64))
+            return each
+
+        def here(value: Val, at: Val) -> Val:
+            place = fn.splat(fn.convert("trunc", fn.sub(at, first), I32), lanes)
+            earlier = fn.icmp("ugt", fn.lane_ids(I32.vec(lanes)), place)
+            return fn.or_(fn.icmp("ult", value, mine), fn.and_(fn.icmp("eq", value, mine), earlier))
+
+        total = [const(I32.vec(lanes), 0)]
+        total = fn.loop(i64(0), first, 1, total, counted(lambda value, _: fn.icmp("ule", value, mine)))
+        total = fn.loop(first, behind, 1, total, counted(here))
+        total = fn.loop(behind, count, 1, total, counted(lambda value, _: fn.icmp("ult", value, mine)))
+        fn.store(total[0], fn.gep(ranks, first, I32))
         return []
 
     def move(at: Val, _: list[Val]) -> list[Val]:
-        fn.store(fn.load(word, fn.gep(words, at, word)), fn.gep(other, fn.load(I64, fn.gep(ranks, at, I64)), word))
+        to = fn.convert("zext", fn.load(I32, fn.gep(ranks, at, I32)), I64)
+        fn.store(fn.load(word, fn.gep(words, at, word)), fn.gep(other, to, word))
         return []
 
-    fn.loop(i64(0), count, lanes or 1, [], block)
+    fn.loop(i64(0), count, lanes, [], block)
     fn.loop(i64(0), count, 1, [], move)
     return other
 

@@ -75,7 +75,8 @@ class _WholeItem:
 
 @dataclass(frozen=True, eq=False)
 class CallItem(_WholeItem):
-    """A custom kernel: its operands are the buffers of `value.inputs`, then that of `value`, all dense and row-major."""
+    """What a kernel of its own computes as a whole, the user's or that of an `argsort`: its operands are the buffers of `value.inputs`,
+    then that of `value`, all dense and row-major."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,7 +52,7 @@ def places(runner: Runner, spec: SortSpec, x: torch.Tensor, n: int = 0) -> Array
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_whole_rows(runner: Runner, dtype: DType) -> None:
-    for descending, lengths in ((False, (13, 300)), (True, (1, 64, 65))):
+    for descending, lengths in ((False, (13, 100, 300)), (True, (1, 65, 200))):
         for length in lengths:
             x = elements(dtype, 3, length)
             np.testing.assert_array_equal(places(runner, SortSpec(dtype, 3, N, N, descending), x, length), order(x, descending))
