@@ -1,10 +1,8 @@
 """Rows in order: where the elements of each row go when it is sorted, all of them or those that come first.
 
-An element becomes a word, its key above its place in the row; keys are unsigned integers in the order of the elements. Words are never
-equal, so whatever sorts them keeps equal elements as they were. Of few words, the place of each is the number of those before it. More are
-sorted by the bytes of their keys, the lowest first (Knuth, The Art of Computer Programming, volume 3, section 5.2.5); a byte that all keys
-have in common takes no pass. Where only some of the first are asked for, vectors of keys are compared with the last key that counts so far,
-and what lies below is collected until there is no more room, then sorted and cut.
+An element becomes a word, its key above its place in the row (`sorting_words.py`); keys are unsigned integers in the order of the elements.
+Where only some of the first are asked for, vectors of keys are compared with the last key that counts so far, and what lies below is
+collected until there is no more room, then sorted and cut.
 """
 
 from __future__ import annotations
@@ -19,12 +17,10 @@ from ..cpu_codegen.slots import Slots
 from ..graph.dims import Dim, bounds, ceildiv, product
 from ..graph.types import DType, bf16, f16, f32
 from ..platforms.target import Target
+from .sorting_words import COUNTERS, key_at, sorter
 
 X, PLACES, WORKSPACE = range(3)
 _PARTS = 16  # of the rows, each with its own room
-_RADIX = 256
-_COUNTERS = 4 * _RADIX  # bytes
-_BLOCKS = 8  # vectors of keys that are compared with one another
 _ROOM = 64  # the fewest words that are collected
 _SELECTED = 4  # times as many elements as are asked for are not all sorted
 _WORK = 16  # scalar operations for an element
@@ -79,7 +75,7 @@ class SortSpec:
 
     @property
     def part_bytes(self) -> Dim:
-        return 2 * self.words_bytes + _COUNTERS
+        return 2 * self.words_bytes + COUNTERS
 
     @property
     def workspace_bytes(self) -> Dim:
@@ -103,7 +99,7 @@ class _Rows:
         self.fn, self.slots, self.spec = fn, slots, spec
         self.element, self.key, self.word = Ty(f"i{spec.dtype.bytes * 8}"), spec.key, spec.word
         self.lanes = target.vector_bits // self.key.bits
-        self.sorter = _sorter(fn.module, target, self.word)
+        self.sorter = sorter(fn.module, target, self.word)
 
     def emit(self) -> None:
         fn, slots, spec = self.fn, self.slots, self.spec
@@ -175,7 +171,7 @@ class _Rows:
             return []
 
         fn.loop(i64(0), kept, 1, [], copy)
-        return [kept, fn.load(self.key, _key_at(fn, self.word, self.words, fn.sub(kept, i64(1))))]
+        return [kept, fn.load(self.key, key_at(fn, self.word, self.words, fn.sub(kept, i64(1))))]
 
     def _sorted(self, count: Val) -> Val:
         return self.fn.call(self.sorter, PTR, [self.words, self.other, self.counters, count])
@@ -235,118 +231,3 @@ class _Rows:
         if self.spec.descending:
             value = fn.xor(value, const(ty, -1))
         return value if ty.bits == self.key.bits else fn.convert("zext", value, self.key.vec(lanes))
-
-
-def _sorter(module: Module, target: Target, word: Ty) -> str:
-    """Adds `ptr name(ptr words, ptr other, ptr counters, i64 count)`, which says in which of the two arrays the words are in order."""
-    name = f"sort.words{word.bits}"
-    if name not in module.functions:
-        fn = Function(module, name, PTR, [PTR, PTR, PTR, I64], internal=True)
-        lanes = target.lanes(32) if word == I64 else 1
-        few = fn.icmp("sle", fn.args[3], i64(_BLOCKS * lanes))
-        [found] = fn.branch(few, lambda: [_by_rank(fn, word, lanes)], lambda: [_by_bytes(fn, word)])
-        fn.ret(found)
-        fn.finish()
-    return name
-
-
-def _by_rank(fn: Function, word: Ty, lanes: int) -> Val:
-    """How many words come before each of `lanes` is counted at a time: those with a smaller key, or an equal one and an earlier place."""
-    words, other, ranks, count = fn.args
-    key = Ty(f"i{word.bits // 2}", lanes)
-
-    def block(first: Val, _: list[Val]) -> list[Val]:
-        mine = fn.convert("trunc", fn.lshr(fn.load(word.vec(lanes), fn.gep(words, first, word)), const(word.vec(lanes), key.bits)), key)
-        behind = fn.smin(fn.add(first, i64(lanes)), count)
-
-        def counted(before: Callable[[Val, Val], Val]) -> Callable[[Val, list[Val]], list[Val]]:
-            def each(at: Val, state: list[Val]) -> list[Val]:
-                found = before(fn.splat(fn.load(Ty(key.scalar), _key_at(fn, word, words, at)), lanes), at)
-                return [fn.add(state[0], fn.convert("zext", found, I32.vec(lanes)))]
-
-            return each
-
-        def here(value: Val, at: Val) -> Val:
-            place = fn.splat(fn.convert("trunc", fn.sub(at, first), I32), lanes)
-            earlier = fn.icmp("ugt", fn.lane_ids(I32.vec(lanes)), place)
-            return fn.or_(fn.icmp("ult", value, mine), fn.and_(fn.icmp("eq", value, mine), earlier))
-
-        total = [const(I32.vec(lanes), 0)]
-        total = fn.loop(i64(0), first, 1, total, counted(lambda value, _: fn.icmp("ule", value, mine)))
-        total = fn.loop(first, behind, 1, total, counted(here))
-        total = fn.loop(behind, count, 1, total, counted(lambda value, _: fn.icmp("ult", value, mine)))
-        fn.store(total[0], fn.gep(ranks, first, I32))
-        return []
-
-    def move(at: Val, _: list[Val]) -> list[Val]:
-        to = fn.convert("zext", fn.load(I32, fn.gep(ranks, at, I32)), I64)
-        fn.store(fn.load(word, fn.gep(words, at, word)), fn.gep(other, to, word))
-        return []
-
-    fn.loop(i64(0), count, lanes, [], block)
-    fn.loop(i64(0), count, 1, [], move)
-    return other
-
-
-def _by_bytes(fn: Function, word: Ty) -> Val:
-    key, (words, other, _, count) = Ty(f"i{word.bits // 2}"), fn.args
-    first = fn.load(key, _key_at(fn, word, words, i64(0)))
-
-    def differs(at: Val, state: list[Val]) -> list[Val]:
-        return [fn.or_(state[0], fn.xor(first, fn.load(key, _key_at(fn, word, words, at))))]
-
-    def byte(number: Val, state: list[Val]) -> list[Val]:
-        bits = fn.mul(number, i64(8))
-        shift = bits if key == I64 else fn.convert("trunc", bits, key)
-        needed = fn.icmp("ne", fn.and_(fn.lshr(varied, shift), const(key, _RADIX - 1)), const(key, 0))
-        return fn.branch(needed, lambda: _pass(fn, word, state, shift), lambda: state)
-
-    [varied] = fn.loop(i64(1), count, 1, [const(key, 0)], differs)
-    return fn.loop(i64(0), i64(key.bits // 8), 1, [words, other], byte)[0]
-
-
-def _key_at(fn: Function, word: Ty, words: Val, at: Val) -> Val:
-    """Where the key of a word is."""
-    return fn.gep(fn.gep(words, at, word), i64(word.bits // 16))
-
-
-def _pass(fn: Function, word: Ty, arrays: list[Val], shift: Val) -> list[Val]:
-    """Moves the words to the other array, in the order of one byte of their keys. Gives the arrays, the one with the words first."""
-    words, other = arrays
-    counters, count = fn.args[2:]
-
-    def counter(at: Val) -> Val:
-        return fn.gep(counters, at, I32)
-
-    def of(at: Val) -> Val:
-        key = fn.load(shift.ty, _key_at(fn, word, words, at))
-        byte = fn.and_(fn.lshr(key, shift), const(key.ty, _RADIX - 1))
-        return counter(byte if byte.ty == I64 else fn.convert("zext", byte, I64))
-
-    def clear(at: Val, _: list[Val]) -> list[Val]:
-        fn.store(const(I64, 0), counter(at))
-        return []
-
-    def tally(at: Val, _: list[Val]) -> list[Val]:
-        where = of(at)
-        fn.store(fn.add(fn.load(I32, where), const(I32, 1)), where)
-        return []
-
-    def start(at: Val, state: list[Val]) -> list[Val]:
-        where = counter(at)
-        found = fn.load(I32, where)
-        fn.store(state[0], where)
-        return [fn.add(state[0], found)]
-
-    def move(at: Val, _: list[Val]) -> list[Val]:
-        where = of(at)
-        to = fn.load(I32, where)
-        fn.store(fn.add(to, const(I32, 1)), where)
-        fn.store(fn.load(word, fn.gep(words, at, word)), fn.gep(other, fn.convert("zext", to, I64), word))
-        return []
-
-    fn.loop(i64(0), i64(_RADIX), 2, [], clear)
-    fn.loop(i64(0), count, 1, [], tally)
-    fn.loop(i64(0), i64(_RADIX), 1, [const(I32, 0)], start)
-    fn.loop(i64(0), count, 1, [], move)
-    return [other, words]
