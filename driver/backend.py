@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.collector import paused
 from ..diagnostics.errors import InputError, Unsupported
+from ..graph import flex
 from ..graph.aten.recurrent import Layers
 from ..graph.capture import from_fx
 from ..graph.exporting import decompositions
@@ -128,6 +129,7 @@ class _Inference:
     has one graph for all of them. For each it is compiled once, and kept while it is used."""
 
     def __init__(self, graph: GraphModule, inputs: Sequence[Any], frozen: dict[int, torch.Tensor], settings: Mapping[str, Any]) -> None:
+        flex.spell_out(graph)
         self.graph, self.inputs, self.settings = graph, inputs, settings
         self.rest, self.places, self.views = without_views(graph)
         self.positions = tuple(frozen)

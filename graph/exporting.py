@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
+from . import flex
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
 from .decompose import by_node
 from .lower import PART_OF
@@ -92,6 +93,7 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
         with torch.no_grad(), tracing():
             args, kwargs = distinct(model, (tuple(args), dict(kwargs or {})))
             program = without_transforms(torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False))
+            flex.spell_out(program.graph_module)
     except Exception as error:
         raise translated(error) from error
     return functional(program)
