@@ -32,13 +32,12 @@ _BITWISE: Mapping[Any, Any] = {
 }
 
 
-def spell_out(module: GraphModule) -> bool:
-    """Replaces the attentions of a graph that it can, in place; True where there were any. Nodes need fake results in `meta["val"]`."""
-    found = [node for node in module.graph.find_nodes(op="call_function", target=flex_attention) if _spelled(module, node)]
-    if found:
+def spell_out(module: GraphModule) -> None:
+    """Replaces the attentions of a graph that it can, in place. Nodes need fake results in `meta["val"]`."""
+    spelled = [_spelled(module, node) for node in module.graph.find_nodes(op="call_function", target=flex_attention)]
+    if any(spelled):
         module.graph.eliminate_dead_code()
         module.recompile()
-    return bool(found)
 
 
 class _Unsuited(Exception):
@@ -55,9 +54,13 @@ class _Everywhere(Interpreter):
         if target is aten.index.Tensor:
             if args[0].dim() != len(args[1]) or any(index is None for index in args[1]):
                 raise _Unsuited("a buffer is not indexed along all its axes")
-        elif not isinstance(target, torch._ops.OpOverload) or (torch.Tag.pointwise not in target.tags and target not in _ANYWHERE and not _of_numbers(args, kwargs)):
+        elif not (_is_elementwise(target) or (isinstance(target, torch._ops.OpOverload) and _of_numbers(args, kwargs))):
             raise _Unsuited(f"it uses {target}")
         return target(*args, **kwargs)
+
+
+def _is_elementwise(target: Any) -> bool:
+    return target in _ANYWHERE or torch.Tag.pointwise in getattr(target, "tags", ())
 
 
 def _of_numbers(*arguments: Any) -> bool:
@@ -69,13 +72,13 @@ def _spelled(module: GraphModule, node: Node) -> bool:
     if any(user.args[1] != 0 and user.users for user in users):
         return False  # sums of exponentials are asked for, too
     query, key, value, score, mask, scale, _, score_buffers, mask_buffers = node.args
-    functions = [getattr(module, str(each.target)) for each in (score, mask[-1])]  # type: ignore[union-attr, index]
+    of_scores, of_places = (getattr(module, str(each.target)) for each in (score, mask[-1]))  # type: ignore[union-attr, index]
     operands = [query, key, value, *score_buffers, *mask_buffers]  # type: ignore[misc]
     values = [each.meta["val"] if isinstance(each, Node) else each for each in operands]
     of_score = len(score_buffers)  # type: ignore[arg-type]
 
     def call(query: Tensor, key: Tensor, value: Tensor, *buffers: Any) -> Tensor:
-        return _attention(*functions, query, key, value, scale, buffers[:of_score], buffers[of_score:])
+        return _attention(of_scores, of_places, query, key, value, scale, buffers[:of_score], buffers[of_score:])
 
     try:
         with torch.no_grad(), values[0].fake_mode, enable_python_dispatcher():
@@ -149,7 +152,7 @@ def adds(score: GraphModule) -> bool:
 def _is_lowest(item: Any) -> bool:
     if isinstance(item, Node):
         item = item.args[-1] if item.target in (aten.full.default, aten.scalar_tensor.default) else None
-    return item == float("-inf")
+    return isinstance(item, float) and item == float("-inf")
 
 
 def _inlined(graph: Graph, before: Node, made: Graph, operands: Sequence[Any]) -> Node:

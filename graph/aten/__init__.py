@@ -11,6 +11,7 @@ from . import (
     creation,
     experts,
     fold,
+    hyperbolic,
     indexing,
     linear_algebra,
     normalization,
@@ -34,7 +35,7 @@ from .complex_numbers import Pair
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
     **windows.ROWS, **transposed.ROWS, **resize.ROWS, **sample.ROWS, **fold.ROWS, **transformer.ROWS, **recurrent.ROWS, **experts.ROWS,
-    **updates.ROWS, **order.ROWS, **padding.ROWS,
+    **updates.ROWS, **order.ROWS, **padding.ROWS, **hyperbolic.ROWS,
 }
 # Of operators that exist only once a library that defines them has been imported. Scales that are constants may become part of types.
 QUANTIZED: dict[str, Row] = {**quantized.ROWS, **affine.ROWS}

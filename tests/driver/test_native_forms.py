@@ -115,6 +115,19 @@ def test_what_stands_in_the_middle() -> None:
     agree(lambda x: (x.median(), x.kthvalue(1)), torch.tensor(3.5))
 
 
+@pytest.mark.parametrize("name", ["sinh", "cosh", "asinh", "acosh", "atanh", "asin", "acos"])
+def test_hyperbolic_functions_and_inverses(name: str) -> None:
+    """Of numbers of every size, near 1, beyond the domain; 4 roundings at most."""
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(500) * size for size in (1e-9, 1e-3, 0.3, 1.0, 10.0, 80.0, 1e10, 1e19, 1e38)])
+    x = torch.cat([x, torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1 + 2e-7, 1 - 1e-7, 89.2, -89.2, 200.0])])
+    function = getattr(torch, name)
+    found = sashiko.compile(Apply(function).eval(), (x,), strict=True)(x)
+    torch.testing.assert_close(found, function(x.double()).float(), rtol=5e-7, atol=0, equal_nan=True)
+    if function(torch.tensor(0.0)) == 0:
+        assert torch.equal(found[x == 0].signbit(), x[x == 0].signbit())
+
+
 @pytest.mark.parametrize(("bins", "low", "high"), [(8, 0, 7), (8, -1, 1), (100, -2.5, 2.25), (1, 0, 1), (128, 0, 127), (3, 0.1, 0.7)])
 def test_histograms(bins: int, low: float, high: float) -> None:
     """What lies on a bound counts upwards, at the end downwards; what lies outside, and NaN, not at all."""
