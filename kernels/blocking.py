@@ -181,8 +181,8 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     """Number and length of the pieces of k, which are of equal length.
 
     One piece, if the rows of a tile fit a part of L2: they stream from there, panels stream whole, and no accumulators are stored between
-    pieces. Rows of pieces take two thirds of L1 where they are read in place, and twice that where they are packed. Tile registers load
-    rows again for each panel, and want them in L1.
+    pieces; but a few where weights come from beyond the caches (`_of_far`). Otherwise, rows of pieces take two thirds of L1 where they are
+    read in place, and twice that where they are packed. Tile registers load rows again for each panel, and want them in L1.
     """
     widest = max(-(-micro.mr * micro.step_bytes // micro.step_k) for micro in micros)
     pad = max(micro.packing.pad for micro in micros)
@@ -192,9 +192,20 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, up(highest, pad))
     one = not micros[0].overlaps and spec.k * widest <= target.l2 // 4
-    pieces = spec.choice.pieces or (1 if one else max(1, -(-spec.k // most)))
+    pieces = spec.choice.pieces or (_of_far(target, spec, micros[0], spec.k * widest) if one else max(1, -(-spec.k // most)))
     k_block = max(pad, up(-(-spec.k // pieces), pad))
     return max(1, -(-spec.k // k_block)), k_block
+
+
+def _of_far(target: Target, spec: GemmSpec, micro: MicroKernel, tile_bytes: int) -> int:
+    """Pieces with which as many tiles of rows share a panel as scratch has room for, where the weights are read from memory: they are read
+    again for the rows of each block."""
+    most, weights = bounds(spec.rows)[1], bounds(spec.n * spec.k)[1]
+    if not target.l3 or (weights is not None and weights * spec.rhs.bits // 8 <= target.l3 // 2):
+        return 1
+    tiles = _SCRATCH_TILES_BYTES // (micro.mr * _GROUP_COLUMNS * 4)
+    tiles = tiles if most is None else min(tiles, -(-most // micro.mr))
+    return max(1, -(-tiles * tile_bytes // min(target.l2 // 2, _STACK_BYTES)))
 
 
 def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:

@@ -101,6 +101,14 @@ def test_k_is_in_one_piece_where_the_rows_of_a_tile_fit_a_part_of_l2(micros: Mic
         assert choose(TARGET, spec_of(Case(100, 80, k), micros[0].lhs, micros[0].rhs, m=m), micros).pieces == pieces
 
 
+@pytest.mark.parametrize(("m", "n", "pieces", "tiles"), [(105, 2686, 3, 6), (28, 2686, 1, 2), (M, 2686, 3, 6), (105, 768, 1, 2)])
+def test_weights_from_memory_are_read_for_as_many_rows_as_scratch_has_room_for(m: Dim, n: int, pieces: int, tiles: int) -> None:
+    """A tile of 3483 k takes 195 kB of the 512 that blocks have; with pieces of k, blocks have more tiles."""
+    far = replace(TARGET, l2=1 << 20, l3=32 << 20)
+    found = choose(far, spec_of(Case(100, n, 3483), f32, f32, m=m), x86_vector.fma(16)[:1])
+    assert (found.pieces, found.variants[0].rows) == (pieces, 14 * tiles)
+
+
 def test_tile_registers_share_panels_where_there_are_few_rows() -> None:
     tall, low = (spec_of(Case(m, 256, 256), bf16, bf16, m=m) for m in (512, 128))
     assert [choose(TARGET, spec, amx.amx(bf16, bf16)).variants[0].rows for spec in (tall, low)] == [32, 128]
