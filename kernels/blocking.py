@@ -225,8 +225,11 @@ def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pi
     by_lhs = min(target.l2 // 2, _STACK_BYTES) // (micro.mr * row_bytes)
     by_tiles = _SCRATCH_TILES_BYTES // (micro.mr * columns * 4) if pieces != 1 else by_lhs
     most = bounds(spec.rows)[1]
-    there = tiles if most is None else -(-most // micro.mr)
-    return micro.mr * max(1, min(by_lhs, by_tiles, tiles, there))
+    if most is None:
+        return micro.mr * max(1, min(by_lhs, by_tiles, tiles))
+    there = max(1, -(-most // micro.mr))
+    blocks = -(-there // max(1, min(by_lhs, by_tiles, tiles, there)))
+    return micro.mr * -(-there // blocks)  # all blocks read the weights: they are of one size
 
 
 def _stays(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
