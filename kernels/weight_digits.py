@@ -10,7 +10,10 @@ An element is rounded to a multiple of scale <= 2^-22 (1 + 2^-7) max|x| over its
 2^-23 (1 + 2^-6) max|x| sum|w| and the roundings of an f32 sum; where max|x| < 2^-104, by 2^-127 sum|w|. Infinities and NaN give what f32
 products of the same step give.
 
-A step of a packed row is [-u * sum of d_0, -u * sum of d_1, -u * sum of d_2: i32][scale: f32][3][step_k: i8], the digits in the
+Rows of bf16 have two digits, |X| < 2^15: elements within 2^-7 of the largest keep all their 8 bits, and smaller ones are off by
+2^-15 (1 + 2^-6) max|x| at most, a sixtyfourth of what rounding the largest to bf16 may have cost.
+
+A step of a packed row is [-u * sum of d_0, -u * sum of d_1, ..: i32][scale: f32][digits][step_k: i8], the digits in the
 order in which words of weights hold the neighbours. Instructions that take one operand unsigned get w + u; the sums undo that.
 """
 
@@ -23,19 +26,20 @@ from math import gcd
 from ..cpu_codegen.builder import F32, I8, I16, I32, Function, Val, const, i64
 from ..cpu_codegen.convert import round_to_int
 from ..cpu_codegen.intrinsics import prefetch
-from ..graph.types import DType, i4, i8
+from ..graph.types import DType, bf16, i4, i8
 from .micro import Lhs, Tile, offset
 from .weight_float import WORD, WeightMicro
 from .x86_vector import pair_products, pairs_added
 
-DIGITS = 3
-HEADER = 4 * (DIGITS + 1)
 UNGROUPED = 64
-_SCALE = HEADER - 4
 _LINE = 64
 _INFINITY = 0x7F800000
-_HALF_DIGITS = 0x808080
 _WORDS = 4  # of weights that are multiplied at a time: as many as `MaddubsDigits` has room for
+
+
+def digits_of(lhs: DType) -> int:
+    """Digits of the elements of rows of a type."""
+    return 2 if lhs == bf16 else 3
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,18 @@ class DigitMicro(WeightMicro):
         return self.packing.group or UNGROUPED
 
     @property
+    def digits(self) -> int:
+        """Of an element of a row."""
+        return digits_of(self.lhs)
+
+    @property
+    def header(self) -> int:
+        """Bytes of a step before its digits, the scale at their end."""
+        return 4 * (self.digits + 1)
+
+    @property
     def layout(self) -> Lhs:
-        return Lhs(F32, step_bytes=HEADER + DIGITS * self.step_k)
+        return Lhs(F32, step_bytes=self.header + self.digits * self.step_k)
 
     @property
     def panel_cost(self) -> float:
@@ -98,8 +112,9 @@ class DigitMicro(WeightMicro):
             largest = fn.smax(largest, value)
         most = fn.call(f"llvm.vector.reduce.smax.{ints.mangled}", I32, [largest])
         factor, scale = self._scales(fn, most)
-        fn.store(scale, offset(fn, to, _SCALE))
-        sums = [const(ints, 0)] * DIGITS
+        fn.store(scale, offset(fn, to, self.header - 4))
+        sums = [const(ints, 0)] * self.digits
+        half = const(ints, sum(0x80 << 8 * j for j in range(self.digits)))
         for n, (value, size) in enumerate(zip(bits, sizes, strict=True)):
             # Beside infinities and NaN everything finite counts as 0, and they themselves as 1 or -1, times a scale of infinity or NaN.
             one = fn.or_(fn.and_(value, const(ints, -(1 << 31))), const(ints, 0x3F800000))
@@ -107,26 +122,27 @@ class DigitMicro(WeightMicro):
             odd = fn.icmp("sge", size, const(ints, _INFINITY))
             whole = round_to_int(fn, fn.select(odd, fn.convert("bitcast", one, F32.vec(lanes)), x), 32)
             # With half a digit added to each digit they are the plain bytes of the number, from 0 to 255.
-            digits = fn.xor(fn.add(whole, const(ints, _HALF_DIGITS)), const(ints, _HALF_DIGITS))
-            for j in range(DIGITS):
+            digits = fn.xor(fn.add(whole, half), half)
+            for j in range(self.digits):
                 low = fn.convert("trunc", fn.lshr(digits, const(ints, 8 * j)) if j else digits, I8.vec(lanes))
                 order = sorted(range(lanes), key=lambda k: k // self.parts * self.parts + self.place_of(k % self.parts))
-                fn.store(fn.shuffle(low, low, order), offset(fn, to, HEADER + j * self.step_k + n * lanes), 1)
+                fn.store(fn.shuffle(low, low, order), offset(fn, to, self.header + j * self.step_k + n * lanes), 1)
                 sums[j] = fn.add(sums[j], fn.convert("sext", low, ints))
         for j, total in enumerate(sums):
             whole = fn.call(f"llvm.vector.reduce.add.{ints.mangled}", I32, [total])
             fn.store(fn.mul(whole, const(I32, -self.shift)), offset(fn, to, 4 * j))
 
-    @staticmethod
-    def _scales(fn: Function, most: Val) -> tuple[Val, Val]:
+    def _scales(self, fn: Function, most: Val) -> tuple[Val, Val]:
         """1 / scale and scale for a step whose largest magnitude has the bits `most`; 0 and that magnitude if it is not finite."""
-        # max|x| (1 + 2^-7) has the exponent e, and X = x 2^(22 - e): below 2^23 / (1 + 2^-7), so that three balanced digits hold it.
+        # max|x| (1 + 2^-7) has the exponent e, and X = x 2^(22 - e): below 2^23 / (1 + 2^-7), so that three balanced digits hold it;
+        # with two digits 14 and 2^15.
+        bits = 8 * self.digits - 2
         above = fn.mul(fn.convert("bitcast", most, F32), const(F32, 1 + 2.0**-7))
         exponent = fn.and_(fn.lshr(fn.convert("bitcast", above, I32), const(I32, 23)), const(I32, 255))
-        exponent = fn.smax(exponent, const(I32, 23))  # both powers of two are normal numbers then
+        exponent = fn.smax(exponent, const(I32, bits + 1))  # both powers of two are normal numbers then
         finite = fn.icmp("slt", most, const(I32, _INFINITY))
-        factor = fn.shl(fn.sub(const(I32, 276), exponent), const(I32, 23))
-        scale = fn.shl(fn.sub(exponent, const(I32, 22)), const(I32, 23))
+        factor = fn.shl(fn.sub(const(I32, 254 + bits), exponent), const(I32, 23))
+        scale = fn.shl(fn.sub(exponent, const(I32, bits)), const(I32, 23))
         pair = (fn.select(finite, factor, const(I32, 0)), fn.select(finite, scale, most))
         return fn.convert("bitcast", pair[0], F32), fn.convert("bitcast", pair[1], F32)
 
@@ -139,7 +155,7 @@ class DigitMicro(WeightMicro):
         words = [offset(fn, at, 4 * self.packing.nr) for at in vectors] if scales else vectors
         start = fn.gep(tile.a, index, scale=self.layout.step_bytes)
         rows = [fn.gep(start, fn.mul(i64(r), tile.a_pitch)) for r in range(self.mr)]
-        factors = [fn.load(F32, offset(fn, row, _SCALE)) for row in rows]
+        factors = [fn.load(F32, offset(fn, row, self.header - 4)) for row in rows]
         totals = self._totals(fn, rows, words)
         odd = [fn.fcmp("ueq", factor, const(F32, float("inf"))) for factor in factors]
         some = odd[0]
@@ -168,10 +184,9 @@ class DigitMicro(WeightMicro):
                     self._multiply(fn, index, rows, words, range(v, min(v + self.together, self.vectors)), values)
             return [self.ended(fn, total, value) for total, value in zip(sums, values, strict=True)]
 
-        sums = [value for j in range(DIGITS) for row in rows for value in [first(row, j)] * self.vectors]
+        sums = [value for j in range(self.digits) for row in rows for value in [first(row, j)] * self.vectors]
         sums = fn.loop(i64(0), i64(count), unroll, sums, some)
-        low, middle, high = (sums[j * size : (j + 1) * size] for j in range(DIGITS))
-        return [self._joined(fn, *each) for each in zip(low, middle, high, strict=True)]
+        return [self._joined(fn, sums[n::size]) for n in range(size)]
 
     def _multiply(self, fn: Function, index: Val, rows: list[Val], words: list[Val], vectors: range, values: list[Val]) -> None:
         """Adds the products of word `index` in some of the vectors to `values`, which are those of all digits, rows and vectors."""
@@ -181,19 +196,20 @@ class DigitMicro(WeightMicro):
             if v % (_LINE // (4 * self.lanes)) == 0:
                 prefetch(fn, fn.gep(offset(fn, words[v], self.ahead * pitch), index, scale=pitch))
         for quad in range(self.quads):
-            for j in range(DIGITS):
+            for j in range(self.digits):
                 for r, row in enumerate(rows):
-                    place = offset(fn, row, HEADER + j * self.step_k + 4 * quad)
+                    place = offset(fn, row, self.header + j * self.step_k + 4 * quad)
                     digits = fn.splat(fn.load(I32, fn.gep(place, index, scale=self.parts)), self.lanes)
                     for v in vectors:
                         position = (j * self.mr + r) * self.vectors + v
                         values[position] = self.dot(fn, values[position], operands[v][quad], digits)
 
-    def _joined(self, fn: Function, low: Val, middle: Val, high: Val) -> Val:
-        """low + 2^8 middle + 2^16 high with two roundings; a step has at most 2^8 k, so that the two lower sums fit 31 bits."""
+    def _joined(self, fn: Function, sums: list[Val]) -> Val:
+        """S0 + 2^8 S1 + 2^16 S2, of two with one rounding, of three with two; a step has at most 2^8 k, so that the two lower sums fit 31
+        bits."""
         floats = F32.vec(self.lanes)
-        lower = fn.convert("sitofp", fn.add(fn.shl(middle, const(middle.ty, 8)), low), floats)
-        return fn.fma(fn.convert("sitofp", high, floats), const(floats, 65536.0), lower)
+        lower = fn.convert("sitofp", fn.add(fn.shl(sums[1], const(sums[1].ty, 8)), sums[0]), floats)
+        return fn.fma(fn.convert("sitofp", sums[2], floats), const(floats, 65536.0), lower) if len(sums) > 2 else lower
 
     def _quads_of(self, fn: Function, word: Val) -> list[Val]:
         """The operands of `dot` in words of weights."""
@@ -217,7 +233,7 @@ class DigitMicro(WeightMicro):
             for part in range(self.parts):
                 columns = [self.load_b(fn, fn.gep(start, at, scale=pitch), 0, part) for start in words]
                 for r, row in enumerate(rows):
-                    place = offset(fn, row, HEADER + self.place_of(part))
+                    place = offset(fn, row, self.header + self.place_of(part))
                     sign = fn.load(I8, fn.gep(place, at, scale=self.parts))
                     x = fn.mul(fn.convert("sitofp", sign, F32), factors[r])
                     x = fn.select(fn.icmp("eq", sign, const(I8, 0)), const(F32, 0), x)

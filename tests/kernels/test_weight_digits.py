@@ -11,7 +11,7 @@ import torch
 from _pytest.mark.structures import ParameterSet
 
 from sashiko.cpu_codegen.builder import Module
-from sashiko.graph.types import DType, bf16, f32, i4, i8
+from sashiko.graph.types import FROM_TORCH, DType, bf16, f32, i4, i8
 from sashiko.kernels import table
 from sashiko.kernels.packing import packed_group
 from sashiko.kernels.weight_digits import UNGROUPED
@@ -77,7 +77,7 @@ def check(runner: Runner, small: Small, x: torch.Tensor, w: Weights) -> None:
     got, real, left = product(runner, small, x, w).double(), w.real, x.double()
     step = packed_group(w.group) if w.group else UNGROUPED
     terms = (x.shape[1] + 4) * 2.0**-24 * (left.abs() @ real.abs().mT) + 2.0**-149
-    allowed = terms + digits_bound(left, real, step)
+    allowed = terms + digits_bound(left, real, step, FROM_TORCH[x.dtype])
     difference = (got - left @ real.mT).abs()
     assert bool((difference <= allowed).all()), f"{(difference / allowed).max().item():.3g} of the bound"
 
@@ -97,12 +97,13 @@ def test_magnitudes_far_apart_within_a_row(runner: Runner, small: Small, lhs: DT
 
 
 @ON
-def test_few_bits_are_exact(runner: Runner, small: Small) -> None:
-    """Integers, and powers of two near each other, whose sums of products an f32 holds: nothing is rounded."""
+@pytest.mark.parametrize("lhs", [f32, bf16])
+def test_few_bits_are_exact(runner: Runner, small: Small, lhs: DType) -> None:
+    """Integers, and powers of two near each other, whose sums of products an f32 holds: nothing is rounded, in bf16 either."""
     x = torch.randint(-100, 101, (3, 192), generator=torch.Generator().manual_seed(1)).float()
     x[2] = torch.exp2(torch.arange(192) % 8 - 4.0)
     w = weights(50, 192, 0)
-    assert torch.equal(product(runner, small, x, w).double(), x.double() @ w.real.mT)
+    assert torch.equal(product(runner, small, x.to(lhs.torch), w).double(), x.double() @ w.real.mT)
 
 
 @ON

@@ -21,7 +21,7 @@ from sashiko.kernels.blocking import choose, tailored
 from sashiko.kernels.packing import pack_grouped, packed_group
 from sashiko.kernels.spec import GemmSpec, Packing
 from sashiko.kernels.table import Kernel
-from sashiko.kernels.weight_digits import UNGROUPED, DigitMicro
+from sashiko.kernels.weight_digits import UNGROUPED, DigitMicro, digits_of
 from sashiko.kernels.weight_only import AVX512, AVX512_VNNI, LEAST_GROUP
 from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.target import Target
@@ -102,17 +102,18 @@ def compare(result: Array, row: Kernel, case: Case, group: int, left: torch.Tens
     narrow = 2.0**-9 if rhs == i4 and lhs == bf16 and _narrows(row) else 0.0
     allowed = ((case.k + 4) * 2.0**-24 + narrow) * (left.abs() @ real.abs().mT)
     if any(isinstance(micro, DigitMicro) for micro in row.micros) and (rhs == i8 or group >= LEAST_GROUP):
-        allowed = allowed + digits_bound(left, real, packed_group(group) if rhs == i4 else UNGROUPED)
+        allowed = allowed + digits_bound(left, real, packed_group(group) if rhs == i4 else UNGROUPED, lhs)
     difference = (torch.from_numpy(result).double() - left @ real.mT).abs()
     assert bool((difference <= allowed).all()), f"{case} in groups of {group}: {(difference / allowed).max().item():.3g} of the bound"
 
 
-def digits_bound(x: torch.Tensor, real: torch.Tensor, step: int) -> torch.Tensor:
-    """What rounding x [m, k] to digits, step by step, may do to its product with real [n, k] at most: see `weight_digits`."""
+def digits_bound(x: torch.Tensor, real: torch.Tensor, step: int, lhs: DType) -> torch.Tensor:
+    """What rounding x [m, k], of type lhs, to digits, step by step, may do to its product with real [n, k] at most: see `weight_digits`."""
     pad = -x.shape[1] % step
     steps = [torch.nn.functional.pad(t.double().abs(), (0, pad)).unflatten(1, (-1, step)) for t in (x, real)]
     most, weights = steps[0].amax(2), steps[1].sum(2)
-    return torch.maximum(2.0**-23 * (1 + 2.0**-6) * most, torch.tensor(2.0**-127).double()) @ weights.mT
+    rounding = 2.0 ** (1 - 8 * digits_of(lhs)) * (1 + 2.0**-6)
+    return torch.maximum(rounding * most, torch.tensor(2.0**-127).double()) @ weights.mT
 
 
 def _narrows(row: Kernel) -> bool:
