@@ -29,8 +29,10 @@ from sashiko.cpu_codegen import bandwidth
 from sashiko.platforms.host import host
 from sashiko.quant import PRESETS
 
-# Bytes of a weight in memory; int4 in groups of 64 with an f32 scale each.
-CANDIDATES = {"fp32": 4.0, "bf16": 2.0, "int8-weight": 1.0, "int4-weight": 0.5 + 4 / 64}
+# Bytes of a weight in memory; int4 in groups of 64 with an f32 scale each. What is multiplied with them is fp32 where nothing is said.
+CANDIDATES = {
+    "fp32": 4.0, "bf16": 2.0, "int8-weight": 1.0, "int8-weight, bf16": 1.0, "int4-weight": 0.5 + 4 / 64, "int4-weight, bf16": 0.5 + 4 / 64,
+}
 BASE = "int8-weight"
 Step = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
@@ -129,7 +131,7 @@ def narrowed(model: nn.Module, inputs: tuple[torch.Tensor, ...], candidate: str)
     """The model with the candidate's weights, rounded to the nearest: compensated ones take minutes more and the same time to run."""
     if candidate in ("fp32", "bf16"):
         return model
-    scheme = PRESETS[candidate]
+    scheme = PRESETS[candidate.removesuffix(", bf16")]
     plain = dataclasses.replace(scheme.default.weight, clip="none", compensate=False)
     rounded = dataclasses.replace(scheme, default=dataclasses.replace(scheme.default, weight=plain))
     return sashiko.quantize(model, [inputs], preset=rounded)
@@ -137,7 +139,7 @@ def narrowed(model: nn.Module, inputs: tuple[torch.Tensor, ...], candidate: str)
 
 def compiled(model: nn.Module, inputs: tuple[torch.Tensor, ...], candidate: str) -> Callable[..., object]:
     """Native code for a narrowed model."""
-    return sashiko.compile(model, inputs, precision="bf16" if candidate == "bf16" else "fp32")
+    return sashiko.compile(model, inputs, precision="bf16" if candidate.endswith("bf16") else "fp32")
 
 
 def levels(quick: bool) -> Iterator[tuple[str, int, int]]:
