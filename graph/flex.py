@@ -71,20 +71,8 @@ def _spelled(module: GraphModule, node: Node) -> bool:
     users = list(node.users)
     if any(user.args[1] != 0 and user.users for user in users):
         return False  # sums of exponentials are asked for, too
-    query, key, value, score, mask, scale, _, score_buffers, mask_buffers = node.args
-    of_scores, of_places = (getattr(module, str(each.target)) for each in (score, mask[-1]))  # type: ignore[union-attr, index]
-    operands = [query, key, value, *score_buffers, *mask_buffers]  # type: ignore[misc]
-    values = [each.meta["val"] if isinstance(each, Node) else each for each in operands]
-    of_score = len(score_buffers)  # type: ignore[arg-type]
-
-    def call(query: Tensor, key: Tensor, value: Tensor, *buffers: Any) -> Tensor:
-        return _attention(of_scores, of_places, query, key, value, scale, buffers[:of_score], buffers[of_score:])
-
     try:
-        with torch.no_grad(), values[0].fake_mode, enable_python_dispatcher():
-            made = make_fx(call, pre_dispatch=True)(*values).graph
-        if made.find_nodes(op="get_attr"):
-            raise _Unsuited("it has constants of its own")
+        made, operands = _traced(module, node)
     except Exception as error:  # whatever such a function does that has no form for tensors: PyTorch computes it
         say(2, f"flex_attention stays with PyTorch: {error}")
         return False
@@ -101,6 +89,24 @@ def _spelled(module: GraphModule, node: Node) -> bool:
     return True
 
 
+def _traced(module: GraphModule, node: Node) -> tuple[Graph, list[Any]]:
+    """The attention of a node by other operations, and what its arguments are."""
+    query, key, value, score, mask, scale, _, score_buffers, mask_buffers = node.args
+    of_scores, of_places = (getattr(module, str(each.target)) for each in (score, mask[-1]))  # type: ignore[union-attr, index]
+    operands = [query, key, value, *score_buffers, *mask_buffers]  # type: ignore[misc]
+    values = [each.meta["val"] if isinstance(each, Node) else each for each in operands]
+    of_score = len(score_buffers)  # type: ignore[arg-type]
+
+    def call(query: Tensor, key: Tensor, value: Tensor, *buffers: Any) -> Tensor:
+        return _attention(of_scores, of_places, query, key, value, scale, buffers[:of_score], buffers[of_score:])
+
+    with torch.no_grad(), values[0].fake_mode, enable_python_dispatcher():
+        made = make_fx(call, pre_dispatch=True)(*values).graph
+    if made.find_nodes(op="get_attr"):
+        raise _Unsuited("it has constants of its own")
+    return made, operands
+
+
 def _attention(
     score: GraphModule, mask: GraphModule, query: Tensor, key: Tensor, value: Tensor, scale: Any, score_buffers: Sequence[Any],
     mask_buffers: Sequence[Any],
@@ -112,14 +118,15 @@ def _attention(
     places = [torch.arange(n, dtype=torch.int32).view([-1 if at == axis else 1 for at in range(4)]) for axis, n in enumerate(sizes)]
     keep = _Everywhere(mask).run(*places, *mask_buffers)
     keep = keep.view([1] * (4 - keep.dim()) + list(keep.shape))
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     if adds(score):
-        nothing = torch.zeros((), dtype=torch.float32)
+        nothing = torch.zeros((), dtype=wide)
         added = _Everywhere(score).run(nothing, *places, *score_buffers)
         given = keep if added is nothing else torch.where(keep, added, float("-inf"))
         return F.scaled_dot_product_attention(query, key, value, given, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
     shared = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(shared, 1) if shared != 1 else x for x in (key, value))
-    scores = torch.matmul(query.float(), key.float().transpose(-2, -1)) * scale
+    scores = torch.matmul(query.to(wide), key.to(wide).transpose(-2, -1)) * scale
     scores = torch.where(keep, _Everywhere(score).run(scores, *places, *score_buffers), float("-inf"))
     return torch.matmul(torch.ops.aten._safe_softmax.default(scores, -1).to(query.dtype), value)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from ..graph.dims import Dim, bounds, coefficient, product, substitute, symbol, symbols
+from ..graph.types import i64
 from .loops import COLUMN, Body, LoopKernel, hoist_numbers
 from .views import delinearize
 
@@ -80,7 +81,7 @@ def _asked_of_elements(body: Body, exprs: list[Dim], outer: str, columns: Axis) 
     assert isinstance(extent, int)
     apart = {n for n, e in enumerate(exprs) if not _joinable(e, outer, inner, extent)}
     asked = {n: coefficient(exprs[n], outer) for n in apart}
-    if not apart or any(n >= len(body.nodes) or body.nodes[n].op != "index" for n in apart):
+    if not apart or any(n >= len(body.nodes) or body.nodes[n].op != "index" or body.nodes[n].dtype != i64 for n in apart):
         return None
     if any(step is None or step[0] not in (1, -1) or inner in {s.name for s in symbols(exprs[n])} for n, step in asked.items()):
         return None

@@ -21,7 +21,7 @@ _TINY = 1e-8  # an odd function with slope 1 is its argument, to 16 digits
 _HUGE = 2.0**28  # x^2 + 1 is x^2, likewise
 
 
-def odd(of_size: Callable[[Value], Value]) -> Callable[[Value], Value]:
+def _odd(of_size: Callable[[Value], Value]) -> Callable[[Value], Value]:
     """An odd function with slope 1 at 0, of what it is for numbers above 0."""
 
     def whole(x: Value) -> Value:
@@ -72,11 +72,11 @@ def _short(fn: Callable[[Value], Value]) -> Row:
 
 
 ROWS: dict[Any, Row] = {
-    aten.sinh.default: _short(odd(_sinh)),
+    aten.sinh.default: _short(_odd(_sinh)),
     aten.cosh.default: _short(lambda x: b.add(*_halves(b.abs_(x)))),
-    aten.asinh.default: _short(odd(_asinh)),
+    aten.asinh.default: _short(_odd(_asinh)),
     aten.acosh.default: _short(_acosh),
-    aten.atanh.default: _short(odd(lambda size: b.mul(b.log1p(b.div(b.mul(size, 2.0), b.sub(1.0, size))), 0.5))),
+    aten.atanh.default: _short(_odd(lambda size: b.mul(b.log1p(b.div(b.mul(size, 2.0), b.sub(1.0, size))), 0.5))),
     aten.asin.default: _short(lambda x: b.atan2(x, _cathetus(x))),
     aten.acos.default: _short(lambda x: b.atan2(_cathetus(x), x)),
 }

@@ -95,6 +95,10 @@ def test_of_any_length_and_narrow_floats() -> None:
     for n in (2, 33, 100):
         given = example(n)  # a row of which no score is kept is 0
         torch.testing.assert_close(fast(*given), model(*given), rtol=1e-5, atol=2e-6)
+    given = example(dtype=torch.float64)
+    for score in ("slopes", "capped"):
+        wide = Attends(SCORES[score], MASKS["causal"]).eval()
+        torch.testing.assert_close(sashiko.compile(wide, given, strict=True)(*given), wide(*given))
     given = example(dtype=torch.bfloat16)
     found = sashiko.compile(model, given, strict=True)(*given)
     torch.testing.assert_close(found.double(), model(*[x.double() for x in given]).double(), rtol=2e-2, atol=2e-2)
