@@ -108,7 +108,7 @@ def _refuse_effects(graph: GraphModule) -> None:
     """Operations with effects (checks that raise, prints) are ordered by tokens that only PyTorch's own runtime passes."""
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise Unsupported(f"the graph uses {node.target}")
+            raise Unsupported(": ".join(filter(None, (f"the graph uses {node.target}", node.meta.get(flex.WHY)))))
 
 
 def _only_read(metadata: Any, position: int) -> bool:

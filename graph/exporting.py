@@ -96,7 +96,9 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
             flex.spell_out(program.graph_module)
     except Exception as error:
         raise translated(error) from error
-    return functional(program)
+    made = functional(program)
+    flex.still_say(program.graph_module, made.graph_module)
+    return made
 
 
 def check_module(model: object) -> None:

@@ -20,9 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from ..diagnostics.dump import say
-
 aten = torch.ops.aten
+WHY = "why it stays"  # in a node's meta
 _INDEXED = "ModIndex"  # how `buffer[h]` is spelled inside
 _ANYWHERE = frozenset({  # element by element, which their tags do not say, or one number, whatever the tensor
     aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, aten.new_ones.default, aten.new_zeros.default, aten.new_full.default,
@@ -33,11 +32,22 @@ _BITWISE: Mapping[Any, Any] = {
 
 
 def spell_out(module: GraphModule) -> None:
-    """Replaces the attentions of a graph that it can, in place. Nodes need fake results in `meta["val"]`."""
-    spelled = [_spelled(module, node) for node in module.graph.find_nodes(op="call_function", target=flex_attention)]
+    """Replaces the attentions of a graph that it can, in place, and says of others, in `meta[WHY]`, why not. Nodes need fake results in
+    `meta["val"]`."""
+    spelled = [_spelled(module, node) for node in _attentions(module)]
     if any(spelled):
         module.graph.eliminate_dead_code()
         module.recompile()
+
+
+def still_say(before: GraphModule, after: GraphModule) -> None:
+    """Has the attentions of a graph that was traced again say why they stay."""
+    for old, new in zip(_attentions(before), _attentions(after)):
+        new.meta[WHY] = old.meta[WHY]
+
+
+def _attentions(module: GraphModule) -> list[Node]:
+    return list(module.graph.find_nodes(op="call_function", target=flex_attention))
 
 
 class _Unsuited(Exception):
@@ -69,12 +79,12 @@ def _of_numbers(*arguments: Any) -> bool:
 
 def _spelled(module: GraphModule, node: Node) -> bool:
     users = list(node.users)
-    if any(user.args[1] != 0 and user.users for user in users):
-        return False  # sums of exponentials are asked for, too
     try:
+        if any(user.args[1] != 0 and user.users for user in users):
+            raise _Unsuited("the logarithms of its sums, or the largest scores, are asked for")
         made, operands = _traced(module, node)
     except Exception as error:  # whatever such a function does that has no form for tensors: PyTorch computes it
-        say(2, f"flex_attention stays with PyTorch: {error}")
+        node.meta[WHY] = str(error).partition("\n")[0]
         return False
     result = _inlined(module.graph, node, made, operands)
     for user in users:

@@ -20,6 +20,7 @@ from . import build as b
 from .aten import COMPLEX, COMPOSITES, NAMED, QUANTIZED, TABLE, Call, Pair, SymScalar
 from .aten.complex_numbers import PARTS
 from .captured import Leftover
+from .flex import WHY
 from .ir import Graph, Value
 from .ops import make
 from .scalars import READ, computed, condition, of_data
@@ -214,7 +215,7 @@ class Lowering:
                 raise Unsupported("complex numbers")
             result = COMPLEX[node.target](Call(kind, used), *self.taken_apart(arguments))
         elif row is None:
-            raise Unsupported("no native form")
+            raise Unsupported(node.meta.get(WHY, "no native form"))
         else:
             result = row(Call(kind, used), *arguments)
         if name_of(node) in QUANTIZED:

@@ -22,15 +22,15 @@ _BINS = 128  # histc: bins that each element is compared with
 _ENDS = 256  # searchsorted: of more, halving is faster than comparing with all
 
 
-def topk(c: Call, x: Value, k: int, axis: int = -1, largest: bool = True, in_order: bool = True) -> tuple[Value, Value]:
+def topk(c: Call, x: Value, k: Dim, axis: int = -1, largest: bool = True, in_order: bool = True) -> tuple[Value, Value]:
     """Few of short rows one after the other: the largest of what comes after those found so far. NaN is the largest, and of equal
     elements the first."""
     if not x.tensor.rank:
         return x, b.full(0, i64)
     axis = b.axis_of(axis, x.tensor.rank)
     most = bounds(x.shape[axis])[1]
-    few = k == 1 or (isinstance(k, int) and 1 < k <= _FEW and most is not None and k * most <= _READ)
-    if not largest or x.dtype == boolean or not few:
+    few = k == 1 or (most is not None and isinstance(k, int) and 1 < k <= _FEW and k * most <= _READ)
+    if not largest or x.dtype == boolean or not isinstance(k, int) or not few:
         return _in_order(x, axis, largest, k)
     wide = b.cast(x, opmath(x.dtype))
     place = _places(x, axis)

@@ -112,9 +112,13 @@ def test_what_pytorch_computes() -> None:
     rows = torch.rand(4, 3)
     partly = Attends(lambda slopes: lambda s, b, h, i, j: s + rows[h].sum(), None)
     args = example()
-    for model in (Sums(None, None).eval(), partly.eval()):
+    for model, why in ((Sums(None, None).eval(), "are asked for"), (partly.eval(), "indexed along all its axes")):
         assert left(model, args) == 1
-        torch.testing.assert_close(sashiko.compile(model, args)(*args), model(*args))
+        fast = sashiko.compile(model, args)
+        torch.testing.assert_close(fast(*args), model(*args))
+        assert why in sashiko.explain(fast)
+        with pytest.warns(UserWarning, match=why), torch.no_grad():
+            torch.compile(model, backend="sashiko")(*args)
 
 
 def test_blocks_that_are_given_are_those_of_the_mask() -> None:

@@ -214,3 +214,12 @@ def test_windows_begin_every_step_and_skip_by_dilation() -> None:
     assert evaluate(windows, x).tolist() == [[0.0, 2.0, 4.0], [2.0, 4.0, 6.0], [4.0, 6.0, 8.0]]
     image = torch.randn(2, 7, 3)
     assert torch.equal(evaluate(b.window(b.input_(0, f32, (2, 7, 3)), 1, 4), image), image.unfold(1, 4, 1).movedim(-1, 2))
+
+
+def test_argsort_is_the_order_of_numbers_with_nan_behind_them() -> None:
+    x = torch.tensor([[2.0, math.nan, -math.inf, 2.0, -0.0, 0.0], [1.0, 1.0, 3.0, math.inf, math.nan, math.nan]])
+    value = b.input_(0, f32, (2, 6))
+    assert evaluate(b.argsort(value), x).tolist() == np.argsort(x.numpy(), kind="stable").tolist()
+    assert evaluate(b.argsort(value, descending=True, count=3), x).tolist() == [[1, 0, 3], [4, 5, 3]]
+    with pytest.raises(InvalidGraph, match="argsort of a scalar"):
+        make("argsort", b.input_(0, f32, ()), attrs=A.ArgsortAttrs(False, 1))
