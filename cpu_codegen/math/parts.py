@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ...platforms.target import Target
 from ...stitch.elementwise import MAGIC
-from ..builder import I1, I32, Function, Ty, Val, const, i64
+from ..builder import I32, Function, Ty, Val, const, i64
+from ..division import any_lane
 
 _ALL_LANES = Val(Ty("i16"), "-1")
 _AS_SET = 4  # rounding as the control register says
@@ -140,11 +141,6 @@ def _scalef(fn: Function, x: Val, n: Val) -> Val:
     """x * 2^floor(n), rounded once."""
     types = (x.ty, x.ty, x.ty, "i16", "i32 immarg")
     return fn.call("llvm.x86.avx512.mask.scalef.ps.512", x.ty, [x, n, x, _ALL_LANES, const(I32, _AS_SET)], params=types)
-
-
-def any_lane(fn: Function, condition: Val) -> Val:
-    """i1: whether the condition holds in some lane."""
-    return fn.call(f"llvm.vector.reduce.or.{condition.ty.mangled}", I1, [condition]) if condition.ty.lanes else condition
 
 
 def lanewise(fn: Function, symbol: str, args: Sequence[Val]) -> Val:
