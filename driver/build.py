@@ -84,11 +84,10 @@ def _build(captured: Captured, options: Options) -> Built:
     start = clock()
     captured = as_they_lie(captured)
     trace, reports = Trace(), list[PassReport]()
-    declared = [i.dim for i in captured.inputs if isinstance(i, IntInput)]
     graph = replace(captured.graph, name=options.name)
     writes = {m.output: m.input for m in captured.mutations}
     planned = passes(options.precision, options.target, options.rules, trace, options.wide, writes)
-    graph, captured = row_by_row_where_made_so(run(graph, planned, declared=declared, reports=reports), captured)
+    graph, captured = row_by_row_where_made_so(run(graph, planned, declared=captured.declared, reports=reports), captured)
     if options.strict:
         _refuse_leftovers(graph)
     graph = _laid_out(graph)

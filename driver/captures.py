@@ -16,7 +16,7 @@ from ..graph.dims import Dim, substitute
 from ..graph.exporting import export
 from ..graph.ir import Value
 from ..graph.lower import constant_value
-from ..graph.symbols import Assumption, require
+from ..graph.symbols import Assumed, Assumption, require
 from ..quant import QuantizedModule
 from ..quant.module import FreeDim, Gate, TensorLeaf
 
@@ -46,7 +46,7 @@ def _behind(gate: Gate, captured: Captured) -> Captured:
     """What the gate requires of sizes is required of those of a call; torch.export traces the graph behind it. Raises InputError."""
     leaves = [leaf for _, held in gate.arguments for leaf in held]
     sizes: dict[str, Dim] = {}
-    required: list[Assumption] = []
+    required: list[Assumed] = []
     for leaf, given in zip(leaves, captured.inputs, strict=True):
         free = leaf.dims if isinstance(leaf, TensorLeaf) and isinstance(given, TensorInput) else ()
         for axis, dim in enumerate(free):
@@ -54,6 +54,13 @@ def _behind(gate: Gate, captured: Captured) -> Captured:
                 size = sizes[dim.symbol] = given.shape[axis]
                 required += [Assumption(size - dim.low, ">=")] if dim.low > 2 else []
                 required += [Assumption(dim.high - size, ">=")] if dim.high is not None else []
-    required += [Assumption(substitute(each.dim, sizes), each.relation) for each in gate.assumed]
-    require((each for each in required if isinstance(each.dim, int)), {})
-    return replace(captured, assumed=(*captured.assumed, *(each for each in required if not isinstance(each.dim, int))))
+    for each in gate.assumed:
+        if isinstance(each, Assumption):
+            required.append(Assumption(substitute(each.dim, sizes), each.relation))
+        else:
+            own = each.substituted(f"gate_{each.name}", sizes)
+            sizes[each.name] = own.dim
+            required.append(own)
+    require((each for each in required if isinstance(each, Assumption) and isinstance(each.dim, int)), {})
+    asked = (each for each in required if not isinstance(each, Assumption) or not isinstance(each.dim, int))
+    return replace(captured, assumed=(*captured.assumed, *asked))

@@ -39,7 +39,7 @@ from .ir import Graph, Value
 from .lower import Lowering, constant_value, tensor_type
 from .memory_format import order_of
 from .ops import make
-from .symbols import Assumption, Symbols, integer_bounds
+from .symbols import Assumed, Assumption, Symbols, integer_bounds
 
 __all__ = ["Captured", "decompositions", "export", "from_exported", "from_fx", "functional"]
 
@@ -218,7 +218,7 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     return replace(made, assumed=(*found.lowering.symbols.assumptions(), *stepped))
 
 
-def assumptions(program: ExportedProgram) -> tuple[Assumption, ...]:
+def assumptions(program: ExportedProgram) -> tuple[Assumed, ...]:
     """What the program takes for granted of the sizes beyond their ranges. Raises Unsupported for what has no integer form."""
     return Symbols(_shape_env([n for n in program.graph.nodes if n.op == "placeholder"])).assumptions()
 
@@ -255,4 +255,5 @@ def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[
     writes = {len(results) + i: found.tensors.index(target) for i, (target, _) in enumerate(copies)}
     returned = pytree.tree_leaves(module.graph.output_node().args[0])
     handed = {n: at for n, node in enumerate(returned) if (at := found.given(node)) is not None}
-    return found.finish([*results, *(source for _, source in copies)], returned, writes, handed=handed)
+    made = found.finish([*results, *(source for _, source in copies)], returned, writes, handed=handed)
+    return replace(made, assumed=found.lowering.symbols.definitions())

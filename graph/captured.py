@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
 from .dims import Dim, Shape, evaluate, symbols
+from .floats import Definition
 from .ir import Graph, Value
-from .symbols import Assumption, require, solve
+from .symbols import Assumed, require, solve
 from .types import DType, Order
 
 
@@ -166,7 +167,7 @@ class Captured:
     graph.inputs: the tensors among `inputs`, in order, then the tensors of `state`. graph.outputs: those that `outputs` name, then those
     that `mutations` and `checks` name. `in_spec`/`out_spec` are pytree specs of (args, kwargs) and of the result; None after `from_fx`,
     where calls are flat. `baked`: constants whose numbers went into the graph itself (scales); it is wrong once they change. `assumed`:
-    what must hold of the sizes of a call. parameters: what the model calls its arguments.
+    what must hold of the sizes of a call, and the symbols that are computed from them. parameters: what the model calls its arguments.
     """
 
     graph: Graph
@@ -180,8 +181,13 @@ class Captured:
     out_spec: pytree.TreeSpec | None = None
     baked: tuple[Value, ...] = ()
     checks: tuple[Check, ...] = ()
-    assumed: tuple[Assumption, ...] = ()
+    assumed: tuple[Assumed, ...] = ()
     parameters: Parameters = NAMELESS
+
+    @property
+    def declared(self) -> list[Dim]:
+        """Symbols that no tensor's shape has: of integer arguments, and computed from others."""
+        return [*(i.dim for i in self.inputs if isinstance(i, IntInput)), *(d.dim for d in self.assumed if isinstance(d, Definition))]
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The flat inputs of a call. Raises InputError when the arguments are nested or named otherwise than when captured."""
@@ -202,8 +208,7 @@ class Captured:
                 pairs.append((spec.dim, int(value), f"argument {spec.name}"))
             elif not _same(value, spec.value):
                 raise InputError(f"argument {spec.name} is {value!r}, captured with {spec.value!r}", hint="capture again for another value")
-        env = solve(pairs)
-        require(self.assumed, env)
+        env = require(self.assumed, solve(pairs))
         return [*tensors, *(s.tensor for s in self.state)], env
 
     def results(self, flat: Sequence[Any], outputs: Sequence[Any], env: Mapping[str, int]) -> Any:

@@ -23,7 +23,7 @@ from .captured import Leftover
 from .flex import WHY
 from .ir import Graph, Value
 from .ops import make
-from .scalars import READ, computed, condition, of_data
+from .scalars import READ, computed, computed_with, condition, of_data
 from .sites import with_name
 from .symbols import Symbols
 from .types import FROM_TORCH, TensorType, TupleType, Type, boolean
@@ -186,7 +186,7 @@ class Lowering:
         numbers = [self.read[a] if isinstance(a, Node) and a in self.read else self.resolve(a) for a in node.args]
         if isinstance(meta, (torch.SymBool, bool)):
             known = not of_data(meta) and self.read.keys().isdisjoint(node.all_input_nodes)
-            return None if known or not node.users else condition(node, numbers)
+            return condition(node, numbers) if node.users and (not known or computed_with(node)) else None
         if node.target is READ:
             self.read[node] = computed(node, numbers)
         if isinstance(meta, (torch.SymInt, int)) and not self.symbols.depends_on_data(meta):

@@ -25,17 +25,30 @@ _COMPARED: Mapping[Any, Callable[[Value, Value], Value]] = {
 _LOGICAL: Mapping[Any, Callable[..., Value]] = {torch.sym_not: b.logical_not, operator.and_: b.and_, operator.or_: b.or_}
 _EXACT: Mapping[Any, Callable[..., Value]] = {
     operator.add: b.add, operator.sub: b.sub, operator.mul: b.mul, operator.neg: b.neg, torch.sym_ite: b.where,
+    torch.sym_min: b.minimum, torch.sym_max: b.maximum,
 }
 _WHOLE: Mapping[Any, Callable[..., Value]] = {torch.sym_int: b.trunc, math.floor: b.floor, math.ceil: b.ceil}  # of a float, an int
 _COMPUTED: Mapping[DType, Mapping[Any, Callable[..., Value]]] = {
     i64: {**_EXACT, **_WHOLE},
-    f64: {**_EXACT, operator.truediv: b.div, operator.pow: b.pow_, torch.sym_float: lambda x: x, math.sqrt: b.sqrt},
+    f64: {
+        **_EXACT, **dict.fromkeys((math.sqrt, torch.sym_sqrt), b.sqrt),
+        operator.truediv: b.div, operator.pow: b.pow_, torch.sym_float: lambda x: x,
+    },
 }
 
 
 def of_data(number: Any) -> bool:
     """Whether a number of PyTorch's tracing depends on what is in tensors."""
     return isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) and bool(free_unbacked_symbols(number))
+
+
+def computed_with(node: Node) -> bool:
+    """Whether a condition is an operand of a computation with tensors or floats, and not only what a path or an assertion asks."""
+    for user in node.users:
+        made = user.meta.get("val")
+        if isinstance(made, (torch.Tensor, torch.SymFloat, float)) or (isinstance(made, torch.SymBool) and computed_with(user)):
+            return True
+    return False
 
 
 def computed(node: Node, operands: list[Any]) -> SymScalar:

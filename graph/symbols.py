@@ -10,20 +10,24 @@ from typing import Any
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.utils._sympy.value_ranges import bound_sympy
 
 from ..diagnostics.errors import BY_PARTS, InputError, Unsupported
-from . import dims
+from . import dims, floats
 from .dims import Dim, Symbol
+from .floats import Definition
 from .ir import Value
 
 _FUNCTIONS: dict[str, Callable[..., Dim]] = {
-    "FloorDiv": dims.floordiv, "CleanDiv": dims.floordiv, "CeilDiv": dims.ceildiv, "CeilToInt": lambda x: x, "FloorToInt": lambda x: x,
+    "FloorDiv": dims.floordiv, "CleanDiv": dims.floordiv, "CeilDiv": dims.ceildiv,
     "Mod": dims.mod, "PythonMod": dims.mod, "Min": dims.minimum, "Max": dims.maximum, "Identity": lambda x: x,
     "ModularIndexing": lambda x, step, size: dims.mod(dims.floordiv(x, step), size),
 }
 
 _RELATIONS: dict[str, Callable[[int, int], bool]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {"floordiv": operator.floordiv, "mod": operator.mod, "min": min, "max": max}
+
+_UNBOUNDED = 1 << 48
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,20 @@ def _number(dim: Dim, env: Mapping[str, int]) -> int:
     return total
 
 
-def require(assumptions: Iterable[Assumption], env: Mapping[str, int]) -> None:
-    """Raises InputError for sizes that another program would be traced for."""
+Assumed = Assumption | Definition
+
+
+def require(assumptions: Iterable[Assumed], env: Mapping[str, int]) -> dict[str, int]:
+    """The numbers of all symbols, those that are defined included. Raises InputError for sizes that another program would be traced for."""
+    env = dict(env)
     for assumption in assumptions:
-        if not assumption.holds(env):
+        if isinstance(assumption, Definition):
+            env[assumption.name] = assumption.number(env)
+        elif not assumption.holds(env):
             sizes = ", ".join(f"{name} = {number}" for name, number in env.items())
             what = f"the model takes another way for these sizes: it was captured where {assumption}, and here {sizes}"
             raise InputError(what, hint="compile it for an example of these sizes, too")
+    return env
 
 
 @dataclass
@@ -76,6 +87,7 @@ class Symbols:
     env: ShapeEnv | None
     ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     found: dict[str, Dim] = field(default_factory=dict)
+    computed: dict[sympy.Expr, Definition] = field(default_factory=dict)
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """The Dim of a size. Raises Unsupported for one that depends on data."""
@@ -93,14 +105,19 @@ class Symbols:
         return expr if self.env is None else self.env.simplify(self.env.replace(expr))
 
     def expression(self, expr: sympy.Expr) -> Dim:
-        """The Dim of a sympy expression. Raises Unsupported when it has no polynomial form."""
+        """The Dim of a sympy expression, of symbols that `assumptions` defines where it has no polynomial form. Raises Unsupported."""
         expr = self._simplified(expr)
         if free_unbacked_symbols(expr):
             raise Unsupported(f"the size {expr} depends on the data, not on the shapes of the inputs", hint=BY_PARTS)
         return self._translate(expr)
 
-    def assumptions(self) -> tuple[Assumption, ...]:
-        """What tracing took for granted of the sizes beyond their ranges. Raises Unsupported for what has no integer form."""
+    def definitions(self) -> tuple[Definition, ...]:
+        """The symbols that are computed from others, as far as they were asked for."""
+        return tuple(self.computed.values())
+
+    def assumptions(self) -> tuple[Assumed, ...]:
+        """The definitions, and what tracing took for granted of the sizes beyond their ranges. Raises Unsupported for what has no integer
+        form."""
         found: dict[Assumption, None] = {}
         for expr in dict.fromkeys(guard.expr for guard in self.env.guards) if self.env is not None else ():
             assert self.env is not None
@@ -110,7 +127,7 @@ class Symbols:
                 except Unsupported as error:
                     what = f"the model, or PyTorch, decides by {expr}, which cannot be asked of the sizes of a call"
                     raise Unsupported(what, hint="declare the sizes with torch.export.Dim, whose range torch.export decides for") from error
-        return tuple(a for a in found if not isinstance(a.dim, int) or not a.holds({}))
+        return (*self.definitions(), *(a for a in found if not isinstance(a.dim, int) or not a.holds({})))
 
     def _assumed(self, expr: Any) -> Iterator[Assumption]:
         if isinstance(expr, sympy.And):
@@ -118,6 +135,8 @@ class Symbols:
                 yield from self._assumed(part)
         elif isinstance(expr, sympy.Or):
             yield Assumption(self._zero_where(expr), "==")
+        elif isinstance(expr, sympy.Rel) and not (expr.lhs.is_integer and expr.rhs.is_integer):
+            yield Assumption(self._defined(expr) - 1, "==")
         elif isinstance(expr, (sympy.Eq, sympy.Ne)):
             yield Assumption(self.expression(expr.lhs - expr.rhs), "==" if isinstance(expr, sympy.Eq) else "!=")
         elif isinstance(expr, (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)):
@@ -154,6 +173,9 @@ class Symbols:
             return dims.product(self._translate(factor) for factor in expr.args)
         if isinstance(expr, sympy.Pow) and isinstance(expr.exp, sympy.Integer) and int(expr.exp) > 0:
             return dims.product([self._translate(expr.base)] * int(expr.exp))
+        if floats.is_whole(expr):
+            exact = floats.exact(expr, self._translate)
+            return self._defined(expr) if exact is None else exact
         rule = _FUNCTIONS.get(type(expr).__name__)
         if rule is None:
             raise Unsupported(f"the size {expr} has no integer form here ({type(expr).__name__})")
@@ -163,6 +185,23 @@ class Symbols:
                 first = rule(first, other)
             return first
         return rule(first, *rest)
+
+    def _defined(self, expr: Any) -> Dim:
+        """A symbol for a float that is made an int, or for a relation of floats: 1 where it holds, otherwise 0."""
+        if expr not in self.computed:
+            tree = floats.tree_of(expr, self._translate)
+            if tree is None:
+                raise Unsupported(f"{expr} is computed in a way that is not known here")
+            low, high = (0, 1) if isinstance(expr, sympy.Rel) else self._bounds(expr)
+            self.computed[expr] = Definition(f"float{len(self.computed)}", tree, low, high)
+        return self.computed[expr].dim
+
+    def _bounds(self, expr: sympy.Expr) -> tuple[int, int | None]:
+        if self.env is None:
+            return -_UNBOUNDED, None
+        span = bound_sympy(expr, self.env.var_to_range)
+        low = _within(span.lower)
+        return -_UNBOUNDED if low is None else low, _within(span.upper)
 
     def _symbol(self, symbol: sympy.Symbol) -> Dim:
         name = symbol.name
@@ -178,8 +217,12 @@ class Symbols:
 
 def integer_bounds(bounds: Any) -> tuple[int, int | None]:
     """(low, high) of torch's ValueRanges; None for a side that is unbounded or larger than any tensor."""
-    low, high = (int(b) if isinstance(b, (int, sympy.Integer)) else None for b in (bounds.lower, bounds.upper))
-    return max(low or 0, 0), (high if high is not None and high < 1 << 48 else None)
+    return max(_within(bounds.lower) or 0, 0), _within(bounds.upper)
+
+
+def _within(bound: Any) -> int | None:
+    """A bound that is one: finite, and no larger than any tensor."""
+    return int(bound) if isinstance(bound, (int, sympy.Integer)) and abs(int(bound)) < _UNBOUNDED else None
 
 
 def bind_symbols(inputs: Sequence[Value], tensors: Sequence[torch.Tensor], known: Mapping[str, int] | None = None) -> dict[str, int]:

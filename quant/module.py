@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
 from ..graph.exporting import quiet
-from ..graph.symbols import Assumption, require
+from ..graph.symbols import Assumed, require
 from .record import QuantRecord
 
 _GATE = "sashiko.gate"
@@ -108,13 +108,13 @@ class Gate:
     order: names that positional arguments bind to, in the order of the model's `forward`.
     arguments: name and leaves of every argument of the graph, in the graph's order.
     omitted: arguments of `forward` that calibration did not give, with their defaults; they may be given only as that default.
-    assumed: what must hold of the sizes, whose symbols are those of the free dimensions.
+    assumed: what must hold of the sizes, whose symbols are those of the free dimensions, and the symbols that are computed from them.
     """
 
     order: tuple[str, ...]
     arguments: tuple[tuple[str, tuple[Leaf, ...]], ...]
     omitted: tuple[tuple[str, object], ...]
-    assumed: tuple[Assumption, ...] = ()
+    assumed: tuple[Assumed, ...] = ()
 
     @property
     def _ones(self) -> dict[str, int]:

@@ -21,7 +21,8 @@ from ..graph.encode import (
     type_from,
     type_json,
 )
-from ..graph.symbols import Assumption
+from ..graph.floats import Definition, Tree, function
+from ..graph.symbols import Assumed, Assumption
 from ..graph.types import BY_NAME
 from .encode import kernel_from, kernel_json
 from .plan import (
@@ -54,7 +55,7 @@ def plan_json(plan: Plan) -> Json:
         "segments": [_segment_json(segment) for segment in plan.segments],
         "constants": [source.label for source in plan.constants],
         "constant_values": plan.constant_values,
-        "assumed": [[dim_json(each.dim), each.relation] for each in plan.assumed],
+        "assumed": [_assumed_json(each) for each in plan.assumed],
     }
 
 
@@ -68,8 +69,35 @@ def plan_from(data: Json, constants: Sequence[torch.Tensor]) -> Plan:
         sources,
         tuple((int(value), int(constant)) for value, constant in data["constant_values"]),
         str(data["name"]),
-        tuple(Assumption(dim_from(dim), str(relation)) for dim, relation in data.get("assumed", ())),  # none before version 4
+        tuple(map(_assumed_from, data.get("assumed", ()))),  # none before version 4
     )
+
+
+def _assumed_json(item: Assumed) -> Json:
+    if isinstance(item, Assumption):
+        return [dim_json(item.dim), item.relation]
+    return {"name": item.name, "low": item.low, "high": item.high, "tree": _tree_json(item.tree)}
+
+
+def _assumed_from(data: Json) -> Assumed:
+    if isinstance(data, list):
+        return Assumption(dim_from(data[0]), str(data[1]))
+    high = data["high"]
+    return Definition(str(data["name"]), _tree_from(data["tree"]), int(data["low"]), None if high is None else int(high))
+
+
+def _tree_json(tree: Tree) -> Json:
+    kind, *rest = tree
+    if kind == "dim":
+        return [kind, dim_json(rest[0])]
+    return [kind, *(rest if kind == "number" else map(_tree_json, rest))]
+
+
+def _tree_from(data: Json) -> Tree:
+    kind, *rest = data
+    if kind == "dim":
+        return (kind, dim_from(rest[0]))
+    return (kind, float(rest[0])) if kind == "number" else (function(kind), *map(_tree_from, rest))
 
 
 def _giver(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -16,7 +16,7 @@ import torch
 
 from ..cpu_codegen.contract import DimSlot, KernelCode
 from ..graph.dims import Dim, Poly
-from ..graph.symbols import Assumption
+from ..graph.symbols import Assumed
 from ..graph.types import DType, Order, TensorType
 
 BufferKind = Literal["input", "output", "constant", "arena"]
@@ -223,7 +223,7 @@ Output = OutputTensor | OutputDim | None
 @dataclass(frozen=True, eq=False)
 class Plan:
     """A compiled model without its code. `constant_values`: pairs (value, constant) for constants that ATen steps read or
-    that are returned. `assumed`: what must hold of the sizes of a call."""
+    that are returned. `assumed`: what must hold of the sizes of a call, and the symbols that are computed from them."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
@@ -231,7 +231,7 @@ class Plan:
     constants: tuple[ConstantSource, ...] = ()
     constant_values: tuple[tuple[int, int], ...] = ()
     name: str = "plan"
-    assumed: tuple[Assumption, ...] = ()
+    assumed: tuple[Assumed, ...] = ()
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:

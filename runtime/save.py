@@ -28,7 +28,7 @@ from .encode_plan import plan_from, plan_json
 from .executable import Code, Executable, with_runner
 
 FORMAT = "sashiko"
-VERSION = 6
+VERSION = 7
 _OWN_RUNNER = 5  # the runner of an older file reads frames of another form
 
 

@@ -1,6 +1,6 @@
 """Images of other sizes: the nearest elements, interpolation between neighbours, means and maxima over regions of unequal sizes.
 
-All read along one axis after the other, at positions that are known when the sizes are:
+All read along one axis after the other, at positions that are known when the sizes are, and are computed in each call otherwise:
 
     nearest    out[i] = x[floor(i * n / m)], exact: x[floor((i + 1/2) * n / m)]
     linear     out[i] = (1 - f[i]) * x[low[i]] + f[i] * x[low[i] + 1], cubic: of four neighbours
@@ -17,10 +17,10 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import Dim, Shape
+from ..dims import Dim, Shape, divides, floordiv
 from ..ir import Value
-from ..types import i64
-from . import windows
+from ..types import DType, i64
+from . import places, windows
 from .call import Call, Row, opmath
 
 aten = torch.ops.aten
@@ -42,6 +42,13 @@ def _times(n: Dim, m: Dim, exact: bool, scale: float | None) -> int:
     return times if times and m == n * times else 0
 
 
+def _one(n: Dim, m: Dim, exact: bool, scale: float | None) -> Value:
+    """The element that each result is."""
+    if isinstance(n, int) and isinstance(m, int):
+        return _index(_nearest_places(n, m, exact, scale))
+    return places.nearest(n, m, exact, scale)
+
+
 def _nearest_of(c: Call, x: Value, scales: Sequence[float | None], rank: int, exact: bool) -> Value:
     """A view where every element is repeated as often: nothing of it is stored."""
     image = windows.channels_last(x)
@@ -53,9 +60,7 @@ def _nearest_of(c: Call, x: Value, scales: Sequence[float | None], rank: int, ex
             image = b.expand(b.reshape(image, (*before, 1, *after)), (*before, times, *after))
             image = b.reshape(image, (*before[:-1], m, *after))
         elif not times:
-            if not (isinstance(n, int) and isinstance(m, int) and n and m):
-                raise Unsupported(f"resizing of unknown sizes, from {n} to {m}")
-            image = b.take(image, _index(_nearest_places(n, m, exact, scale)), axis)
+            image = b.take(image, _one(n, m, exact, scale), axis)
     return windows.channels_first(image)
 
 
@@ -69,17 +74,18 @@ def _nearest_vec(rank: int, exact: bool) -> Row:
     return lambda c, x, size, scales: _nearest_of(c, x, scales or (None,) * rank, rank, exact)
 
 
-def _sizes_of(x: Value, out: Shape, rank: int) -> list[tuple[int, int]]:
-    """(elements, results) of each spatial axis. Raises Unsupported where positions would have to be computed in every call."""
-    pairs = [(n, m) for n, m in zip(x.shape[-rank:], out[-rank:], strict=True) if isinstance(n, int) and isinstance(m, int)]
-    if len(pairs) != rank or not all(n and m for n, m in pairs):
-        raise Unsupported(f"resizing of unknown sizes, from {x.shape[-rank:]} to {out[-rank:]}")
+def _sizes_of(x: Value, out: Shape, rank: int) -> list[tuple[Dim, Dim]]:
+    """(elements, results) of each spatial axis. Raises Unsupported where there are none."""
+    pairs = list(zip(x.shape[-rank:], out[-rank:], strict=True))
+    if any(0 in pair for pair in pairs):
+        raise Unsupported(f"resizing from {x.shape[-rank:]} to {out[-rank:]}")
     return pairs
 
 
-def _along(x: Value, axis: int, values: torch.Tensor) -> Value:
+def _along(x: Value, axis: int, values: torch.Tensor | Value) -> Value:
     """Numbers for the positions (and what comes behind them) along one axis of x, ready to be broadcast."""
-    return b.reshape(b.constant(values), (*values.shape, *(1 for _ in range(x.tensor.rank - axis - 1))))
+    made = b.constant(values) if isinstance(values, torch.Tensor) else values
+    return b.reshape(made, (*made.shape, *(1 for _ in range(x.tensor.rank - axis - 1))))
 
 
 def _index(at: torch.Tensor) -> Value:
@@ -121,10 +127,20 @@ def _interpolated(c: Call, x: Value, aligned: bool, scales: Sequence[float | Non
     image = b.cast(windows.channels_last(x), opmath(x.dtype))
     for axis, ((n, m), scale) in enumerate(zip(_sizes_of(x, c.shape, rank), scales, strict=True), 1):
         if n != m:
-            low, part = _places(n, m, aligned, scale, image.dtype.torch)
-            first, second = (b.take(image, _index(at), axis) for at in (low, (low + 1).clamp(max=n - 1)))
-            image = b.add(b.mul(first, _along(image, axis, 1 - part)), b.mul(second, _along(image, axis, part)))
+            image = _between(image, axis, m, aligned, scale)
     return windows.channels_first(b.cast(image, c.dtype))
+
+
+def _between(image: Value, axis: int, m: Dim, aligned: bool, scale: float | None) -> Value:
+    """Interpolated linearly along one axis."""
+    n = image.shape[axis]
+    if isinstance(n, int) and isinstance(m, int):
+        low, part = _places(n, m, aligned, scale, image.dtype.torch)
+        first, second = (b.take(image, _index(at), axis) for at in (low, (low + 1).clamp(max=n - 1)))
+        return b.add(b.mul(first, _along(image, axis, 1 - part)), b.mul(second, _along(image, axis, part)))
+    at, way = places.between(n, m, aligned, scale, image.dtype)
+    first, second = b.take(image, at, axis), b.take(image, places.within(b.add(at, 1), n), axis)
+    return b.add(b.mul(first, _along(image, axis, b.sub(1.0, way))), b.mul(second, _along(image, axis, way)))
 
 
 def _cubic(x: torch.Tensor) -> torch.Tensor:
@@ -140,14 +156,24 @@ def _cubic(x: torch.Tensor) -> torch.Tensor:
     return torch.stack((far(x + 1), near(x), near(1 - x), far(2 - x)), -1)
 
 
+def _four(n: Dim, m: Dim, aligned: bool, scale: float | None, dtype: DType) -> list[tuple[Value, torch.Tensor | Value]]:
+    """The four neighbours of each result, and their weights."""
+    if isinstance(n, int) and isinstance(m, int):
+        place = _place(n, m, aligned, scale, dtype.torch)
+        weights, low = _cubic(place - place.floor()), place.floor().to(torch.int64)
+        return [(_index((low + t).clamp(0, n - 1)), weights[:, t + 1]) for t in range(-1, 3)]
+    at = places.place(n, m, aligned, scale, dtype)
+    first = b.cast(b.floor(at), i64)
+    return [(places.within(b.add(first, t), n), weight) for t, weight in enumerate(places.cubic(b.sub(at, b.floor(at))), -1)]
+
+
 def _cubically(c: Call, x: Value, aligned: bool, scales: Sequence[float | None]) -> Value:
     if not x.dtype.is_float:
         raise Unsupported(f"resizing of {x.type}")
     image = b.cast(windows.channels_last(x), opmath(x.dtype))
     for axis, ((n, m), scale) in enumerate(zip(_sizes_of(x, c.shape, 2), scales, strict=True), 1):
-        place = _place(n, m, aligned, scale, image.dtype.torch)
-        weights, low = _cubic(place - place.floor()), place.floor().to(torch.int64)
-        taps = [b.mul(b.take(image, _index((low + t).clamp(0, n - 1)), axis), _along(image, axis, weights[:, t + 1])) for t in range(-1, 3)]
+        near = _four(n, m, aligned, scale, image.dtype)
+        taps = [b.mul(b.take(image, at, axis), _along(image, axis, weight)) for at, weight in near]
         image = b.add(b.add(b.add(taps[0], taps[1]), taps[2]), taps[3])
     return windows.channels_first(b.cast(image, c.dtype))
 
@@ -162,6 +188,27 @@ def _linear_vec(rank: int) -> Row:
     return lambda c, x, size, aligned, scales: _interpolated(c, x, aligned, scales or (None,) * rank, rank)
 
 
+def _parts(image: Value, axis: int, m: Dim) -> tuple[Value, Value, Value]:
+    """The m regions along one axis as an axis of regions and one of their elements, of which some are beyond the end of a region and repeat
+    its last one; then which elements are within, and how many those are, ready to be broadcast."""
+    n = image.shape[axis]
+    if isinstance(n, int) and isinstance(m, int):
+        first, count, offset = _region(n, m)
+        taken = b.take(image, b.constant(first[:, None] + torch.minimum(offset, count[:, None] - 1)), axis)
+        return taken, _along(taken, axis + 1, offset < count[:, None]), _along(taken, axis + 1, count[:, None])
+    start, number, beyond = places.regions(n, m)
+    number = b.unsqueeze(number, 1)
+    taken = b.take(image, b.add(b.unsqueeze(start, 1), b.minimum(beyond, b.sub(number, 1))), axis)
+    return taken, _along(taken, axis + 1, b.lt(beyond, number)), _along(taken, axis + 1, number)
+
+
+def _windows(pairs: Sequence[tuple[Dim, Dim]]) -> list[int] | None:
+    """How many elements each result is of, where that is a number and the same for all."""
+    sizes = [floordiv(n, m) if divides(m, n) else 0 for n, m in pairs]
+    known = [size for size in sizes if isinstance(size, int) and size]
+    return known if len(known) == len(pairs) else None
+
+
 def _region(n: int, m: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(first element, how many, offsets up to the largest number) of the m regions that n elements are in."""
     first = torch.arange(m) * n // m
@@ -174,14 +221,14 @@ def _regions(rank: int) -> Row:
 
     def row(c: Call, x: Value, out: Sequence[Dim]) -> Value:
         pairs = _sizes_of(x, c.shape, rank)
-        if all(n % m == 0 for n, m in pairs):
-            return windows.average(rank)(c, x, [n // m for n, m in pairs])  # type: ignore[return-value]
+        if (sizes := _windows(pairs)) is not None:
+            return windows.average(rank)(c, x, sizes)  # type: ignore[return-value]
         image = b.cast(windows.image_of(x, rank), opmath(x.dtype))
-        for axis, (n, m) in enumerate(pairs, 1):
-            first, count, offset = _region(n, m)
-            taken = b.take(image, b.constant((first[:, None] + offset).clamp(max=n - 1)), axis)
-            counted = b.where(_along(taken, axis + 1, offset < count[:, None]), taken, 0.0)
-            image = b.div(b.reduce(counted, "sum", axis + 1), _along(image, axis, count.to(image.dtype.torch)))
+        for axis, (_, m) in enumerate(pairs, 1):
+            taken, inside, count = _parts(image, axis, m)
+            summed = b.reduce(b.where(inside, taken, 0.0), "sum", axis + 1, keepdim=True)
+            mean = b.div(summed, b.cast(count, image.dtype))
+            image = b.reshape(mean, (*mean.shape[: axis + 1], *mean.shape[axis + 2 :]))
         return b.cast(b.reshape(windows.channels_first(image), c.shape), c.dtype)
 
     return row
@@ -193,13 +240,11 @@ def _largest(rank: int) -> Row:
     def row(c: Call, x: Value, out: Sequence[Dim]) -> tuple[Value | None, ...]:
         c.need_only(0)
         pairs = _sizes_of(x, c.element(0).shape, rank)
-        if all(n % m == 0 for n, m in pairs):
-            return windows.largest(rank)(c, x, [n // m for n, m in pairs])  # type: ignore[return-value]
+        if (sizes := _windows(pairs)) is not None:
+            return windows.largest(rank)(c, x, sizes)  # type: ignore[return-value]
         image = windows.image_of(x, rank)
-        for axis, (n, m) in enumerate(pairs, 1):
-            first, count, offset = _region(n, m)
-            taken = b.take(image, b.constant(first[:, None] + torch.minimum(offset, count[:, None] - 1)), axis)
-            image = b.reduce(taken, "max", axis + 1)
+        for axis, (_, m) in enumerate(pairs, 1):
+            image = b.reduce(_parts(image, axis, m)[0], "max", axis + 1)
         return b.reshape(windows.channels_first(image), c.element(0).shape), None
 
     return row

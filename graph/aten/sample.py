@@ -20,7 +20,7 @@ from .. import build as b
 from ..dims import Dim, product
 from ..ir import Value
 from ..types import f32, f64, i64
-from . import windows
+from . import places, windows
 from .call import Call, Row
 
 aten = torch.ops.aten
@@ -58,23 +58,12 @@ def _bounded(at: Value, size: Dim, padding: int, aligned: bool) -> Value:
     return _clipped(_reflected(at, size, aligned) if padding == _REFLECTION else at, size)
 
 
-def _cubic_weight(distance: Value, far: bool) -> Value:
-    """Keys' kernel with a = -0.75, for distances in [0, 1] or (`far`) in [1, 2]."""
-    a = -0.75
-    if far:
-        return b.sub(b.mul(b.add(b.mul(b.sub(b.mul(distance, a), 5 * a), distance), 8 * a), distance), 4 * a)
-    return b.add(b.mul(b.mul(b.sub(b.mul(distance, a + 2), a + 3), distance), distance), 1.0)
-
-
 def _taps(at: Value, size: Dim, mode: int, padding: int, aligned: bool) -> list[_Tap]:
     """Which positions along one axis count for a point, and how much."""
     at = _unnormalized(at, size, aligned)
     if mode == _CUBIC:
         first = b.floor(at)
-        part = b.sub(at, first)
-        other = b.sub(1.0, part)
-        weights = (_cubic_weight(b.add(part, 1.0), True), _cubic_weight(part, False), _cubic_weight(other, False),
-                   _cubic_weight(b.add(other, 1.0), True))
+        weights = places.cubic(b.sub(at, first))
         return [(_bounded(b.add(first, float(n - 1)), size, padding, aligned), weight) for n, weight in enumerate(weights)]
     at = _bounded(at, size, padding, aligned)
     if mode == _NEAREST:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.export import Dim
 from torch.nn import functional as F
 
 import sashiko
@@ -50,3 +51,32 @@ def test_infinities_reach_as_far_as_in_pytorch() -> None:
     for mode in ("bilinear", "bicubic"):
         model = Apply(lambda x, mode=mode: F.interpolate(x, scale_factor=2, mode=mode)).eval()
         torch.testing.assert_close(sashiko.compile(model, (x,), strict=True)(x), model(x), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("aligned", [None, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_places_are_computed_for_sizes_of_each_call(mode: str, aligned: bool | None) -> None:
+    if aligned and mode.startswith("nearest"):
+        pytest.skip("points have no corners")
+    free = {2: Dim("height", min=2, max=500), 3: Dim("width", min=2, max=500)}
+    for size in ({"scale_factor": 3}, {"scale_factor": 1.7}, {"size": (7, 31)}):
+        model = Apply(lambda x, size=size: F.interpolate(x, mode=mode, align_corners=aligned, **size)).eval()
+        compiled = sashiko.compile(model, (torch.randn(2, 5, 9, 24),), dynamic_shapes=((free,),), strict=True)
+        for height, width in ((9, 24), (2, 3), (64, 50), (7, 31)):
+            for layout in (torch.contiguous_format, torch.channels_last):
+                x = torch.randn(2, 5, height, width).to(memory_format=layout)
+                torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=2e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pool", [F.adaptive_avg_pool2d, F.adaptive_max_pool2d])
+def test_regions_are_computed_for_sizes_of_each_call(pool: Any) -> None:
+    free = {2: Dim("height", min=4, max=500), 3: Dim("width", min=4, max=500)}
+    of_sizes = [None] if pool is F.adaptive_avg_pool2d else []  # None: two thirds of the height, one column fewer; not in torch.export
+    for out in (1, 7, (3, 2), *of_sizes):
+        model = Apply(lambda x, out=out: pool(x, out or (x.shape[-2] * 2 // 3, x.shape[-1] - 1))).eval()
+        compiled = sashiko.compile(model, (torch.randn(2, 5, 9, 24),), dynamic_shapes=((free,),), strict=True)
+        for height, width in ((9, 24), (4, 5), (64, 50), (7, 31)):
+            x = torch.randn(2, 5, height, width)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from sashiko.graph import interpret, passes
 from sashiko.graph.capture import Captured, export, from_exported
-from sashiko.graph.captured import IntInput
 from sashiko.graph.simplify import PASSES
 from sashiko.graph.verify import verify
 
@@ -21,7 +20,7 @@ def run(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
     """One call of a captured model, before and after simplification, with its writes carried out once."""
     flat = captured.flatten(args, kwargs or {})
     tensors, env = captured.bind(flat)
-    declared = [i.dim for i in captured.inputs if isinstance(i, IntInput)]
+    declared = captured.declared
     verify(captured.graph, declared)
     outputs = interpret.run(captured.graph, tensors, env)
     again = interpret.run(passes.run(captured.graph, PASSES, declared=declared), tensors, env)

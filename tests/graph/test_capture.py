@@ -17,7 +17,7 @@ from sashiko.diagnostics.errors import InputError, Unsupported
 from sashiko.graph import interpret, passes
 from sashiko.graph.attrs import ConstantAttrs
 from sashiko.graph.capture import Captured, decompositions, export, from_fx
-from sashiko.graph.captured import FixedInput, FixedOutput, InputOutput, IntInput, SymbolicOutput
+from sashiko.graph.captured import FixedInput, FixedOutput, InputOutput, SymbolicOutput
 from sashiko.graph.simplify import PASSES
 from tests.graph.captures import Forward, capture, module, run
 
@@ -260,7 +260,7 @@ def test_graphs_of_aot_autograd() -> None:
     assert calls.item() == 2
     (captured,) = seen
     assert not captured.leftovers and captured.symbols
-    simple = passes.run(captured.graph, PASSES, declared=[i.dim for i in captured.inputs if isinstance(i, IntInput)])
+    simple = passes.run(captured.graph, PASSES, declared=captured.declared)
     assert {"attention", "linear"} <= {v.op for v in simple.order}
     assert [v.shape[1:3] for v in simple.order if v.op == "reshape" and v.dtype.name == "bool"] == [(1, 1)]
 
