@@ -13,6 +13,7 @@ from ..graph.products import transposed
 from ..graph.types import DType, bf16, f16, f32, i4, i8, u8
 from ..kernels import table
 from ..kernels.attention_spec import AttentionSpec, HeadStrides
+from ..kernels.attention_table import LONGEST
 from ..kernels.packing import packed_group
 from ..kernels.spec import BATCH, GemmSpec, Pieces, Strides
 from ..platforms.target import Target
@@ -44,7 +45,9 @@ def has_kernel(value: Value, whole: bool = False) -> bool:
     if value.op == "attention":
         depth, width = value.inputs[0].shape[-1], value.inputs[2].shape[-1]
         taken = types[0] in (f32, bf16, f16) and types[0] == types[1] == types[2]
-        return taken and isinstance(depth, int) and isinstance(width, int) and (whole or not asks_little(value))
+        if not (taken and isinstance(depth, int) and isinstance(width, int)):
+            return False
+        return whole or (max(depth, width) <= LONGEST and not asks_little(value))
     if is_dot(value) and not whole:
         return False
     return types[:2] in GEMM_TYPES or (types[:2] in WEIGHT_TYPES and is_weight(value.inputs[1]))

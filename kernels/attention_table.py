@@ -17,7 +17,7 @@ from .attention_vector import VectorFamily
 from .selection import Selection, first_accepting, lacks
 
 # Rows of scratch are on the stack; longer ones are left to the reference.
-_LONGEST = 1024
+LONGEST = 1024
 Emit = Callable[[Module, Target, AttentionSpec, str], AttentionCode]
 
 
@@ -47,7 +47,7 @@ def _row(dtype: DType, isa: str, features: tuple[str, ...], emit: Emit) -> Atten
         if missing:
             return missing
         longest = max(spec.depth, spec.width)
-        return f"keeps rows of at most {_LONGEST} elements on the stack, here they have {longest}" if longest > _LONGEST else None
+        return f"keeps rows of at most {LONGEST} elements on the stack, here they have {longest}" if longest > LONGEST else None
 
     return AttentionKernel(f"attention_{dtype}_{dtype}_{isa}", when, emit)
 

@@ -164,8 +164,18 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
 
 
 def _root_of(operand: Value, anchor: Value, available: set[Value], stored: dict[Value, None]) -> Value:
-    lhs = anchor.op in PIECEWISE and operand is anchor.inputs[0]
-    return rows_root(operand, available, stored) if lhs else operand_root(operand, available, stored)
+    if anchor.op in PIECEWISE and operand is anchor.inputs[0]:
+        return rows_root(operand, available, stored)
+    root = operand_root(operand, available, stored)
+    # Attention reads its keys again for every block of queries, by rows: one copy is cheaper than elements that are apart.
+    return operand if anchor.op == "attention" and _apart(operand, root) else root
+
+
+def _apart(operand: Value, root: Value) -> bool:
+    """Whether neighbours in the rows of a view of `root` are no neighbours in memory."""
+    index, names = axes(operand.shape, "x")
+    steps = affine(offset(root.tensor, strip(operand, index, {root})[1]), operand.shape, names)
+    return steps is not None and operand.shape[-1] != 1 and steps[1][-1] != 1
 
 
 def _read_by_pointer(anchor: Value) -> tuple[Value, ...]:

@@ -96,9 +96,6 @@ def attention_of(c: Call, q: Value, k: Value, v: Value, mask: Value | None, caus
     need_float(q, k, v)
     if q.tensor.rank < 3 or not (q.tensor.rank == k.tensor.rank == v.tensor.rank):
         raise Unsupported(f"attention over tensors with {q.tensor.rank} and {k.tensor.rank} axes")
-    size = q.shape[-1]
-    if not isinstance(size, int):
-        raise Unsupported("attention with heads of unknown size")
     if q.tensor.rank == 3:
         # The leading axis is the batch; torch lines masks up from the right, so they need the head axis too.
         q, k, v = (b.unsqueeze(x, 1) for x in (q, k, v))
@@ -111,8 +108,14 @@ def attention_of(c: Call, q: Value, k: Value, v: Value, mask: Value | None, caus
         mask = b.reshape(mask, (1,) * (4 - mask.tensor.rank) + mask.shape)
         mask = one_batch(mask if set(mask.shape[:-3]) == {1} else b.expand(mask, batch + mask.shape[-3:]))
         mask = mask if mask.dtype == boolean else b.cast(mask, f32) if q.dtype.bits < 32 else mask
-    factor = 1.0 / math.sqrt(size) if scale is None else float(scale)
-    return b.cast(b.reshape(b.attention(q, k, v, mask, scale=factor, causal=causal), c.shape), c.dtype)
+    size = q.shape[-1]
+    if scale is None and isinstance(size, int):
+        scale = 1.0 / math.sqrt(size)
+    elif scale is None:
+        wide = opmath(q.dtype)
+        q, k, v = (b.cast(x, wide) for x in (q, k, v))
+        q, scale = b.div(q, b.sqrt(b.scalar(size, wide))), 1.0
+    return b.cast(b.reshape(b.attention(q, k, v, mask, scale=float(scale), causal=causal), c.shape), c.dtype)
 
 
 def attention(c: Call, q: Value, k: Value, v: Value, mask: Value | None = None, dropout: float = 0.0, causal: bool = False,

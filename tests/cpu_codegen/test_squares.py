@@ -96,6 +96,28 @@ def test_sizes_that_change(runner: Runner) -> None:
         assert torch.equal(got, x.transpose(1, 2))
 
 
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+@pytest.mark.parametrize("runner", few())
+def test_many_at_a_time(runner: Runner, count: int) -> None:
+    """More than the registers hold: each in its turn."""
+    x = normal(37, count, 50, seed=1)
+
+    def product(x: Value) -> Value:
+        total = b.reshape(b.slice_(x, 1, 0, 1), (37, 50))
+        for n in range(1, count):
+            total = b.add(b.mul(total, 2.0), b.reshape(b.slice_(x, 1, n, 1), (37, 50)))
+        return b.permute(total, (1, 0))
+
+    kernel = kernel_of(product, x.shape)
+    found = across(kernel)
+    assert found is not None and len(found.loads) == count
+    expected = x[:, 0]
+    for n in range(1, count):
+        expected = expected * 2 + x[:, n]
+    got = run(runner, kernel, [x, empty(50, 37)])[-1]
+    torch.testing.assert_close(got, expected.t(), rtol=1e-5, atol=1e-5)
+
+
 def test_nothing_is_gathered() -> None:
     for make, shape in (
         (lambda x: b.permute(x, (0, 2, 1)), (2, 64, 48)),

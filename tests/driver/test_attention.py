@@ -1,0 +1,85 @@
+"""Attention whose heads are long, of unknown size, or lie across memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.export import Dim
+from torch.testing import assert_close
+
+import sashiko
+from tests.driver.functions import Apply
+
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def _over_channels(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Channels attend to each other: rows of queries, keys and values are columns of x [batch, rows, 3 * channels]."""
+    batch, rows, _ = x.shape
+    q, k, v = x.reshape(batch, rows, 3, heads, -1).permute(2, 0, 3, 4, 1).unbind(0)
+    return F.scaled_dot_product_attention(q, k, v).transpose(-1, -2)
+
+
+def _labels(compiled: sashiko.CompiledModel, *inputs: torch.Tensor) -> list[str]:
+    return [step.label for step in compiled.times(*inputs, repeat=1)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("kind", ["plain", "causal", "mask", "added", "shared", "wide"])
+def test_heads_longer_than_the_kernels_keep(kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 24, 1100).to(dtype) for _ in range(3))
+    options: dict[str, Any] = {"is_causal": kind == "causal", "enable_gqa": kind == "shared"}
+    if kind == "mask":
+        options["attn_mask"] = torch.rand(2, 1, 24, 24) > 0.3
+        options["attn_mask"][0, 0, 3] = False  # a query that may see nothing
+    elif kind == "added":
+        options["attn_mask"] = torch.randn(24, 24).to(dtype)
+    if kind == "shared":
+        k, v = k[:, :2], v[:, :2]
+    elif kind == "wide":
+        q, k = q[..., :32], k[..., :32]
+    model = Apply(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options)).eval()
+    compiled = sashiko.compile(model, (q, k, v), strict=True)
+    labels = _labels(compiled, q, k, v)
+    assert "attention" not in labels and sum(label.startswith("matmul") and "pack" not in label for label in labels) == 2
+    assert_close(compiled(q, k, v), model(q, k, v), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_heads_of_unknown_size(dtype: torch.dtype) -> None:
+    model = Apply(lambda x: _over_channels(x, 4)).eval()
+    compiled = sashiko.compile(model, (torch.randn(2, 50, 96).to(dtype),), dynamic_shapes=(({1: Dim("rows", min=2)},),), strict=True)
+    for rows in (2, 50, 1500):
+        x = torch.randn(2, rows, 96).to(dtype)
+        assert_close(compiled(x), model(x), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_heads_across_memory_are_copied_first(dtype: torch.dtype) -> None:
+    """The keys are read again for every block of queries."""
+    x = torch.randn(2, 48, 96).to(dtype)
+    model = Apply(lambda x: _over_channels(x, 4)).eval()
+    compiled = sashiko.compile(model, (x,), strict=True)
+    labels = _labels(compiled, x)
+    assert labels[0] == "permute" and labels[-1] == "attention"
+    assert_close(compiled(x), model(x), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@torch.no_grad()
+def test_heads_along_memory_are_read_in_place() -> None:
+    x = torch.randn(2, 48, 96)
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = x.unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v)
+
+    compiled = sashiko.compile(Apply(attention).eval(), (x,), strict=True)
+    assert _labels(compiled, x) == ["attention"]
+    assert_close(compiled(x), attention(x), rtol=1e-5, atol=1e-5)
