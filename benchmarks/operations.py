@@ -89,6 +89,7 @@ def _of_rows() -> dict[str, Operation]:
     angles = torch.randn(128, 1, 32)
     functions: dict[str, Callable[..., object]] = {
         "transpose": lambda x: x.transpose(1, 2).contiguous(),
+        "queries, keys and values across": lambda x: tuple(part.contiguous() for part in x.unflatten(2, (3, 4, 64)).permute(2, 0, 3, 4, 1)),
         "heads apart": lambda x: x.view(8, 128, 12, 64).transpose(1, 2).contiguous(),
         "layer norm": partial(F.layer_norm, normalized_shape=(768,)),
         "RMS norm": partial(F.rms_norm, normalized_shape=(768,)),
@@ -118,7 +119,18 @@ def _of_products() -> dict[str, Operation]:
         query, key, value = torch.randn(1, heads, 1, 128), torch.randn(1, groups, length, 128), torch.randn(1, groups, length, 128)
         return partial(F.scaled_dot_product_attention, enable_gqa=heads != groups), (query, key, value)
 
+    def across(heads: int, size: int, places: int, channels: bool) -> Operation:
+        """Of a convolution's result, channels first: of the places, or of the channels, to each other."""
+
+        def attention(x: Tensor) -> Tensor:
+            q, k, v = x.view(3, 1, heads, size, places).unbind(0)
+            return F.scaled_dot_product_attention(*((q, k, v) if channels else (t.transpose(2, 3) for t in (q, k, v))))
+
+        return attention, (torch.randn(1, 3 * heads * size, places),)
+
     return {
+        "attention over 784 places of an image": across(8, 32, 784, channels=False),
+        "attention over 32 channels": across(3, 32, 3136, channels=True),
         **{f"{m} rows, 1024 x 4096": (torch.matmul, (torch.randn(m, 1024), torch.randn(1024, 4096))) for m in (1, 2, 4, 8)},
         **{f"96 of {m} rows, 128 x 64": (torch.matmul, (torch.randn(96, m, 128), torch.randn(96, 128, 64))) for m in (1, 4, 8, 128)},
         "2048 of 8 x 8": (torch.matmul, (torch.randn(2048, 8, 8), torch.randn(2048, 8, 8))),

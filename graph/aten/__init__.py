@@ -6,6 +6,7 @@ from typing import Any
 
 from . import (
     affine,
+    antialias,
     complex_numbers,
     composite,
     creation,
@@ -35,7 +36,7 @@ from .complex_numbers import Pair
 TABLE: dict[Any, Row] = {
     **pointwise.ROWS, **reductions.ROWS, **shape.ROWS, **linear_algebra.ROWS, **normalization.ROWS, **indexing.ROWS, **creation.ROWS,
     **windows.ROWS, **transposed.ROWS, **resize.ROWS, **sample.ROWS, **fold.ROWS, **transformer.ROWS, **recurrent.ROWS, **experts.ROWS,
-    **updates.ROWS, **order.ROWS, **padding.ROWS, **hyperbolic.ROWS,
+    **updates.ROWS, **order.ROWS, **padding.ROWS, **hyperbolic.ROWS, **antialias.ROWS,
 }
 # Of operators that exist only once a library that defines them has been imported. Scales that are constants may become part of types.
 QUANTIZED: dict[str, Row] = {**quantized.ROWS, **affine.ROWS}
