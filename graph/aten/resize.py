@@ -24,6 +24,7 @@ from . import places, windows
 from .call import Call, Row, opmath
 
 aten = torch.ops.aten
+_MANY_CHANNELS = 16
 
 
 def _nearest_places(n: int, m: int, exact: bool, scale: float | None) -> torch.Tensor:
@@ -82,6 +83,16 @@ def _sizes_of(x: Value, out: Shape, rank: int) -> list[tuple[Dim, Dim]]:
     return pairs
 
 
+def _in_turn(x: Value, out: Shape, scales: Sequence[float | None]) -> list[tuple[int, Dim, Dim, float | None]]:
+    """(axis of the channels-last image, elements, results, scale) in the order in which to go along them: rows, which are read by vectors,
+    before columns, which are looked up, if there are not more of them then. Many channels are what vectors are of, as a rule."""
+    found = [(axis, n, m, scale) for axis, ((n, m), scale) in enumerate(zip(_sizes_of(x, out, len(scales)), scales, strict=True), 1)]
+    _, n, m, scale = found[0]
+    grows = m > n if isinstance(n, int) and isinstance(m, int) else scale is None or scale > 1
+    few = isinstance(x.shape[1], int) and x.shape[1] < _MANY_CHANNELS
+    return found[::-1] if grows and few else found
+
+
 def _along(x: Value, axis: int, values: torch.Tensor | Value) -> Value:
     """Numbers for the positions (and what comes behind them) along one axis of x, ready to be broadcast."""
     made = b.constant(values) if isinstance(values, torch.Tensor) else values
@@ -125,7 +136,7 @@ def _interpolated(c: Call, x: Value, aligned: bool, scales: Sequence[float | Non
     if not x.dtype.is_float:
         raise Unsupported(f"resizing of {x.type}")
     image = b.cast(windows.channels_last(x), opmath(x.dtype))
-    for axis, ((n, m), scale) in enumerate(zip(_sizes_of(x, c.shape, rank), scales, strict=True), 1):
+    for axis, n, m, scale in _in_turn(x, c.shape, scales):
         if n != m:
             image = _between(image, axis, m, aligned, scale)
     return windows.channels_first(b.cast(image, c.dtype))
@@ -171,7 +182,7 @@ def _cubically(c: Call, x: Value, aligned: bool, scales: Sequence[float | None])
     if not x.dtype.is_float:
         raise Unsupported(f"resizing of {x.type}")
     image = b.cast(windows.channels_last(x), opmath(x.dtype))
-    for axis, ((n, m), scale) in enumerate(zip(_sizes_of(x, c.shape, 2), scales, strict=True), 1):
+    for axis, n, m, scale in _in_turn(x, c.shape, scales):
         near = _four(n, m, aligned, scale, image.dtype)
         taps = [b.mul(b.take(image, at, axis), _along(image, axis, weight)) for at, weight in near]
         image = b.add(b.add(b.add(taps[0], taps[1]), taps[2]), taps[3])

@@ -13,24 +13,23 @@ import sashiko
 from tests.driver.functions import Apply
 
 SIZES: tuple[dict[str, Any], ...] = (
-    {"scale_factor": 0.5}, {"scale_factor": 0.3}, {"scale_factor": 1.7}, {"size": (7, 31)}, {"size": (90, 20)}, {"size": (33, 5)},
+    {"scale_factor": 0.3}, {"size": (90, 20)}, {"size": (33, 4)},  # smaller, larger and smaller, and by more elements than are written out
 )
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_eager_agrees(mode: str, aligned: bool, dtype: torch.dtype) -> None:
     tolerance = {torch.float32: 5e-6, torch.float64: 1e-12, torch.bfloat16: 2.0**-8}[dtype]
     wide = torch.float64 if dtype == torch.float64 else torch.float32  # between its two passes PyTorch rounds to bf16
     for size in SIZES:
-        for shape in ((2, 3, 33, 80), (1, 20, 12, 9)):
-            x = torch.randn(shape).to(dtype)
-            model = Apply(lambda x, size=size: F.interpolate(x, mode=mode, align_corners=aligned, antialias=True, **size)).eval()
-            for image in (x, x.to(memory_format=torch.channels_last)):
-                compiled = sashiko.compile(model, (image,), strict=True)
-                torch.testing.assert_close(compiled(image).to(wide), model(image.to(wide)), rtol=tolerance, atol=tolerance)
+        x = torch.randn(2, 3, 33, 80).to(dtype)
+        model = Apply(lambda x, size=size: F.interpolate(x, mode=mode, align_corners=aligned, antialias=True, **size)).eval()
+        for image in (x, x.to(memory_format=torch.channels_last)):
+            compiled = sashiko.compile(model, (image,), strict=True)
+            torch.testing.assert_close(compiled(image).to(wide), model(image.to(wide)), rtol=tolerance, atol=tolerance)
 
 
 @torch.no_grad()

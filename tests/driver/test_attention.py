@@ -28,8 +28,8 @@ def _labels(compiled: sashiko.CompiledModel, *inputs: torch.Tensor) -> list[str]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("kind", ["plain", "causal", "mask", "added", "shared", "wide"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["causal", "mask", "added", "shared", "wide"])
 def test_heads_longer_than_the_kernels_keep(kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 4, 24, 1100).to(dtype) for _ in range(3))

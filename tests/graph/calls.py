@@ -89,4 +89,6 @@ AROUND: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     *((op, (VOLUME, (1, 2, 0, 3, 3, 1))) for op in (aten.reflection_pad3d.default, aten.replication_pad3d.default)),
     (aten.replication_pad2d.default, (IMAGE, (-1, 2, 3, -2))),
     *((aten.upsample_bicubic2d.vec, (IMAGE, None, aligned, [2.0, 1.5])) for aligned in (False, True)),
+    *((op.vec, (IMAGE, None, False, [0.5, 1.5])) for op in (aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa)),
+    (aten._upsample_bicubic2d_aa.default, (IMAGE, [3, 4], True)),
 )
