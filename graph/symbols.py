@@ -68,7 +68,10 @@ def require(assumptions: Iterable[Assumed], env: Mapping[str, int]) -> dict[str,
     env = dict(env)
     for assumption in assumptions:
         if isinstance(assumption, Definition):
-            env[assumption.name] = assumption.number(env)
+            try:
+                env[assumption.name] = assumption.number(env)
+            except (ArithmeticError, ValueError) as error:  # as the model itself would raise
+                raise InputError(f"the model computes {assumption} of its sizes, here {env}: {error}") from error
         elif not assumption.holds(env):
             sizes = ", ".join(f"{name} = {number}" for name, number in env.items())
             what = f"the model takes another way for these sizes: it was captured where {assumption}, and here {sizes}"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from sashiko.diagnostics.errors import InputError
 from sashiko.graph import dims
 from sashiko.graph.capture import from_fx
 from sashiko.graph.captured import Captured
@@ -59,3 +60,11 @@ def test_definitions_bound_their_numbers() -> None:
     assert definition.low == 1 and str(definition) == f"float0 = TruncToInt(Mul(0.7, ToFloat({rows})))"
     renamed = definition.substituted("other", {str(rows): 10})
     assert (renamed.name, renamed.number({})) == ("other", 7)
+
+
+def test_sizes_that_have_no_number() -> None:
+    captured = _captured(lambda n: torch.sym_int(90.5 / (n - 7)) + 1)
+    rows = str(captured.graph.inputs[0].shape[0])
+    assert dims.evaluate(captured.graph.outputs[0].shape[0], require(captured.assumed, {rows: 10})) == 31
+    with pytest.raises(InputError, match="division by zero"):
+        require(captured.assumed, {rows: 7})
