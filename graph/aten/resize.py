@@ -24,7 +24,7 @@ from . import places, windows
 from .call import Call, Row, opmath
 
 aten = torch.ops.aten
-_MANY_CHANNELS = 16
+_MANY_CHANNELS = 16  # from so many on vectors are of neighbouring channels, below of neighbouring columns
 
 
 def _nearest_places(n: int, m: int, exact: bool, scale: float | None) -> torch.Tensor:
@@ -84,8 +84,8 @@ def _sizes_of(x: Value, out: Shape, rank: int) -> list[tuple[Dim, Dim]]:
 
 
 def _in_turn(x: Value, out: Shape, scales: Sequence[float | None]) -> list[tuple[int, Dim, Dim, float | None]]:
-    """(axis of the channels-last image, elements, results, scale) in the order in which to go along them: rows, which are read by vectors,
-    before columns, which are looked up, if there are not more of them then. Many channels are what vectors are of, as a rule."""
+    """(axis of the channels-last image, elements, results, scale) in the order to go along them. Where vectors are of columns, rows
+    are read as they lie, and columns are looked up one by one: of the image that has fewer rows, before or after."""
     found = [(axis, n, m, scale) for axis, ((n, m), scale) in enumerate(zip(_sizes_of(x, out, len(scales)), scales, strict=True), 1)]
     _, n, m, scale = found[0]
     grows = m > n if isinstance(n, int) and isinstance(m, int) else scale is None or scale > 1
