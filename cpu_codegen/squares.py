@@ -22,7 +22,7 @@ from .builder import Function, Ty, Val, const, i64
 from .slots import Slots
 from .sweep import Copies, Sweep
 
-# Squares at a time. One takes half of the registers or all; eight, most of which wait on the stack, were 6 to 20 times as fast as gathers.
+# Squares at a time. One takes half of the registers or all; of eight most wait on the stack, which still takes far less than gathers.
 _MOST_LOADS = 8
 _MOST_OPERATIONS = 48  # of a vector: they are written out for every row
 

@@ -26,8 +26,10 @@ _RELATIONS: Mapping[str, Callable[[float, float], bool]] = {
 _FUNCTIONS: Mapping[str, Callable[..., float]] = {
     **_TO_INT, **_RELATIONS, "ToFloat": float, "TruncToFloat": lambda x: float(math.trunc(x)), "RoundDecimal": round,
     "IntTrueDiv": operator.truediv, "FloatTrueDiv": operator.truediv, "FloatPow": operator.pow, "PowByNatural": operator.pow,
-    "Pow": operator.pow, "Add": lambda *terms: sum(terms), "Mul": lambda *factors: reduce(operator.mul, factors), "Min": min, "Max": max,
-    "Abs": abs, **{f"OpaqueUnaryFn_{name}": getattr(math, name) for name in ("sqrt", "log", "log2", "exp", "sin", "cos", "tan", "atan")},
+    "Pow": operator.pow, "Min": min, "Max": max, "Abs": abs,
+    "Add": lambda *terms: reduce(operator.add, terms),  # sum() is more exact from Python 3.12 on
+    "Mul": lambda *factors: reduce(operator.mul, factors),
+    **{f"OpaqueUnaryFn_{name}": getattr(math, name) for name in ("sqrt", "log", "log2", "exp", "sin", "cos", "tan", "atan")},
 }
 _LARGEST = 1 << 20  # of the numbers of a fraction: a product with a size below 2^33 has no rounding error
 

@@ -21,6 +21,7 @@ from ..dims import Dim
 from ..ir import Value
 from . import windows
 from .call import Call, Row, opmath
+from .resize import along
 
 aten = torch.ops.aten
 _WRITTEN_OUT = 16  # elements to a result
@@ -66,15 +67,14 @@ def _weights(n: int, m: int, aligned: bool, scale: float | None, kind: Filter, d
     return (first[:, None] + taps).clamp(max=n - 1), weight / weight.sum(1, keepdim=True)
 
 
-def _along(image: Value, axis: int, m: Dim, aligned: bool, scale: float | None, kind: Filter) -> Value:
+def _resized_along(image: Value, axis: int, m: Dim, aligned: bool, scale: float | None, kind: Filter) -> Value:
     n = image.shape[axis]
     if not (isinstance(n, int) and isinstance(m, int) and n and m):
         raise Unsupported(f"resizing with weights of unknown sizes, from {n} to {m}")
     at, weight = _weights(n, m, aligned, scale, kind, image.dtype.torch)
 
     def weighted(at: torch.Tensor, weight: torch.Tensor) -> Value:
-        ones = (1 for _ in range(image.tensor.rank - axis - 1))
-        return b.mul(b.take(image, b.constant(at), axis), b.reshape(b.constant(weight), (*weight.shape, *ones)))
+        return b.mul(b.take(image, b.constant(at), axis), along(image, axis, weight))
 
     if at.shape[1] > _WRITTEN_OUT:
         return b.reduce(weighted(at, weight), "sum", axis + 1)
@@ -87,7 +87,7 @@ def _resized(c: Call, x: Value, aligned: bool, scales: Sequence[float | None], k
     image = b.cast(windows.channels_last(x), opmath(x.dtype))
     for axis in (1, 2):  # rows first, which are read as they lie, so that fewer columns are looked up
         if image.shape[axis] != c.shape[axis + 1]:
-            image = _along(image, axis, c.shape[axis + 1], aligned, scales[axis - 1], kind)
+            image = _resized_along(image, axis, c.shape[axis + 1], aligned, scales[axis - 1], kind)
     return windows.channels_first(b.cast(image, c.dtype))
 
 

@@ -93,7 +93,7 @@ def _in_turn(x: Value, out: Shape, scales: Sequence[float | None]) -> list[tuple
     return found[::-1] if grows and few else found
 
 
-def _along(x: Value, axis: int, values: torch.Tensor | Value) -> Value:
+def along(x: Value, axis: int, values: torch.Tensor | Value) -> Value:
     """Numbers for the positions (and what comes behind them) along one axis of x, ready to be broadcast."""
     made = b.constant(values) if isinstance(values, torch.Tensor) else values
     return b.reshape(made, (*made.shape, *(1 for _ in range(x.tensor.rank - axis - 1))))
@@ -112,8 +112,8 @@ def _index(at: torch.Tensor) -> Value:
     counted += at[turns[0]] - counted[turns[0]]
     if not torch.equal(at, counted.clamp(least, most)):
         return b.constant(at)
-    places = b.add(b.floordiv(b.iota(m, i64, start), times), int(at[turns[0]]) - (int(turns[0]) + start) // times)
-    return b.minimum(b.maximum(places, least), most)
+    steps = b.add(b.floordiv(b.iota(m, i64, start), times), int(at[turns[0]]) - (int(turns[0]) + start) // times)
+    return b.minimum(b.maximum(steps, least), most)
 
 
 def _places(n: int, m: int, aligned: bool, scale: float | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,10 +148,10 @@ def _between(image: Value, axis: int, m: Dim, aligned: bool, scale: float | None
     if isinstance(n, int) and isinstance(m, int):
         low, part = _places(n, m, aligned, scale, image.dtype.torch)
         first, second = (b.take(image, _index(at), axis) for at in (low, (low + 1).clamp(max=n - 1)))
-        return b.add(b.mul(first, _along(image, axis, 1 - part)), b.mul(second, _along(image, axis, part)))
+        return b.add(b.mul(first, along(image, axis, 1 - part)), b.mul(second, along(image, axis, part)))
     at, way = places.between(n, m, aligned, scale, image.dtype)
     first, second = b.take(image, at, axis), b.take(image, places.within(b.add(at, 1), n), axis)
-    return b.add(b.mul(first, _along(image, axis, b.sub(1.0, way))), b.mul(second, _along(image, axis, way)))
+    return b.add(b.mul(first, along(image, axis, b.sub(1.0, way))), b.mul(second, along(image, axis, way)))
 
 
 def _cubic(x: torch.Tensor) -> torch.Tensor:
@@ -184,7 +184,7 @@ def _cubically(c: Call, x: Value, aligned: bool, scales: Sequence[float | None])
     image = b.cast(windows.channels_last(x), opmath(x.dtype))
     for axis, n, m, scale in _in_turn(x, c.shape, scales):
         near = _four(n, m, aligned, scale, image.dtype)
-        taps = [b.mul(b.take(image, at, axis), _along(image, axis, weight)) for at, weight in near]
+        taps = [b.mul(b.take(image, at, axis), along(image, axis, weight)) for at, weight in near]
         image = b.add(b.add(b.add(taps[0], taps[1]), taps[2]), taps[3])
     return windows.channels_first(b.cast(image, c.dtype))
 
@@ -206,11 +206,11 @@ def _parts(image: Value, axis: int, m: Dim) -> tuple[Value, Value, Value]:
     if isinstance(n, int) and isinstance(m, int):
         first, count, offset = _region(n, m)
         taken = b.take(image, b.constant(first[:, None] + torch.minimum(offset, count[:, None] - 1)), axis)
-        return taken, _along(taken, axis + 1, offset < count[:, None]), _along(taken, axis + 1, count[:, None])
+        return taken, along(taken, axis + 1, offset < count[:, None]), along(taken, axis + 1, count[:, None])
     start, number, beyond = places.regions(n, m)
     number = b.unsqueeze(number, 1)
     taken = b.take(image, b.add(b.unsqueeze(start, 1), b.minimum(beyond, b.sub(number, 1))), axis)
-    return taken, _along(taken, axis + 1, b.lt(beyond, number)), _along(taken, axis + 1, number)
+    return taken, along(taken, axis + 1, b.lt(beyond, number)), along(taken, axis + 1, number)
 
 
 def _windows(pairs: Sequence[tuple[Dim, Dim]]) -> list[int] | None:
