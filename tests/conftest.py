@@ -51,6 +51,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(_TEMPORARY.pop("cache", ""), ignore_errors=True)
 
 
+def _seed() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a test module draws as it is imported is the same in every run, too."""
+    if isinstance(collector, pytest.Module):
+        _seed()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what this machine cannot run, and says what is missing."""
     report = host_report()
@@ -68,9 +80,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def deterministic() -> None:
     """Every test starts from the same seeds, whatever ran before it."""
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
+    _seed()
 
 
 @pytest.fixture(autouse=True)

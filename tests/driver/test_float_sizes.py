@@ -84,9 +84,11 @@ class Resized(nn.Module):
 
 @torch.no_grad()
 def test_quantized() -> None:
+    """Data all within the calibrated range: what lies beyond it is cut off, however the sizes were computed."""
     model = Resized().eval()
+    images = [torch.rand(x.shape) - 0.5 for x in IMAGES]
     sizes = {2: Dim("height", min=24, max=400), 3: Dim("width", min=24, max=400)}
-    compiled = sashiko.quantize_and_compile(model, [(x,) for x in IMAGES[:2]], preset="int8", dynamic_shapes=(sizes,))
-    for x in (*IMAGES[:2], torch.randn(2, 3, 61, 79)):
+    compiled = sashiko.quantize_and_compile(model, [(x,) for x in images[:2]], preset="int8", dynamic_shapes=(sizes,))
+    for x in images:
         expected = model(x)
-        assert_close(compiled(x), expected, rtol=0, atol=0.1 * float(expected.abs().max()))
+        assert_close(compiled(x), expected, rtol=0, atol=0.03 * float(expected.abs().max()))
