@@ -16,13 +16,17 @@ FAST := $(wildcard tests/diagnostics tests/platforms tests/graph tests/rewrite t
 # Keeps the checkout itself off sys.path (as python -P does), where libraries would take its `kernels` for a package of that name.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo test check lint types layout bench accuracy slow opinfo architectures aarch64 clean
+.PHONY: demo test sweep check lint types layout bench accuracy slow opinfo architectures aarch64 clean
 
 demo: $(STAMP)
 	$(BIN)/python benchmarks/demo.py $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/pytest -n auto --dist loadfile -m "not slow" $(ARGS)
+	$(BIN)/pytest -n auto --dist loadfile -m "not slow and not sweep" $(ARGS)
+
+# The same checks for more types, machines and models.
+sweep: $(STAMP)
+	$(BIN)/pytest -n auto --dist load -m "sweep and not slow" $(ARGS)
 
 slow: $(STAMP)
 	$(BIN)/pytest -m slow $(ARGS)
@@ -37,10 +41,10 @@ architectures: $(STAMP)
 
 # Any tests on an emulated Neoverse, 20 to 50 times slower than a real one: make aarch64 CORE=n1 ARGS=tests/quant; docs/add_a_kernel.md.
 aarch64: .venv/aarch64/.made
-	tests/aarch64/run.sh .venv/aarch64 $(CORE) -m pytest -m "not slow" $(ARGS)
+	tests/aarch64/run.sh .venv/aarch64 $(CORE) -m pytest -m "not slow and not sweep" $(ARGS)
 
 check: lint types
-	$(BIN)/pytest -q -n auto --dist load -m "not slow" tests/test_layout.py $(FAST)
+	$(BIN)/pytest -q -n auto --dist load -m "not slow and not sweep" tests/test_layout.py $(FAST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

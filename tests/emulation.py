@@ -51,6 +51,7 @@ from sashiko.graph.dims import evaluate
 from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_V3, X86_64_V4
 from sashiko.platforms.host import host
 from sashiko.platforms.target import Target
+from tests.sweeps import left_to_sweep
 
 Array = np.ndarray[Any, np.dtype[Any]]
 QEMU, GCC = "qemu-aarch64-static", "aarch64-linux-gnu-gcc"
@@ -296,3 +297,9 @@ def runners(*, host_only: bool = False, needs: Sequence[str] = (), few: bool = F
         arms = [t for t in (NEOVERSE_N1, NEOVERSE_N2) if set(needs) <= t.features]
         found += [pytest.param(Emulated(t), id=t.name, marks=pytest.mark.aarch64) for t in arms[: 1 if few else None]]
     return found
+
+
+def runners_in_turn(needs: Sequence[str] = ()) -> list[ParameterSet]:
+    """All of `runners`, of which `make test` takes the few and `make sweep` the others."""
+    usual = [p.id for p in runners(needs=needs, few=True)]
+    return [p if p.id in usual else left_to_sweep(p) for p in runners(needs=needs)]

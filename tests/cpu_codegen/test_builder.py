@@ -7,7 +7,7 @@ import pytest
 
 from sashiko.cpu_codegen.builder import F64, I64, PTR, VOID, Function, Module, Ty, Val, const, const_vec, i64
 from sashiko.cpu_codegen.slots import Slots
-from tests.emulation import Runner, runners
+from tests.emulation import Runner, runners, runners_in_turn
 
 
 def test_numbers_that_are_known_make_no_code() -> None:
@@ -42,7 +42,7 @@ def test_masked_loads_of_several_registers_under_a_condition(runner: Runner, con
     assert got.tolist() == [*(numbers * condition), *np.zeros(half)]
 
 
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", runners_in_turn())
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16, 32])
 @pytest.mark.parametrize("bits", [8, 16, 32, 64])
 def test_lanes_of_conditions_while_registers_are_in_use(runner: Runner, bits: int, lanes: int) -> None:

@@ -14,6 +14,7 @@ from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_V3, X86_64_V4
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same, softmax
 from tests.emulation import Runner, runners
+from tests.sweeps import swept
 
 WIDTHS = (1, 7, 15, 16, 17, 100, 1000)
 EPSILON = 1e-5
@@ -185,7 +186,7 @@ def expected(kind: str, x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("along", ["c", "k"])
-@pytest.mark.parametrize("dtype", [*NUMBERS, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", swept((*NUMBERS, torch.bool), (torch.float32, torch.int64, torch.uint8, torch.bool)), ids=str)
 @pytest.mark.parametrize("runner", few())
 def test_reductions(runner: Runner, dtype: torch.dtype, along: str) -> None:
     generator = torch.Generator().manual_seed(7)

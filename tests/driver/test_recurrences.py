@@ -20,6 +20,7 @@ from sashiko.quant import BF16, QuantizedModule, Scheme
 from sashiko.runtime.plan import NativeSegment
 from tests.graph import cells
 from tests.graph.cells import LAYERS, leaves
+from tests.sweeps import swept
 
 
 def layer(cell: str, features: int = 12, size: int = 20, **options: Any) -> nn.Module:
@@ -36,6 +37,7 @@ def agree(compiled: Any, model: nn.Module, x: torch.Tensor, tolerance: float = 2
 
 PROJECTED = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch before 2.13 takes an LSTM with projections apart wrongly")
 FREE = ({0: Dim("batch", max=40), 1: Dim("length", max=200)},)
+PRESETS = ("int8", "int8-static", "int8-dynamic", "int8-weight", "int4-weight")
 
 
 @pytest.mark.parametrize("cell", LAYERS)
@@ -121,7 +123,7 @@ def quantized(cell: str, preset: str, **options: Any) -> tuple[nn.Module, Quanti
 
 
 @pytest.mark.parametrize("cell", LAYERS)
-@pytest.mark.parametrize("preset", ["int8", "int8-static", "int8-dynamic", "int8-weight", "int4-weight"])
+@pytest.mark.parametrize("preset", swept(PRESETS, ("int8", "int8-static", "int4-weight")))
 def test_quantized(cell: str, preset: str, tmp_path: Path) -> None:
     """Weights of integers over all times and in each step; the length that calibration saw is not the only one."""
     model, small = quantized(cell, preset, bidirectional=True)

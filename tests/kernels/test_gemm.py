@@ -22,9 +22,10 @@ from sashiko.kernels.spec import BATCH, GemmSpec, Packing, Strides, dense
 from sashiko.kernels.table import TABLE
 from sashiko.kernels.x86_vector import MaddubsMicro
 from sashiko.platforms.target import Target
-from tests.emulation import Array, Native, Runner, runners
+from tests.emulation import Array, Native, Runner, runners, runners_in_turn
 from tests.kernels.products import Case, M, Micros, Together, array, call, compare, plain_store, random, run, spec_of, weight
 from tests.kernels.tile_emulation import EmulatedTiles, tiles_on
+from tests.sweeps import left_to_sweep
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 _VNNI = ("avx512_vnni",)
@@ -56,17 +57,19 @@ FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
 }
 # One of everything; all tails of rows, columns and k; sizes that fill tiles exactly; a pitch; the few rows of the small tiles.
 CASES = (Case(1, 1, 1), Case(3, 70, 7, 5), Case(37, 49, 66, 3), Case(64, 96, 128))
+LIKE_OTHERS = ("madd16", "madd8", "maddubs2")  # are cut and read as maddubs4 is
 
 
 def pairs(few: bool = False) -> Iterator[ParameterSet]:
     """Every family with every machine that can run it, or with one of each kind. The widest x86 families run on this machine only."""
     for name, (micros, needs) in FAMILIES.items():
-        found = runners(needs=needs, few=few)
+        found = runners(needs=needs, few=True) if few else runners_in_turn(needs)
         if not found:
             skip = pytest.mark.skip(reason=f"no machine here has {', '.join(needs)}")
             yield pytest.param(micros, None, id=name, marks=skip)
-        for each in found if name.startswith("plain") or needs[0] in ("neon", "dotprod") else found[:1]:
-            yield pytest.param(micros, each.values[0], id=f"{name}-{each.id}", marks=each.marks)
+        for n, each in enumerate(found if name.startswith("plain") or needs[0] in ("neon", "dotprod") else found[:1]):
+            made = pytest.param(micros, each.values[0], id=f"{name}-{each.id}", marks=each.marks)
+            yield left_to_sweep(made) if few and (n or name.startswith(LIKE_OTHERS)) else made
 
 
 PAIRS = tuple(pairs())

@@ -10,12 +10,13 @@ import torch
 from transformers.utils import logging
 
 from tests.models.architectures import Outcome, check, names
+from tests.sweeps import swept
 
 # Encoder, decoder, images, images with text, states in place of attention, and a check of data.
 SPREAD = ("deberta-v2", "qwen3", "mobilenet_v2", "clip", "mamba", "flaubert")
 
 
-@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize("name", swept(SPREAD, ("qwen3", "clip")))
 def test_architecture(name: str) -> None:
     with torch.no_grad():
         outcome = check(name)

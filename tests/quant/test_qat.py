@@ -13,6 +13,7 @@ from sashiko.diagnostics.errors import InputError
 from sashiko.platforms.catalogue import X86_64_VNNI
 from sashiko.quant import ActivationScheme, OpScheme, QATModule, QuantizedModule, Scheme, WeightScheme, prepare_qat, quantize
 from tests.quant.models import Attention, mlp
+from tests.sweeps import swept
 
 SCHEMES = {
     "static": Scheme(OpScheme(ActivationScheme("minmax"))),
@@ -57,7 +58,7 @@ class Tagger(nn.Module):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("cell", swept((nn.LSTM, nn.GRU), (nn.LSTM,)))
 def test_recurrent_layers_train(cell: type[nn.RNNBase], name: str) -> None:
     """Through the rounding of what is fed back, too; a number that is rounded the other way is fed back."""
     torch.manual_seed(0)

@@ -99,7 +99,8 @@ def test_bert(preset: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signed", [None, False, True], ids=["head alone", "affine", "signed"])
 @pytest.mark.parametrize(("cell", "options"), [
-    (nn.LSTM, {"bidirectional": True}), (nn.GRU, {}), (nn.RNN, {"bias": False}), (nn.RNN, {"nonlinearity": "relu", "bidirectional": True}),
+    (nn.LSTM, {"bidirectional": True}), (nn.GRU, {}), pytest.param(nn.RNN, {"bias": False}, marks=pytest.mark.sweep),
+    pytest.param(nn.RNN, {"nonlinearity": "relu", "bidirectional": True}, marks=pytest.mark.sweep),
 ])
 def test_recurrent_layers(cell: type[nn.RNNBase], options: dict[str, Any], signed: bool | None, tmp_path: Path) -> None:
     """Walks through time with the length of the call. What is fed back is rounded as in the module, unless the head alone is quantized.
