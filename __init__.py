@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .driver.explain import explain
     from .driver.model import CompiledModel, load
     from .driver.quantized import quantize_and_compile
+    from .quant.in_place import quantize_
     from .quant.quantize import quantize
 
 _HOME = {
@@ -31,6 +32,7 @@ _HOME = {
     "explain": "driver.explain",
     "load": "driver.model",
     "quantize": "quant",
+    "quantize_": "quant",
     **dict.fromkeys(
         ("SashikoError", "Unsupported", "InvalidGraph", "CalibrationError", "ArtifactError", "InputError"), "diagnostics.errors"
     ),
@@ -49,6 +51,7 @@ __all__ = [
     "explain",
     "load",
     "quantize",
+    "quantize_",
     "quantize_and_compile",
 ]
 

@@ -1,9 +1,12 @@
 """Text generation with transformers: a token beside eager PyTorch and Inductor, with a static cache and with one that grows.
 
-    python -P benchmarks/decode.py [--models llama,gpt2] [--caches static,growing] [--tokens 32] [--rounds 9] [--quick] [--json F]
+    python -P benchmarks/decode.py [--models llama,gpt2] [--caches static,growing] [--weights float,int8,int4] [--dtype fp32]
+                                   [--tokens 32] [--rounds 9] [--quick] [--json F]
 
 Models have random weights. Each candidate has a process of its own, in which `generate` calls the forward that it compiled with
-`dynamic=True`; the first text is not counted. Then the candidates take turns of one text each, on one pinned core. All must say the same.
+`dynamic=True`; the first text is not counted. Then the candidates take turns of one text each, on one pinned core. Those in fp32 must all
+say the same. Integer weights are those of `quantize_` here, and of torchao for Inductor (Int8WeightOnlyConfig; IntxWeightOnlyConfig with
+int4 in groups of 64).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, pin
 
@@ -31,16 +35,20 @@ BACKENDS = ("eager", "inductor", "sashiko")
 BASE = "eager"
 PROMPT = 9
 CACHES: dict[str, str | None] = {"static": "static", "growing": None}
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WEIGHTS = ("float", "int8", "int4")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One candidate: what compiles which model, and how many tokens a text has."""
+    """One candidate: what compiles which model with which weights, and how many tokens a text has."""
 
     backend: str
     model: str
     cache: str
     tokens: int
+    weights: str
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,8 @@ class Row:
     model: str
     cache: str
     backend: str
+    weights: str
+    dtype: str
     ms: tuple[float, ...]
     first_s: float
 
@@ -88,10 +98,23 @@ def tiny() -> Any:
 MODELS: Mapping[str, Callable[[], Any]] = {"llama": llama, "gpt2": gpt2, "qwen2": qwen2, "tiny": tiny}
 
 
+def quantized(model: Any, job: Job) -> Any:
+    """The model with weights of integers, by whom the backend's users would take."""
+    if job.backend == "sashiko":
+        sashiko.quantize_(model, f"{job.weights}-weight")
+        return model
+    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig() if job.weights == "int8" else IntxWeightOnlyConfig(torch.int4, PerGroup(64)))
+    return model
+
+
 def writer(job: Job) -> Callable[[], list[int]]:
     """A call that writes one text."""
     torch.manual_seed(0)
-    model = MODELS[job.model]().eval()
+    model = MODELS[job.model]().eval().to(TYPES[job.dtype])
+    if job.weights != "float":
+        model = quantized(model, job)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     prompt = torch.randint(3, model.config.vocab_size, (1, PROMPT))
     options = {"max_new_tokens": job.tokens, "do_sample": False, "cache_implementation": CACHES[job.cache], "disable_compile": True}
@@ -133,26 +156,30 @@ def measure(jobs: Sequence[Job], rounds: int) -> list[Row]:
             connections.append(stack.enter_context(closing(ours)))
         begun = [connection.recv() for connection in connections]
         for job, (said, _) in zip(jobs, begun, strict=True):
-            if said != begun[0][0]:
+            if job.weights == "float" and job.dtype == "fp32" and said != begun[0][0]:
                 raise RuntimeError(f"{job.backend} writes another text than {jobs[0].backend}")
         found: list[list[float]] = [[] for _ in jobs]
         for number in range(rounds):
             for at in (*range(number % len(jobs), len(jobs)), *range(number % len(jobs))):
                 connections[at].send(True)
                 found[at].append(connections[at].recv() * 1e3 / jobs[at].tokens)
-    return [Row(job.model, job.cache, job.backend, tuple(ms), first) for job, ms, (_, first) in zip(jobs, found, begun, strict=True)]
+    return [
+        Row(job.model, job.cache, job.backend, job.weights, job.dtype, tuple(ms), first)
+        for job, ms, (_, first) in zip(jobs, found, begun, strict=True)
+    ]
 
 
 def table(rows: Sequence[Row]) -> Table:
     result = Table()
-    for head in ("model", "cache", "", "ms a token", f"x {BASE}", "first text, s"):
-        result.add_column(head, justify="left" if head in ("model", "cache", "") else "right")
+    for head in ("model", "cache", "", "weights", "ms a token", f"x {BASE}", "first text, s"):
+        result.add_column(head, justify="left" if head in ("model", "cache", "", "weights") else "right")
     base = {(row.model, row.cache): Timing(row.ms) for row in rows if row.backend == BASE}
     for row in rows:
         timing = Timing(row.ms)
         speed = timing.speed(base[row.model, row.cache])
         told = f"{speed.median:.2f} [{speed.low:.2f}, {speed.high:.2f}]"
-        result.add_row(row.model, row.cache, row.backend, f"{timing.median:.2f}", told, f"{row.first_s:.1f}")
+        weights = row.dtype if row.weights == "float" else f"{row.weights}, {row.dtype}"
+        result.add_row(row.model, row.cache, row.backend, weights, f"{timing.median:.2f}", told, f"{row.first_s:.1f}")
     return result
 
 
@@ -160,6 +187,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="llama,gpt2", help=f"of {', '.join(MODELS)} (default: %(default)s)")
     parser.add_argument("--caches", default="static,growing", help="%(default)s")
+    parser.add_argument("--weights", default="float", help=f"of {', '.join(WEIGHTS)} (default: %(default)s); float ones are always there")
+    parser.add_argument("--dtype", default="fp32", choices=tuple(TYPES), help="of the model and its other weights (default: %(default)s)")
     parser.add_argument("--vs", default="inductor", choices=("inductor", "none"), help="whether to compile with Inductor, too")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=9)
@@ -167,11 +196,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all rounds to this file")
     options = parser.parse_args()
     tokens, rounds = (4, 3) if options.quick else (options.tokens, options.rounds)
+    weights = options.weights.split(",")
+    if unknown := set(weights) - set(WEIGHTS):
+        parser.error(f"--weights: {', '.join(sorted(unknown))} is none of {', '.join(WEIGHTS)}")
     backends = [name for name in BACKENDS if name != "inductor" or options.vs == "inductor"]
+    candidates = [(name, "float") for name in backends]
+    candidates += [(name, each) for each in weights if each != "float" for name in backends if name != "eager"]
     rows: list[Row] = []
     for model in options.models.split(","):
         for cache in options.caches.split(","):
-            rows += measure([Job(backend, model, cache, tokens) for backend in backends], rounds)
+            rows += measure([Job(name, model, cache, tokens, each, options.dtype) for name, each in candidates], rounds)
     Console(width=120).print(table(rows))
     if options.json:
         run = {"prompt": PROMPT, "tokens": tokens, **story()}

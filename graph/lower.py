@@ -217,7 +217,9 @@ class Lowering:
         elif row is None:
             raise Unsupported(node.meta.get(WHY, "no native form"))
         else:
-            result = row(Call(kind, used), *arguments)
+            call = Call(kind, used)
+            result = row(call, *arguments)
+            self.baked += call.decided
         if name_of(node) in QUANTIZED:
             self.baked += [a for a in arguments[1:] if isinstance(a, Value) and a.op == "constant"]
         made = [

@@ -1,6 +1,8 @@
 """Quantization: schemes, observers, calibration, placement, and the simulated model that the compiler makes real."""
 
 from .calibration import Calibration
+from .in_place import quantize_
+from .linear import QuantizedLinear
 from .measured import measured
 from .module import QuantizedModule
 from .presets import PRESETS
@@ -29,6 +31,7 @@ __all__ = [
     "QATModule",
     "QuantRecord",
     "QuantSite",
+    "QuantizedLinear",
     "QuantizedModule",
     "Scheme",
     "SiteResult",
@@ -41,6 +44,7 @@ __all__ = [
     "measured",
     "prepare_qat",
     "quantize",
+    "quantize_",
     "report",
     "site_sqnr",
 ]

@@ -11,7 +11,8 @@ from torch.fx import Node
 from ..diagnostics.errors import CalibrationError, InputError
 from .module import Gate, TensorLeaf
 
-_USUAL = "attention_mask"
+USUAL = "attention_mask"
+"""The argument that is the mask where nobody says which one is."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def mask_argument(gate: Gate, wanted: str | bool | None) -> MaskArgument | None:
         return None
     if wanted is not None and not isinstance(wanted, str):
         raise InputError(f"mask={wanted!r} is not the name of an argument", "quantize(mask=...)", f"choose among {', '.join(gate.names)}")
-    name = wanted or _USUAL
+    name = wanted or USUAL
     leaf = next((leaves[0] for argument, leaves in gate.arguments if argument == name and [leaf.path for leaf in leaves] == [""]), None)
     if isinstance(leaf, TensorLeaf) and len(leaf.dims) == 2:
         batch, position = (isinstance(d, int) for d in leaf.dims)

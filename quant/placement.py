@@ -28,6 +28,7 @@ _UNNAMED = {
 _WEIGHTS_ALONE = ("linear", "recurrence", "experts", "embedding")
 _ROUTER = "it chooses what later products take, and a rounding could choose something else; an override quantizes it"
 _LEAST_GROUP = 8
+EXCLUDED = "excluded by the caller"
 
 
 def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, exclude: Iterable[Where] = ()) -> Placement:
@@ -61,7 +62,7 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, ex
                 sites.append(site)
         if reason:
             left.append(LeftOut(name, packet(node) or str(node.target), reason, source_of(node)))
-    _check_used(overrides, used, names)
+    check_used(overrides, used, names)
     return Placement(tuple(sites), tuple(left))
 
 
@@ -77,6 +78,22 @@ def fitting(chosen: OpScheme, operation: str, target: Target, integers: bool = T
     if activation is not None and operation not in ("linear", "experts"):
         activation = replace(activation, granularity="row" if operation == "recurrence" else "tensor")
     return replace(chosen, activation=activation, weight=weight)
+
+
+def grouped(chosen: OpScheme, inputs: int) -> OpScheme:
+    """The same with groups that divide the inputs of a product, where there are some of at least eight."""
+    weight = chosen.weight
+    if weight is None or weight.granularity != "group":
+        return chosen
+    return replace(chosen, weight=replace(weight, group=max(math.gcd(inputs, weight.group), _LEAST_GROUP)))
+
+
+def undivided(chosen: OpScheme, inputs: int) -> str:
+    """Why groups are none for so many inputs, or an empty string."""
+    weight = chosen.weight
+    if weight is None or weight.granularity != "group" or inputs % weight.group == 0:
+        return ""
+    return f"groups of {weight.group} do not divide its {inputs} inputs"
 
 
 def _channels(found: Operands, constants: Constants) -> int:
@@ -95,15 +112,14 @@ def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: C
         sources = constants.sources(found.weight)
         weight = sources[0] if len(sources) == 1 else f"expression of {', '.join(sources)}"
     activations = tuple(a.name for a in found.activations)
-    if scheme.weight is not None and scheme.weight.granularity == "group":
-        scheme = replace(scheme, weight=replace(scheme.weight, group=max(math.gcd(features[0], scheme.weight.group), _LEAST_GROUP)))
+    scheme = grouped(scheme, features[0])
     return QuantSite(name, found.operation, packet(node), scheme, node.name, activations, weight, features, source_of(node), integers)
 
 
 def _refusal(site: QuantSite, scheme: Scheme, by_caller: bool) -> str:
     """Why a site is left in fp32, or an empty string."""
     if by_caller:
-        return "excluded by the caller"
+        return EXCLUDED
     if site.operation not in scheme.operations:
         return _UNNAMED.get(site.operation, "the scheme leaves it in floating point")
     if site.scheme == FP32:
@@ -111,12 +127,9 @@ def _refusal(site: QuantSite, scheme: Scheme, by_caller: bool) -> str:
     if site.scheme.activation is None and site.scheme.quantized and site.operation not in _WEIGHTS_ALONE:
         return f"weights alone are quantized in linears, recurrent layers, experts and tables, not in a {site.operation}"
     weight = site.scheme.weight
-    if weight is not None and weight.granularity == "group":
-        if site.operation not in ("linear", "recurrence", "experts"):
-            return f"weights in groups are for linears, recurrent layers and experts, not for {site.operation}"
-        if site.features[0] % weight.group:
-            return f"groups of {weight.group} do not divide its {site.features[0]} inputs"
-    return ""
+    if weight is not None and weight.granularity == "group" and site.operation not in ("linear", "recurrence", "experts"):
+        return f"weights in groups are for linears, recurrent layers and experts, not for {site.operation}"
+    return undivided(site.scheme, site.features[0])
 
 
 def dynamic(activation: ActivationScheme | None) -> bool:
@@ -124,7 +137,7 @@ def dynamic(activation: ActivationScheme | None) -> bool:
     return activation is not None and activation.granularity == "row"
 
 
-def _check_used(overrides: tuple[Override, ...], used: set[int], names: Iterable[str]) -> None:
+def check_used(overrides: tuple[Override, ...], used: set[int], names: Iterable[str]) -> None:
     for i, override in enumerate(overrides):
         if i not in used:
             wanted = override.where
@@ -150,12 +163,17 @@ def _unique(name: str, names: dict[str, int]) -> str:
 
 
 def _matches(where: Where, name: str, node: Node) -> bool:
-    if isinstance(where, str):
-        bare = name.split("#", maxsplit=1)[0]
-        return where in (name, bare) or bare.startswith(f"{where}.")
+    if isinstance(where, (str, re.Pattern)):
+        return is_named(where, name)
+    return any(_class_name(kind) == f"{where.__module__}.{where.__qualname__}" for _, kind in _modules(node))
+
+
+def is_named(where: str | re.Pattern[str], name: str) -> bool:
+    """Whether an operation is the one named, or in the module named, or has a name in which a pattern is found."""
     if isinstance(where, re.Pattern):
         return where.search(name) is not None
-    return any(_class_name(kind) == f"{where.__module__}.{where.__qualname__}" for _, kind in _modules(node))
+    bare = name.split("#", maxsplit=1)[0]
+    return where in (name, bare) or bare.startswith(f"{where}.")
 
 
 def _class_name(kind: object) -> str:

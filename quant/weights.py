@@ -15,6 +15,8 @@ _ENOUGH, _LOST = 36.0, 1.5
 """Decibels: weights with so many, or no more than so much fewer than 8 bits give them, are as small as is fast."""
 _SHRUNKEN = tuple(1.0 - 0.02 * i for i in range(31))
 """Shares of the full range that `clip="mse"` tries."""
+_AT_ONCE = 2**18
+"""Rows of so many weights are quantized at once, which stay in the cache through all that is done with them."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,20 @@ class QuantizedWeight:
 
 def quantize_weight(weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
     """weight: float [N, K], finite. A channel (or group) that is zero throughout gets scale 1."""
-    real = weight.detach().to(torch.float32)
-    scheme = settled(real, scheme)
+    whole = weight.detach()
+    if scheme.sums16 == "most":
+        scheme = settled(whole.to(torch.float32), scheme)
+    count = len(whole) if scheme.granularity == "tensor" else max(1, _AT_ONCE // max(1, whole.shape[1]))
+    parts = [_quantized(rows.to(torch.float32), scheme) for rows in torch.split(whole, max(1, count))]
+    values, scales, noise, signal = zip(*parts, strict=True)
+    return QuantizedWeight(torch.cat(values), torch.cat(scales), _decibels(math.hypot(*signal), math.hypot(*noise)))
+
+
+def _quantized(real: torch.Tensor, scheme: WeightScheme) -> tuple[torch.Tensor, torch.Tensor, float, float]:
+    """Integers and scales of some rows, and the norms of their errors and of themselves."""
     scales = weight_scales(real, scheme)
     values = rounded(real, scales, scheme)
-    return QuantizedWeight(values, scales, sqnr(real, dequantized(values, scales)))
+    return values, scales, _norm(real - dequantized(values, scales)), _norm(real)
 
 
 def settled(real: torch.Tensor, scheme: WeightScheme) -> WeightScheme:
@@ -97,8 +108,15 @@ def spread(scales: torch.Tensor, k: int) -> torch.Tensor:
 
 def sqnr(real: torch.Tensor, approximate: torch.Tensor) -> float:
     """Signal-to-noise ratio in decibels; infinite without noise."""
-    noise, signal = (torch.linalg.vector_norm(x, dtype=torch.float64).item() for x in (real - approximate, real))
+    return _decibels(_norm(real), _norm(real - approximate))
+
+
+def _decibels(signal: float, noise: float) -> float:
     return math.inf if noise == 0 else 20 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+def _norm(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
 def _grouped(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Union
 
 import torch
@@ -37,10 +37,12 @@ Row = Callable[..., Result]
 
 @dataclass(frozen=True)
 class Call:
-    """One ATen call: the type that torch says it has, and which elements of a tuple result are read."""
+    """One ATen call: the type that torch says it has, and which elements of a tuple result are read. decided: the constants whose numbers
+    decided what the row made of it, for the row to add; it is wrong once they change."""
 
     type: Type
     used: frozenset[int]
+    decided: list[Value] = field(default_factory=list)
 
     @property
     def tensor(self) -> TensorType:

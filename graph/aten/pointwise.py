@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...diagnostics.errors import Unsupported
+from .. import attrs as A
 from .. import build as b
 from ..ir import Value
 from ..types import boolean, f16
@@ -69,6 +70,32 @@ def scaled(op: str, reverse: bool = False) -> Row:
         return b.cast(b.elementwise(op, computing(x, c.dtype), other), c.dtype)
 
     return row
+
+
+def difference(c: Call, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    """sub. Integer weights without their zero points are the weights where all of these are zero."""
+    zeros = _zero_points(x, y)
+    if zeros is None or not isinstance(x, Value) or x.shape != c.shape:
+        return _SUB(c, x, y, alpha)  # type: ignore[return-value]
+    c.decided.append(zeros)
+    return b.cast(x, c.dtype)
+
+
+_SUB = scaled("sub")
+
+
+def _zero_points(x: Operand, y: Operand) -> Value | None:
+    """The constant that `y` is made of, where that is all zeros and both are made of constant integers."""
+    weight, zeros = (_integers(item) for item in (x, y))
+    held = zeros.attrs if weight is not None and zeros is not None else None
+    return zeros if isinstance(held, A.ConstantAttrs) and not bool(held.tensor.any()) else None
+
+
+def _integers(item: Operand) -> Value | None:
+    """The constant tensor of integers that a value is made of by casts and views."""
+    while isinstance(item, Value) and item.op in ("cast", "reshape", "expand"):
+        item = item.inputs[0]
+    return item if isinstance(item, Value) and item.op == "constant" and item.dtype.kind == "int" else None
 
 
 def compare(op: str) -> Row:
@@ -203,7 +230,7 @@ ROWS: dict[Any, Row] = {
     aten.atan.default: formula(lambda x: b.atan2(x, 1.0)),
     aten.add.Tensor: scaled("add"),
     aten.add.Scalar: scaled("add"),
-    aten.sub.Tensor: scaled("sub"),
+    aten.sub.Tensor: difference,
     aten.sub.Scalar: scaled("sub"),
     aten.rsub.Tensor: scaled("sub", reverse=True),
     aten.rsub.Scalar: scaled("sub", reverse=True),

@@ -2,6 +2,7 @@
 
     linear(x, dq w, b)         = linear(x, w) * s + b        per tensor or per output channel; the integers are multiplied as they are
     linear(x, cast w, b)       = linear(x, w) + b            for integers that the type of x holds
+    linear(x, cast w s, b)     = linear(x, w) * s + b        where dequantization is spelled out; that of groups is dequantize_groups
     linear(x, dq_groups w s, b) = group_linear(x, w, s) + b  4-bit integers with a scale for each group along k
     take (dq_groups w s) i     = dequantization of take w i with take s i
 
@@ -17,7 +18,7 @@ import torch
 
 from ...graph import attrs as A
 from ...graph import build as b
-from ...graph.dims import floordiv
+from ...graph.dims import floordiv, mod
 from ...graph.ir import Value
 from ...graph.types import QParams, bf16, f32, i8, i64
 from ..match import Mismatch
@@ -83,6 +84,61 @@ def plain_integers(m: Match) -> Value | Mismatch:
         return m.fitted(_plus_bias(m, b.linear(m["x"], m["w"])))
 
 
+def _channel_scales_example(rng: random.Random) -> Value:
+    n, k = rng.randint(1, 5), rng.randint(2, 9)
+    bias = (random_weight(rng, n),) if rng.random() < 0.5 else ()
+    return b.linear(b.input_(0, f32, (2, 3, k)), b.mul(b.cast(_integers(rng, n, k, -128, 127), f32), random_weight(rng, n, 1)), *bias)
+
+
+@rule("linear(x, mul(cast(w), s), b?) -> mul(linear(x, w), s)", ulp=64, example=_channel_scales_example)
+def spelled_channels(m: Match) -> Value | Mismatch:
+    """As of `weight_only_linear`, whose scales are part of a type."""
+    return _spelled_channels(m)
+
+
+def _narrow_channel_scales_example(rng: random.Random) -> Value:
+    product = _channel_scales_example(rng)
+    return b.linear(*(b.cast(value, bf16) for value in product.inputs))
+
+
+@rule("linear(x, cast(mul(cast(w), s)), b?) -> mul(linear(x, w), s)", ulp=2**20, example=_narrow_channel_scales_example)
+def spelled_narrow_channels(m: Match) -> Value | Mismatch:
+    """The weight of a bf16 model, without its rounding."""
+    return _spelled_channels(m)
+
+
+def _spelled_channels(m: Match) -> Value | Mismatch:
+    x, w, s = m["x"], m["w"], m["s"]
+    if x.dtype not in (f32, bf16) or w.dtype != i8 or not is_weight(w) or s.shape != (w.shape[0], 1) or not is_weight(s):
+        what = f"x is {x.dtype}, w {w.tensor} and s {s.tensor}"
+        return m.fail(f"{what}, not f32 or bf16, a constant of s8 and one scale for each of its rows", w)
+    with b.at(m.root.origin):
+        scale = b.reshape(b.cast(s, f32), (w.shape[0],))
+        return m.fitted(_plus_bias(m, b.mul(b.linear(x, w), scale)))
+
+
+def _spelled_example(rng: random.Random) -> Value:
+    n, groups = rng.randint(1, 5), rng.randint(2, 3)
+    integers = b.reshape(_integers(rng, n, 8 * groups, -8, 7), (n, groups, 8))
+    real = b.mul(b.cast(integers, f32), random_weight(rng, n, groups, 1))
+    return b.reshape(b.cast(real, rng.choice((f32, bf16))), (n, 8 * groups))
+
+
+@rule("reshape(v@(mul(cast(reshape(w)), s) | cast(mul(cast(reshape(w)), s)))) -> cast(dequantize_groups(w, s))", example=_spelled_example)
+def spelled_groups(m: Match) -> Value | Mismatch:
+    """Every group of a row of 4-bit integers times its scale."""
+    w, s, v = m["w"], m["s"], m["v"]
+    held = w.attrs.tensor if isinstance(w.attrs, A.ConstantAttrs) else None
+    if held is None or w.dtype != i8 or m.root.shape != w.shape or w.tensor.rank != 2 or v.tensor.rank != 3:
+        return m.fail("w is no matrix of s8 whose rows are cut into groups", w)
+    if s.shape != (*v.shape[:2], 1) or v.shape[0] != w.shape[0] or not is_weight(s) or mod(v.shape[2], 8) != 0:
+        return m.fail(f"s is {s.tensor}, not one scale for each group of a multiple of 8", s)
+    if not bool(((held >= -8) & (held <= 7)).all()):
+        return m.fail("w has integers of more than 4 bits", w)
+    with b.at(m.root.origin):
+        return m.fitted(b.cast(b.dequantize_groups(w, b.reshape(b.cast(s, f32), v.shape[:2])), m.root.dtype))
+
+
 def _plus_bias(m: Match, product: Value) -> Value:
     bias = m.get("b")
     return product if bias is None else b.add(product, b.cast(bias, product.dtype))
@@ -143,4 +199,7 @@ def dequantize_groups_after_take(m: Match) -> Value | Mismatch:
         return m.fitted(b.reshape(b.mul(real, b.unsqueeze(scales, scales.tensor.rank)), m.root.shape))
 
 
-RULES: RuleSet = (unrounded_weight, weight_only_linear, plain_integers, weight_only_group_linear, dequantize_groups_after_take)
+RULES: RuleSet = (
+    spelled_groups, spelled_channels, spelled_narrow_channels, unrounded_weight, weight_only_linear, plain_integers,
+    weight_only_group_linear, dequantize_groups_after_take,
+)

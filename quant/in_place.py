@@ -1,0 +1,203 @@
+"""`quantize_`: the linear layers of any model, in place, each by itself. Nothing is captured, and whatever calls the model still can.
+
+What needs to know what comes before a layer or behind it, such as smoothing and ranges for all calls, is for `quantize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from ..diagnostics.errors import CalibrationError, InputError
+from ..graph.exporting import check_module
+from ..platforms.host import resolve as resolve_target
+from ..platforms.target import Target
+from .calibrate import call_of, numbered
+from .inputs import Layer, compensated_weights
+from .linear import QuantizedLinear
+from .masking import USUAL, MaskArgument
+from .placement import EXCLUDED, check_used, dynamic, fitting, grouped, is_named, undivided
+from .presets import resolve
+from .program import Call
+from .record import LeftOut, QuantRecord, QuantSite, SiteResult
+from .scheme import FP32, OpScheme, Override, Scheme, Where
+from .weights import QuantizedWeight, quantize_weight
+
+_PLACE = "quantize_"
+_READERS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""Classes that read the weights of their linear layers instead of calling these."""
+_OTHERS = (nn.RNNBase, nn.modules.conv._ConvNd)
+
+
+def quantize_(
+    model: nn.Module,
+    preset: str | Scheme,
+    batches: Iterable[Any] | None = None,
+    *,
+    exclude: Where | Iterable[Where] = (),
+    transform: Callable[[Any], Any] | None = None,
+    mask: str | Literal[False] | None = None,
+    max_batches: int | None = None,
+    target: Target | str | None = None,
+    memory: int = 2**31,
+) -> QuantRecord:
+    """Puts a `QuantizedLinear` in the place of every linear layer of `model`, and returns what was done; `quant.report` shows it.
+
+    For models that are called by others, as transformers' `generate` does, and for those that cannot be captured as a whole:
+    `torch.compile(model, backend="sashiko")` makes products with integers of the layers.
+
+    preset: `int4-weight`, `int8-weight`, `int8-dynamic`, or a Scheme without smoothing, bias correction and ranges for all calls.
+    batches: for a scheme that compensates rounding errors (GPTQ, as `int4-weight` does), what the model is called with, as in `quantize`.
+        They are kept, and the model runs over them once, and again for each part of the layers whose sums of inputs fit `memory` bytes.
+        None: weights are rounded to nearest.
+    exclude: what to leave in floating point: names, modules that contain them, compiled patterns, module classes.
+    transform, mask, max_batches, target: as in `quantize`.
+
+    A layer whose weight something else reads or changes stays as it is, in `left_out` with the reason. The model is changed when all
+    that can be wrong with the arguments has been looked at.
+
+    Errors: CalibrationError for weights or data that are not finite or do not fit, InputError for options.
+    """
+    scheme, machine = resolve(preset), resolve_target(target)
+    _check(model, scheme, batches)
+    layers, sites, left = _placed(model, scheme, machine, exclude)
+    notes: tuple[str, ...] = () if sites else ("nothing was quantized",)
+    seen = 0
+    if batches is not None:
+        calls = [call_of(model, batch, number).own() for number, batch in numbered(batches, max_batches, transform)]
+        integers, seen = _compensated(model, layers, calls, mask, memory), len(calls)
+    else:
+        integers = ((name, quantize_weight(layer.weight, layer.scheme)) for name, layer in layers.items())
+        if any(layer.scheme.compensate for layer in layers.values()):
+            notes += ("weights were rounded to nearest: without data there are no errors to compensate",)
+    noise = {name: _replace(model, layers[name].module, weight, sites[name]) for name, weight in integers}
+    results = tuple(SiteResult(site, (), noise[name]) for name, site in sites.items())
+    return QuantRecord(scheme, results, tuple(left), seen, notes)
+
+
+def _check(model: nn.Module, scheme: Scheme, batches: Iterable[Any] | None) -> None:
+    check_module(model)
+    schemes = [scheme.default, *(override.scheme for override in scheme.overrides)]
+    beyond = {
+        "smooths activations": scheme.smooth is not None,
+        "corrects biases": scheme.correct_bias,
+        "looks for outliers": scheme.outliers is not None,
+        "has ranges for all calls": any(s.activation is not None and not dynamic(s.activation) for s in schemes if s.quantized),
+        "keeps operations in bf16": any(not s.quantized and s.floating == "bf16" for s in schemes),
+    }
+    for what in (what for what, found in beyond.items() if found):
+        hint = "quantize(model, batches) captures the model for that; layer by layer there are int8-dynamic, int8-weight and int4-weight"
+        raise InputError(f"the scheme {what}, which takes more than a layer by itself", f"{_PLACE}(preset=...)", hint)
+    if batches is not None and not any(s.weight is not None and s.weight.compensate for s in schemes):
+        raise InputError("the scheme has nothing to learn from batches", f"{_PLACE}(batches=...)", "leave them out")
+
+
+def _placed(
+    model: nn.Module, scheme: Scheme, target: Target, exclude: Where | Iterable[Where]
+) -> tuple[dict[str, Layer], dict[str, QuantSite], list[LeftOut]]:
+    """The layers to quantize and what happens to them, by name, and what stays as it is."""
+    rules = tuple(exclude) if isinstance(exclude, Iterable) and not isinstance(exclude, (str, type)) else (exclude,)
+    excluded = tuple(Override(where, FP32) for where in rules)
+    overrides = (*scheme.overrides, *excluded)
+    layers: dict[str, Layer] = {}
+    sites: dict[str, QuantSite] = {}
+    left: list[LeftOut] = []
+    used: set[int] = set()
+    names: list[str] = []
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, _OTHERS) or any(p.dim() == 3 for p in module.parameters(recurse=False)):
+            left.append(LeftOut(name, kind, "it is no linear layer; quantize(model, batches) takes other operations", ""))
+        weight = _weight(module)
+        if weight is None:
+            continue
+        names.append(name)
+        hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, model)]
+        used.update(hits)
+        chosen = grouped(fitting(overrides[hits[-1]].scheme if hits else scheme.default, "linear", target), weight.shape[1])
+        reason = EXCLUDED if hits and overrides[hits[-1]] in excluded else _refusal(model, name, module, weight, chosen, scheme)
+        if reason:
+            left.append(LeftOut(name, kind, reason, ""))
+            continue
+        assert chosen.weight is not None
+        _check_finite(name, weight)
+        layers[name] = Layer(module, weight, chosen.weight)
+        features = (weight.shape[1], weight.shape[0])
+        sites[name] = QuantSite(name, "linear", "linear", chosen, "", (), f"{name}.weight", features, "")
+    check_used(overrides, used, names)
+    return layers, sites, left
+
+
+def _weight(module: nn.Module) -> torch.Tensor | None:
+    """The weight [N, K] of a linear layer."""
+    if isinstance(module, nn.Linear):
+        return module.weight.detach()
+    kind = type(module)
+    if (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D"):  # GPT-2's
+        assert isinstance(module.weight, torch.Tensor)
+        return module.weight.detach().t()
+    return None
+
+
+def _refusal(model: nn.Module, name: str, module: nn.Module, weight: torch.Tensor, chosen: OpScheme, scheme: Scheme) -> str:
+    """Why a linear layer stays as it is, or an empty string."""
+    if "linear" not in scheme.operations or not chosen.quantized:
+        return "the scheme keeps it in floating point"
+    if not name:
+        return "it is the model itself, which cannot be put in the place of itself; quantize its owner"
+    reader = next((type(m).__name__ for m in _around(name, model) if isinstance(m, _READERS)), None)
+    if reader:
+        return f"nn.{reader} reads its weight instead of calling it; quantize(model, batches) takes it apart"
+    if parametrize.is_parametrized(module):
+        return "its weight is computed by a parametrization; remove_parametrizations() makes it a plain one"
+    if module._forward_pre_hooks or module._forward_hooks:
+        return "it has hooks, which may change its weight or its results"
+    if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward:
+        return f"{type(module).__name__} has a forward of its own"
+    if type(weight) is not torch.Tensor or not weight.is_floating_point():
+        return f"its weight is a {type(weight).__name__} of {weight.dtype}"
+    return undivided(chosen, weight.shape[1])
+
+
+def _around(name: str, model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that a module is in, from the model on, and itself."""
+    parts = name.split(".") if name else []
+    return (model.get_submodule(".".join(parts[:n])) for n in range(len(parts) + 1))
+
+
+def _matches(where: Where, name: str, model: nn.Module) -> bool:
+    return any(isinstance(m, where) for m in _around(name, model)) if isinstance(where, type) else is_named(where, name)
+
+
+def _check_finite(name: str, weight: torch.Tensor) -> None:
+    if not bool(weight.isfinite().all()):
+        what = f"the weight of {name} holds NaN or infinity"
+        raise CalibrationError(what, "the model", "repair the weight, or exclude the layer")
+
+
+def _compensated(
+    model: nn.Module, layers: Mapping[str, Layer], calls: list[Call], mask: str | Literal[False] | None, memory: int
+) -> Iterator[tuple[str, QuantizedWeight]]:
+    """All before any is put in its place: the model runs several times, and quantized layers are slow before they are compiled."""
+    if not calls:
+        hint = "a generator that was used before gives nothing again"
+        raise CalibrationError("the calibration data is empty", "calibration data", hint)
+    if model.training:
+        raise CalibrationError("the model is in training mode", _PLACE, "call model.eval() first: dropout would falsify the data")
+    argument = None if mask is False else MaskArgument(mask or USUAL, mask is not None, (False, False))
+    if argument is not None and argument.certain and not all(argument.name in call.kwargs for call in calls):
+        raise InputError(f"the mask {argument.name!r} is not an argument of the batches", f"{_PLACE}(mask=...)")
+    return iter(list(compensated_weights(model, layers, calls, argument, memory)))
+
+
+def _replace(model: nn.Module, module: nn.Module, weight: QuantizedWeight, site: QuantSite) -> float:
+    """Puts a quantized layer wherever the module is, and says how many decibels are left of its weight."""
+    made = QuantizedLinear(weight, module.bias, site.scheme).train(module.training)  # type: ignore[arg-type]
+    for owner in list(model.modules()):
+        for key in [key for key, part in owner._modules.items() if part is module]:
+            setattr(owner, key, made)
+    return weight.sqnr

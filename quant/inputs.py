@@ -1,0 +1,135 @@
+"""GPTQ without a program: the inputs of linear layers, seen by hooks while the model itself runs, for a part of the layers at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..diagnostics.errors import CalibrationError
+from .gptq import GramObserver, Inputs, compensated
+from .masking import MaskArgument, fitted
+from .observers import NonFinite
+from .program import Call, first_line
+from .scheme import WeightScheme
+from .weights import QuantizedWeight, quantize_weight
+
+_LOOP = "calibration data"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer to quantize. weight: float [N, K]."""
+
+    module: nn.Module
+    weight: torch.Tensor
+    scheme: WeightScheme
+
+
+class _NotFinite(Exception):
+    """Carries the name of the layer out of the model."""
+
+
+def compensated_weights(
+    model: nn.Module, layers: Mapping[str, Layer], calls: Sequence[Call], mask: MaskArgument | None, memory: int
+) -> Iterator[tuple[str, QuantizedWeight]]:
+    """Integers for each layer, by name: by GPTQ where the calls reach it, else the nearest.
+
+    The model runs over all calls once, and then once for each part of the layers whose sums, float64 [K, K], fit `memory` bytes
+    together. Layers that get one and the same tensor, as query, key and value do, share one sum.
+    """
+    groups = _groups(model, layers, calls[0])
+    for part in _parts(groups, layers, memory):
+        grams = {group[0]: GramObserver() for group in part}
+        for number, call in enumerate(calls, 1):
+            _run(model, {name: layers[name].module for name in grams}, call, number, _observing(grams, call, number, mask))
+        for group in part:
+            inputs = Inputs.of(grams.pop(group[0]).gram)
+            for name in group:
+                yield name, compensated(layers[name].weight, inputs, layers[name].scheme)
+    reached = {name for group in groups for name in group}
+    for name, layer in layers.items():
+        if name not in reached:
+            yield name, quantize_weight(layer.weight, layer.scheme)
+
+
+def _groups(model: nn.Module, layers: Mapping[str, Layer], call: Call) -> list[list[str]]:
+    """The layers that a call reaches, in its order; those in a row with the same input together, those it reaches twice by themselves."""
+    groups: list[list[str]] = []
+    last: list[torch.Tensor] = []
+    again: list[str] = []
+    known: set[str] = set()
+
+    def see(name: str, x: torch.Tensor) -> None:
+        if name in known:
+            again.append(name)
+        elif last and x is last[0]:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+        known.add(name)
+        last[:] = [x]
+
+    _run(model, {name: layer.module for name, layer in layers.items()}, call, 1, see)
+    alone = dict.fromkeys(again)
+    apart = [[name for name in group if name not in alone] for group in groups]
+    return [group for group in apart if group] + [[name] for name in alone]
+
+
+def _parts(groups: Sequence[list[str]], layers: Mapping[str, Layer], memory: int) -> Iterator[list[list[str]]]:
+    """As many groups at once as fit, one at least."""
+    part: list[list[str]] = []
+    used = 0
+    for group in groups:
+        size = 8 * layers[group[0]].weight.shape[1] ** 2
+        if part and used + size > memory:
+            yield part
+            part, used = [], 0
+        part.append(group)
+        used += size
+    if part:
+        yield part
+
+
+def _observing(
+    grams: Mapping[str, GramObserver], call: Call, number: int, argument: MaskArgument | None
+) -> Callable[[str, torch.Tensor], None]:
+    mask = None if argument is None or argument.name not in call.kwargs else argument.read(call.kwargs[argument.name], number)
+
+    def see(name: str, x: torch.Tensor) -> None:
+        counts = None if mask is None else fitted(mask, (False, False), x.shape, [False] * x.dim())
+        grams[name].observe(x, counts)
+
+    return see
+
+
+def _run(
+    model: nn.Module, modules: Mapping[str, nn.Module], call: Call, number: int, see: Callable[[str, torch.Tensor], None]
+) -> None:
+    """Calls the model and shows what goes into the modules, by their names."""
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def seen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            try:
+                see(name, args[0] if args else next(iter(kwargs.values())))
+            except NonFinite:
+                raise _NotFinite(name) from None
+
+        return seen
+
+    handles = [module.register_forward_pre_hook(hook(name), with_kwargs=True) for name, module in modules.items()]
+    own = call.own()  # a model may write into its arguments
+    try:
+        with torch.no_grad():
+            model(*own.args, **own.kwargs)
+    except _NotFinite as found:
+        what = f"batch {number}: the input of {found} holds NaN or infinity"
+        raise CalibrationError(what, _LOOP, "remove or repair that batch, or exclude the layer") from None
+    except Exception as error:
+        raise CalibrationError(f"the model failed on batch {number}: {first_line(error)}", _LOOP, "the cause is shown above") from error
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,84 @@
+"""Layers that `quantize_` has put in place, compiled: products with integers, in every way to compile, and in a model that others call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import sashiko
+from sashiko.diagnostics.errors import InputError
+from sashiko.driver.model import CompiledModel
+from sashiko.runtime.plan import AtenStep
+
+# What is multiplied, for a model in f32 and in bf16.
+PRODUCTS = {"int8-weight": ("f32_i8", "bf16_i8"), "int4-weight": ("f32_i4", "bf16_i4"), "int8-dynamic": ("_i8", "_i8")}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def quantized(preset: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    model = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 64, bias=False)).eval().to(dtype)
+    sashiko.quantize_(model, preset)
+    return model
+
+
+def products(compiled: CompiledModel) -> list[str]:
+    assert compiled.built is not None
+    notes = [note for segment in compiled.built.notes if not isinstance(segment, AtenStep) for note in segment]
+    return [note.kernel for note in notes if "linear" in note.label]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("preset", PRODUCTS)
+def test_layers_are_products_of_integers(preset: str, dtype: torch.dtype) -> None:
+    """Rounding of what is multiplied, of results, and by one step of a row where another sum rounds the other way."""
+    model, x = quantized(preset, dtype), torch.randn(2, 5, 128, dtype=dtype)
+    expected = model(x)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype] + (2e-2 if preset == "int8-dynamic" else 0)
+    compiled = sashiko.compile(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=True)
+    kernels = products(compiled)
+    assert len(kernels) == 2 and all(PRODUCTS[preset][dtype == torch.bfloat16] in kernel for kernel in kernels)
+    for call in (compiled, torch.compile(model, backend="sashiko", options={"strict": True})):
+        got = call(x)
+        assert got.dtype == dtype
+        assert (got.double() - expected.double()).abs().max() <= tolerance * expected.abs().max()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("preset", ["int8-weight", "int4-weight"])
+def test_weights_that_change_are_packed_again_and_scales_are_watched(preset: str) -> None:
+    model, x = quantized(preset), torch.randn(3, 128)
+    compiled = sashiko.compile(model, (x,))
+    compiled(x)
+    model[0].weight.neg_()  # type: ignore[operator,index,union-attr]
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+    model[0].zero_point.add_(1)  # type: ignore[operator,index,union-attr]
+    with pytest.raises(InputError, match="changed after the model was compiled"):
+        compiled(x)
+
+
+@torch.no_grad()
+def test_transformers_generate_with_it() -> None:
+    """GPT-2's layers are no nn.Linear; its head shares its weight with the table."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=64, vocab_size=96, n_positions=32, eos_token_id=None, pad_token_id=0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    table = model.transformer.wte.weight.clone()
+    record = sashiko.quantize_(model, "int8-weight")
+    assert [item.site.name.removeprefix("transformer.h.0.") for item in record.sites] == [
+        "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj", "lm_head",
+    ]
+    assert torch.equal(model.transformer.wte.weight, table)
+    prompt, options = torch.randint(1, 96, (1, 5)), {"max_new_tokens": 1, "cache_implementation": "static", "disable_compile": True}
+    expected = model.generate(prompt, **options)
+    model.forward = torch.compile(model.forward, backend="sashiko", dynamic=True)
+    assert torch.equal(model.generate(prompt, **options), expected)

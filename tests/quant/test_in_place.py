@@ -1,0 +1,224 @@
+"""Linear layers quantized in place: the same numbers as of the captured model, and nothing that reads or changes a weight is broken."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from sashiko.diagnostics.errors import CalibrationError, InputError
+from sashiko.platforms.catalogue import X86_64_V3
+from sashiko.quant import (
+    BF16,
+    FP32,
+    ActivationScheme,
+    OpScheme,
+    Override,
+    QuantizedLinear,
+    Scheme,
+    WeightScheme,
+    quantize,
+    quantize_,
+    report,
+)
+from tests.quant.models import mlp
+
+NEAREST = Scheme(OpScheme(None, WeightScheme(4, "group", 8, clip="mse")))
+COMPENSATED = Scheme(OpScheme(None, WeightScheme(4, "group", 8, compensate=True)))
+ROWS = Scheme(OpScheme(ActivationScheme(signed=False, granularity="row")))
+
+
+def names(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, QuantizedLinear)]
+
+
+class Layers(nn.Module):
+    """Query and key share their input; `inner` is reached twice, `unused` never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.inner, self.unused = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = F.silu(self.query(x)) * self.key(x)
+        return self.inner(torch.tanh(self.inner(x)))  # type: ignore[no-any-return]
+
+
+def correlated(*shape: int) -> torch.Tensor:
+    """What GPTQ is for: inputs that say much about each other."""
+    return torch.randn(*shape, 3) @ torch.randn(3, 16, generator=torch.Generator().manual_seed(5)) + 0.1 * torch.randn(*shape, 16)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("preset", ["int8-weight", "int8-dynamic", NEAREST, ROWS], ids=["weights", "rows", "int4", "affine rows"])
+def test_numbers_are_those_of_the_captured_model(preset: str | Scheme) -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    small = quantize(model, [x], preset=preset)
+    record = quantize_(model, preset)
+    assert names(model) == [item.site.name for item in record.sites] == [item.site.name for item in small.record.sites]
+    torch.testing.assert_close(model(x), small(x), rtol=1e-6, atol=1e-6)
+    assert [item.weight_sqnr for item in record.sites] == [item.weight_sqnr for item in small.record.sites]
+    assert f"{len(record.sites)} in int" in report(record)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("preset", ["int8-weight", "int8-dynamic"])
+def test_types_stay(preset: str, dtype: torch.dtype) -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    expected = model(x)
+    model.to(dtype)
+    quantize_(model, preset)
+    got = model(x.to(dtype))
+    assert got.dtype == dtype
+    assert (got - expected).norm() < 0.03 * expected.norm()
+
+
+def test_for_a_machine_without_vnni_weights_are_small() -> None:
+    model = nn.Sequential(nn.Linear(64, 16))
+    record = quantize_(model, "int8-dynamic", target=X86_64_V3)
+    [site] = record.sites
+    assert site.site.scheme.weight is not None and site.site.scheme.weight.sums16 == "most"
+    pairs = model[0].weight.int().abs().unflatten(1, (-1, 4))  # type: ignore[union-attr,operator]
+    assert pairs.max() < 127
+
+
+@torch.no_grad()
+def test_compensation_is_that_of_the_captured_model_whatever_memory_there_is() -> None:
+    model, data = Layers().eval(), [correlated(6) for _ in range(8)]
+    small = quantize(model, data, preset=COMPENSATED)
+    expected = dict(small.named_buffers())
+    made = []
+    for memory in (0, 2**31):
+        one = copy.deepcopy(model)
+        record = quantize_(one, COMPENSATED, data, memory=memory)
+        assert record.batches == 8 and names(one) == ["query", "key", "inner", "unused"]
+        made.append({name: one.get_submodule(name).weight for name in names(one)})
+    for name in ("query", "key"):  # the captured model knows two layers where one is reached twice
+        assert torch.equal(made[0][name], expected[f"{name}.weight_int4"])
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
+
+@torch.no_grad()
+def test_compensation_helps_and_says_when_it_cannot() -> None:
+    model, data = Layers().eval(), [correlated(32) for _ in range(8)]
+    seen, errors, notes = correlated(64), [], []
+    for batches in (None, data):
+        one = copy.deepcopy(model)
+        notes.append(quantize_(one, COMPENSATED, batches).notes)
+        errors.append(float((one.query(seen) - model.query(seen)).norm()))
+    assert errors[1] < 0.7 * errors[0]
+    assert "without data" in notes[0][0] and notes[1] == ()
+
+
+@torch.no_grad()
+def test_padding_does_not_count() -> None:
+    model, x = Layers().eval(), correlated(2, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0]])
+    noisy = torch.where(mask[..., None].bool(), x, 50 * torch.randn(2, 6, 16))
+    made = []
+    for batch in ((x, mask), (noisy, mask)):
+        one = copy.deepcopy(model)
+        quantize_(one, COMPENSATED, [batch])
+        made.append(one.query.weight)
+    assert torch.equal(*made)
+
+
+def test_layers_that_others_read_or_change_stay() -> None:
+    class Own(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return F.linear(input, self.weight.abs())
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Parameter(torch.randn(4, 8, 8))
+
+    hooked = nn.Linear(8, 8)
+    hooked.register_forward_hook(lambda module, args, result: result * 2)
+    model = nn.ModuleDict({
+        "encoder": nn.TransformerEncoderLayer(8, 2, 16), "attention": nn.MultiheadAttention(8, 2), "own": Own(8, 8), "hooked": hooked,
+        "parametrized": weight_norm(nn.Linear(8, 8)), "excluded": nn.Linear(8, 8),
+        "lstm": nn.LSTM(8, 8), "convolution": nn.Conv1d(8, 8, 3), "experts": Experts(), "kept": nn.Linear(8, 8), "narrow": nn.Linear(12, 8),
+        "plain": nn.Linear(8, 8),
+    })
+    before = {name: value.clone() for name, value in model.state_dict().items() if not name.startswith("plain")}
+    record = quantize_(model, Scheme(OpScheme(None, WeightScheme(4, "group", 8)), overrides=(Override("kept", FP32),)), exclude="excluded")
+    assert names(model) == ["plain"]
+    reasons = {item.name: item.reason for item in record.left_out}
+    expected = {
+        "encoder.linear1": "reads its weight", "encoder.self_attn.out_proj": "reads its weight", "attention.out_proj": "reads its weight",
+        "own": "forward of its own", "hooked": "hooks", "parametrized": "parametrization", "excluded": "excluded", "lstm": "no linear",
+        "convolution": "no linear", "experts": "no linear", "kept": "the scheme keeps it",
+        "narrow": "groups of 8 do not divide its 12 inputs",
+    }
+    assert set(expected) < set(reasons)
+    assert all(re.search(text, reasons[name]) for name, text in expected.items())
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_one_layer_in_two_places_stays_one_and_a_tied_table_is_kept() -> None:
+    table = nn.Embedding(32, 8)
+    shared, head = nn.Linear(8, 8), nn.Linear(8, 32, bias=False)
+    head.weight = table.weight
+    model = nn.Sequential(table, shared, nn.Sequential(shared), head)
+    quantize_(model, "int8-weight")
+    assert model[1] is model[2][0] and isinstance(model[1], QuantizedLinear)  # type: ignore[index]
+    assert model[0].weight is table.weight and table.weight.dtype == torch.float32
+    assert names(model) == ["1", "3"]
+
+
+@torch.no_grad()
+def test_a_state_fits_another_one_quantized_alike() -> None:
+    model, other, x = mlp(), mlp(), torch.randn(3, 8)
+    for each in (model, other):
+        quantize_(each, "int8-weight")
+    assert not torch.equal(model(x), other(x))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), other(x))
+
+
+@pytest.mark.parametrize(("preset", "options", "text"), [
+    ("int8", {}, "smooths"), ("int8-minmax", {}, "ranges for all calls"),
+    (Scheme(OpScheme(None), correct_bias=True), {}, "corrects biases"),
+    (Scheme(OpScheme(None), outliers=20.0), {}, "outliers"), (Scheme(OpScheme(None), (Override("0", BF16),)), {}, "bf16"),
+    ("int8-weight", {"batches": [torch.randn(2, 8)]}, "nothing to learn"), ("int8-weight", {"exclude": "nothing"}, "matches no operation"),
+    ("int7", {}, "no preset"), (COMPENSATED, {"batches": [torch.randn(2, 8)], "mask": "which"}, "'which' is not an argument"),
+])
+def test_options_that_mean_nothing_are_refused(preset: Any, options: dict[str, Any], text: str) -> None:
+    model = mlp()
+    with pytest.raises(InputError, match=text):
+        quantize_(model, preset, **options)
+    assert names(model) == []
+
+
+@pytest.mark.parametrize(("batches", "text"), [
+    ([], "empty"), ([torch.full((2, 8), torch.nan)], "batch 1: the input of 0 holds NaN"), ([torch.randn(2, 7)], "failed on batch 1"),
+    (torch.randn(2, 8), "not an iterable of batches"),
+])
+def test_bad_data_is_refused_and_changes_nothing(batches: Any, text: str) -> None:
+    model = mlp()
+    with pytest.raises(CalibrationError, match=text):
+        quantize_(model, COMPENSATED, batches)
+    assert names(model) == [] and not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_bad_models_are_refused() -> None:
+    model = mlp()
+    with pytest.raises(CalibrationError, match="training mode"):
+        quantize_(model.train(), COMPENSATED, [torch.randn(2, 8)])
+    with torch.no_grad():
+        next(m for m in model.modules() if isinstance(m, nn.Linear)).weight[0, 0] = torch.inf
+    with pytest.raises(CalibrationError, match="holds NaN or infinity"):
+        quantize_(model, "int8-weight")
+    assert names(model) == []
+    with pytest.raises(InputError, match=r"expected a torch\.nn\.Module"):
+        quantize_(lambda x: x, "int8-weight")  # type: ignore[arg-type]
+    alone = quantize_(nn.Linear(8, 8), "int8-weight")
+    assert alone.notes == ("nothing was quantized",) and "the model itself" in alone.left_out[0].reason
