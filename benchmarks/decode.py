@@ -148,13 +148,13 @@ def measure(jobs: Sequence[Job], rounds: int) -> list[Row]:
     """All candidates for one model and cache."""
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
-        connections = []
-        for job in jobs:
+        connections, begun = [], []
+        for job in jobs:  # each has the core to itself while it compiles
             ours, theirs = context.Pipe()
             context.Process(target=serve, args=(theirs, job), daemon=True).start()
             theirs.close()
             connections.append(stack.enter_context(closing(ours)))
-        begun = [connection.recv() for connection in connections]
+            begun.append(ours.recv())
         for job, (said, _) in zip(jobs, begun, strict=True):
             if job.weights == "float" and job.dtype == "fp32" and said != begun[0][0]:
                 raise RuntimeError(f"{job.backend} writes another text than {jobs[0].backend}")
