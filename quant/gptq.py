@@ -25,7 +25,7 @@ from .weights import QuantizedWeight, dequantized, limited, quantize_weight, set
 _DAMPING = 0.05
 """Share of the mean of the diagonal that is added to it. Five per cent is more than usual: it costs a tenth of the gain on the calibration
 data and is worth as much on data not seen, where there are fewer rows than inputs."""
-_BLOCK = 128
+_BLOCK, _ROWS = 128, 1024
 
 
 class GramObserver:
@@ -105,41 +105,60 @@ class Inputs:
         mean = gram.diagonal().mean().item()
         damped = gram + torch.eye(len(gram), dtype=gram.dtype) * (_DAMPING * mean if mean > 0 else 1.0)
         order = torch.argsort(gram.diagonal(), descending=True, stable=True)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped[order][:, order]))
-        return Inputs(damped, order, torch.linalg.cholesky(inverse, upper=True))
+        # From last to first, H = R R^T with R upper triangular, so that H^-1 = R^-T R^-1: one factorization, and no inverse of H.
+        back = order.flip(0)
+        return Inputs(damped, order, _inverse(torch.linalg.cholesky(damped[back][:, back]).flip(0, 1)))
+
+
+def _inverse(upper: torch.Tensor) -> torch.Tensor:
+    """Of an upper triangular matrix, by its four quarters."""
+    n = len(upper)
+    if n <= _BLOCK:
+        return torch.linalg.solve_triangular(upper, torch.eye(n, dtype=upper.dtype), upper=True)
+    half = n // 2
+    first, last = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
+    result = torch.zeros_like(upper, memory_format=torch.contiguous_format)
+    result[:half, :half], result[half:, half:] = first, last
+    result[:half, half:] = first @ upper[:half, half:] @ last.neg()
+    return result
 
 
 def compensated(weight: torch.Tensor, inputs: Inputs, scheme: WeightScheme) -> QuantizedWeight:
     """Weights [N, K] as integers. Each row is the better of GPTQ's and the nearest integers."""
-    real = weight.detach().to(torch.float32)
-    scheme = settled(real, scheme)
-    nearest = quantize_weight(real, scheme)
-    values = _columns(real, nearest.scales, inputs, scheme)
-    better = _errors(real, values, nearest.scales, inputs.gram) < _errors(real, nearest.values, nearest.scales, inputs.gram)
-    values = torch.where(better[:, None], values, nearest.values)
-    return QuantizedWeight(values, nearest.scales, sqnr(real, dequantized(values, nearest.scales)))
+    whole = weight.detach()
+    scheme = settled(whole.to(torch.float32), scheme) if scheme.sums16 == "most" else scheme
+    nearest = quantize_weight(whole, scheme)
+    gram = inputs.gram.to(torch.float32)
+    values = []
+    for real, near, scales in zip(*(torch.split(t, _ROWS) for t in (whole, nearest.values, nearest.scales)), strict=True):
+        real = real.to(torch.float32)
+        made = _columns(real, scales, inputs, scheme)
+        better = _errors(real, made, scales, gram) < _errors(real, near, scales, gram)
+        values.append(torch.where(better[:, None], made, near))
+    found = torch.cat(values)
+    return QuantizedWeight(found, nearest.scales, sqnr(whole.to(torch.float32), dequantized(found, nearest.scales)))
 
 
 def _errors(real: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
     """d H d^T of each row [N]."""
-    error = (dequantized(values, scales) - real).to(gram.dtype)
+    error = dequantized(values, scales) - real
     return ((error @ gram) * error).sum(1)
 
 
 def _columns(real: torch.Tensor, scales: torch.Tensor, inputs: Inputs, scheme: WeightScheme) -> torch.Tensor:
-    """Integers [N, K]. The columns of a block see one another's errors at once, those behind it all errors of the block together."""
+    """Integers [N, K]. The columns of a block see one another's errors at once, those behind it all errors of the block together.
+    A column is in one piece of memory meanwhile."""
     factor, k = inputs.factor, real.shape[1]
-    moved = real.to(factor.dtype)[:, inputs.order]
-    steps = spread(scales, k).expand(real.shape).to(factor.dtype)[:, inputs.order]
+    moved, steps = (t.t().to(factor.dtype)[inputs.order] for t in (real, spread(scales, k).expand(real.shape)))
     integers = torch.empty_like(moved)
     for start in range(0, k, _BLOCK):
         end = min(start + _BLOCK, k)
-        errors = torch.empty(len(real), end - start, dtype=factor.dtype)
+        errors = torch.empty(end - start, len(real), dtype=factor.dtype)
         for j in range(start, end):
-            integers[:, j] = torch.clamp(torch.round(moved[:, j] / steps[:, j]), -scheme.qmax, scheme.qmax)
-            errors[:, j - start] = (moved[:, j] - integers[:, j] * steps[:, j]) / factor[j, j]
-            moved[:, j + 1 : end] -= torch.outer(errors[:, j - start], factor[j, j + 1 : end])
-        moved[:, end:] -= errors @ factor[start:end, end:]
+            integers[j] = torch.clamp(torch.round(moved[j] / steps[j]), -scheme.qmax, scheme.qmax)
+            errors[j - start] = (moved[j] - integers[j] * steps[j]) / factor[j, j]
+            moved[j + 1 : end] -= torch.outer(factor[j, j + 1 : end], errors[j - start])
+        moved[end:] -= factor[start:end, end:].t() @ errors
     values = torch.empty_like(integers)
-    values[:, inputs.order] = integers
-    return limited(values, scheme).to(torch.int8)
+    values[inputs.order] = integers
+    return limited(values.t().contiguous(), scheme).to(torch.int8)
