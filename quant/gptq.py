@@ -114,7 +114,8 @@ def _inverse(upper: torch.Tensor) -> torch.Tensor:
     """Of an upper triangular matrix, by its four quarters."""
     n = len(upper)
     if n <= _BLOCK:
-        return torch.linalg.solve_triangular(upper, torch.eye(n, dtype=upper.dtype), upper=True)
+        quarter: torch.Tensor = torch.linalg.solve_triangular(upper, torch.eye(n, dtype=upper.dtype), upper=True)
+        return quarter
     half = n // 2
     first, last = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
     result = torch.zeros_like(upper, memory_format=torch.contiguous_format)
