@@ -30,11 +30,13 @@ _PLACE = "call of the quantized model"
 
 @dataclass(frozen=True)
 class FreeDim:
-    """A dimension that may vary; dimensions of the same symbol are equal. Sizes 0 and 1 are always within the range."""
+    """A dimension that may vary; dimensions of the same symbol are equal. Sizes 0 and 1 are always within the range. seen: its size in
+    the call that was exported; 0 where that is not known."""
 
     symbol: str
     low: int
     high: int | None
+    seen: int = 0
 
 
 @dataclass(frozen=True)

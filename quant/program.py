@@ -282,11 +282,13 @@ def _leaf(value: object, ranges: Mapping[str, Any]) -> Leaf:
         limits = ranges.get(text)
         if text.isdecimal():
             dims.append(int(text))
-        elif limits is None:
-            dims.append(FreeDim(text, 0, None))
+            continue
+        seen = size.node.hint if isinstance(size, torch.SymInt) and size.node.has_hint() else 0
+        if limits is None:
+            dims.append(FreeDim(text, 0, None, seen))
         else:
             high = limits.upper
-            dims.append(FreeDim(text, int(limits.lower), int(high) if high.is_Integer and high < 2**62 else None))
+            dims.append(FreeDim(text, int(limits.lower), int(high) if high.is_Integer and high < 2**62 else None, seen))
     return TensorLeaf(value.dtype, tuple(dims))
 
 

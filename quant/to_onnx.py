@@ -85,9 +85,13 @@ def _zeros(leaf: TensorLeaf, sizes: dict[str, int]) -> torch.Tensor:
 
 
 def _size(dim: FreeDim, sizes: dict[str, int]) -> int:
-    """A size within the range; each symbol its own, lest torch takes two for one."""
-    size = max(dim.low, _FREE_SIZE + len(sizes))
-    return sizes.setdefault(dim.symbol, size if dim.high is None else min(size, dim.high))
+    """A size within the range, that of calibration or a multiple: what is small enough becomes 1 on its way through a network of
+    convolutions, and is taken for 1 always. Each symbol has its own, lest torch takes two for one."""
+    if dim.symbol not in sizes:
+        usual = max(dim.low, dim.seen or _FREE_SIZE)
+        fitting = (size for size in (*(usual << n for n in range(8)), *range(usual, 1, -1)) if dim.high is None or size <= dim.high)
+        sizes[dim.symbol] = next((size for size in fitting if size not in sizes.values()), usual)
+    return sizes[dim.symbol]
 
 
 def _freedom(value: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 
 from sashiko.diagnostics.errors import InputError, Unsupported
 from sashiko.platforms.host import host
-from sashiko.quant import BF16, ActivationScheme, OpScheme, QuantizedModule, Scheme, export_onnx, quantize
+from sashiko.quant import BF16, ActivationScheme, OpScheme, QuantizedModule, Scheme, export_onnx, load, quantize
 from tests.quant.models import Attention, bert, mlp, tokens
 
 pytestmark = pytest.mark.skipif(
@@ -88,6 +88,21 @@ def test_convolutions(tmp_path: Path) -> None:
     assert [item.site.operation for item in small.record.sites] == ["convolution", "convolution", "linear"]
     export_onnx(small, tmp_path / "c.onnx")
     assert max(steps(small, tmp_path / "c.onnx", {"input": torch.randn(n, 3, 16, 16)}) for n in (1, 3)) < 1
+
+
+def test_images_that_become_small(tmp_path: Path) -> None:
+    """What one pixel is left of says nothing of larger images: the file is made for those of calibration, which a saved module knows."""
+
+    class Gated(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = super().forward(x)
+            return x * x.mean((2, 3), keepdim=True).sigmoid()
+
+    layers = [Gated(nn.Conv2d(n, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.SiLU()) for n in (3, 8, 8, 8)]
+    small = quantize(nn.Sequential(*layers, nn.Conv2d(8, 4, 1)).eval(), [torch.randn(2, 3, 64, 64) for _ in range(2)], preset=STATIC)
+    small.save(tmp_path / "small")
+    export_onnx(load(tmp_path / "small"), tmp_path / "c.onnx")
+    assert max(steps(small, tmp_path / "c.onnx", {"input": torch.randn(2, 3, *size)}) for size in ((64, 64), (96, 80))) < 1
 
 
 @pytest.mark.parametrize("preset", [STATIC, pytest.param("int8-dynamic", marks=pytest.mark.slow)], ids=["everything", "int8-dynamic"])
