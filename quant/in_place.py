@@ -71,10 +71,11 @@ def quantize_(
         calls = [call_of(model, batch, number).own() for number, batch in numbered(batches, max_batches, transform)]
         integers, seen = _compensated(model, layers, calls, mask, memory), len(calls)
     else:
-        integers = ((name, quantize_weight(layer.weight, layer.scheme)) for name, layer in layers.items())
         if any(layer.scheme.compensate for layer in layers.values()):
             notes += ("weights were rounded to nearest: without data there are no errors to compensate",)
-    noise = {name: _replace(model, layers[name].module, weight, sites[name]) for name, weight in integers}
+        integers = ((name, quantize_weight(layers[name].weight, layers[name].scheme)) for name in tuple(layers))
+    # A layer that is replaced is forgotten, so that its weight goes before the next one has integers.
+    noise = {name: _replace(model, layers.pop(name).module, weight, sites[name]) for name, weight in integers}
     results = tuple(SiteResult(site, (), noise[name]) for name, site in sites.items())
     return QuantRecord(scheme, results, tuple(left), seen, notes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import weakref
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from sashiko.quant import (
     quantize_,
     report,
 )
+from sashiko.quant.weights import QuantizedWeight, quantize_weight
 from tests.quant.models import mlp
 
 NEAREST = Scheme(OpScheme(None, WeightScheme(4, "group", 8, clip="mse")))
@@ -172,6 +174,20 @@ def test_one_layer_in_two_places_stays_one_and_a_tied_table_is_kept() -> None:
     assert model[1] is model[2][0] and isinstance(model[1], QuantizedLinear)  # type: ignore[index]
     assert model[0].weight is table.weight and table.weight.dtype == torch.float32
     assert names(model) == ["1", "3"]
+
+
+def test_weights_go_as_their_integers_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    weights = [weakref.ref(layer.weight) for layer in model]
+    alive: list[int] = []
+
+    def counting(weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
+        alive.append(sum(ref() is not None for ref in weights))
+        return quantize_weight(weight, scheme)
+
+    monkeypatch.setattr("sashiko.quant.in_place.quantize_weight", counting)
+    quantize_(model, "int8-weight")
+    assert alive == [4, 3, 2, 1]
 
 
 @torch.no_grad()
