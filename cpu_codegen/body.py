@@ -228,14 +228,15 @@ class BodyEmitter:
 
     def reach(self, loads: Iterable[int], point: Point, axes: str) -> None:
         """Computes now the parts of the addresses of loads that need no other axes."""
-        for n in loads:
-            node = self.body.nodes[n]
+        for node in (self.body.nodes[n] for n in loads):
             self._transfers.reach(node.buffer, node.dtype, node.index, point, frozenset(axes))
 
-    def fetch(self, loads: Iterable[int], point: Point) -> None:
-        """Asks for what loads will read at a point, which may be beyond the end."""
+    def fetch(self, loads: Iterable[int], point: Point, results: bool = False) -> None:
+        """Asks for what loads will read at a point, which may be beyond the end. results: and for where these go."""
         for n in loads:
             self._transfers.fetch(self.body.nodes[n], point)
+        for spec in self.body.stores if results else ():
+            self._transfers.fetch_place(spec, self.body.nodes[spec.node].dtype, point)
 
     def load_square(self, node: int, points: Sequence[Point], rows: Val | None, left: Val | None) -> None:
         """`Transfers.load_square` for as many points as there are lanes."""

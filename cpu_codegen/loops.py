@@ -134,6 +134,8 @@ class _Writer:
         if self.across is not None and self.across.whole:
             self.grain = self.lanes
         self._lines = kernel.depth if written and isinstance(kernel.depth, int) and kernel.depth <= _FEW_LINES else 0
+        most = None if kernel.rows is None else bounds(4 * kernel.rows * kernel.cols * len(self._body.stores))[1]
+        self._far = most is None or most > target.l2 // 2
         self._rows_of_sums = 1 if written else self._choices.rows_of_sums()
         self.grain = max(self.grain, self._rows_of_sums)
 
@@ -209,7 +211,7 @@ class _Writer:
                 arrays = rows.arrays[at] if rows.arrays else {}
                 for n in kept:
                     self.emitter.keep(n, arrays[n])
-                fetch = rows.ahead.of(point, not rows.in_registers) if number == 1 else rows.ahead.last_line(point, self._lines)
+                fetch = rows.ahead.of(point, not rows.in_registers) if number == 1 else rows.ahead.last_line(point, self._lines, self._far)
                 self._resolve(self._roots_within(each, frozenset("r")), [point.scalar])
                 self._prepare(each, point)
                 if rows.in_registers:

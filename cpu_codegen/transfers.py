@@ -96,6 +96,12 @@ class Transfers:
         """Asks for the elements of a load in the second-level cache."""
         prefetch(self._fn, self._addresses.pointer(node.buffer + self._offset, convert.memory_type(node.dtype), node.index, point), 2)
 
+    def fetch_place(self, spec: Store, dtype: DType, point: Point) -> None:
+        """Asks for where a store writes in the second-level cache, unless it goes around the caches."""
+        if not spec.streams:
+            place = self._addresses.pointer(spec.buffer + self._offset, convert.memory_type(dtype), spec.index, point)
+            prefetch(self._fn, place, 2, writes=True)
+
     def joins(self, spec: Store, dtype: DType, lanes: int) -> int:
         """How many vectors of `lanes` beside each other a store fills one register with; 1: it stores them one by one.
 

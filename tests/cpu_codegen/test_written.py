@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -129,6 +129,14 @@ def test_the_next_line_is_fetched_where_windows_have_a_few() -> None:
         module = Module()
         emit_loop_kernel(module, TARGET, Windows(1, 13 + size, 32, size).kernel())
         assert module.text().count("call void @llvm.prefetch") == fetches, size
+
+
+def test_the_places_of_results_are_fetched_where_these_leave_the_second_level_cache() -> None:
+    small = Windows(1, 22, 32, 9)
+    for image, places in ((small, 0), (replace(small, n=2 + TARGET.l2 // (4 * 14 * 14 * 32)), 14)):
+        module = Module()
+        emit_loop_kernel(module, TARGET, image.kernel())
+        assert len(re.findall(r"call void @llvm\.prefetch\S*\(ptr \S+, i32 1,", module.text())) == places
 
 
 def test_any_number_of_images() -> None:
