@@ -12,7 +12,7 @@ from ...diagnostics.errors import Unsupported
 from .. import attrs as A
 from .. import build as b
 from ..ir import Value
-from ..types import boolean, f16
+from ..types import boolean, f16, i8
 from .call import Call, Operand, Row, as_value, computing, factor, is_one, known_number, need_divisor, need_fitting, opmath, promote
 
 aten = torch.ops.aten
@@ -85,10 +85,12 @@ _SUB = scaled("sub")
 
 
 def _zero_points(x: Operand, y: Operand) -> Value | None:
-    """The constant that `y` is made of, where that is all zeros and both are made of constant integers."""
+    """The constant that `y` is made of, where that is all zeros and `x` is made of a weight of bytes. Other integers that are zero now may
+    be others later, such as where positions begin."""
     weight, zeros = (_integers(item) for item in (x, y))
-    held = zeros.attrs if weight is not None and zeros is not None else None
-    return zeros if isinstance(held, A.ConstantAttrs) and not bool(held.tensor.any()) else None
+    if weight is None or zeros is None or weight.dtype != i8 or weight.tensor.rank < 2:
+        return None
+    return zeros if isinstance(zeros.attrs, A.ConstantAttrs) and not bool(zeros.attrs.tensor.any()) else None
 
 
 def _integers(item: Operand) -> Value | None:

@@ -144,6 +144,24 @@ def test_zero_points_that_were_zero_are_watched() -> None:
 
 
 @torch.no_grad()
+def test_other_integers_that_were_zero_may_change() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("places", torch.arange(12).view(3, 4))
+            self.register_buffer("first", torch.zeros(3, 1, dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + (self.places - self.first)  # type: ignore[operator,no-any-return]
+
+    model, x = Positions().eval(), torch.randn(3, 4)
+    compiled = sashiko.compile(model, (x,))
+    assert torch.equal(compiled(x), model(x))
+    model.first.fill_(5)  # type: ignore[operator]
+    assert torch.equal(compiled(x), model(x))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["weights", "dynamic", "weights, any bits"])
 def test_dynamo_freezes_what_weights_are_made_of(name: str, made: list[CompiledModel]) -> None:
     """They are packed once, and other ones of the same model are noticed."""
