@@ -23,8 +23,9 @@ from .masking import USUAL, MaskArgument
 from .placement import EXCLUDED, check_used, dynamic, fitting, grouped, is_named, undivided
 from .presets import resolve
 from .program import Call
+from .quantize import check_evaluating, typical
 from .record import LeftOut, QuantRecord, QuantSite, SiteResult
-from .scheme import FP32, OpScheme, Override, Scheme, Where
+from .scheme import FP32, OpScheme, Override, Scheme, Where, several
 from .weights import QuantizedWeight, quantize_weight
 
 _PLACE = "quantize_"
@@ -55,33 +56,46 @@ def quantize_(
         They are kept, and the model runs over them once, and again for each part of the layers whose sums of inputs fit `memory` bytes.
         None: weights are rounded to nearest.
     exclude: what to leave in floating point: names, modules that contain them, compiled patterns, module classes.
-    transform, mask, max_batches, target: as in `quantize`.
+    transform, mask, max_batches, target: as in `quantize`; the first three with batches alone.
 
-    A layer whose weight something else reads or changes stays as it is, in `left_out` with the reason. The model is changed when all
-    that can be wrong with the arguments has been looked at.
+    A layer whose weight something else reads or changes stays as it is, in `left_out` with the reason. What chooses an expert cannot be
+    told from other layers here, as `quantize` does: exclude it. The model is changed when all that can be wrong with the arguments has
+    been looked at.
 
     Errors: CalibrationError for weights or data that are not finite or do not fit, InputError for options.
     """
     scheme, machine = resolve(preset), resolve_target(target)
-    _check(model, scheme, batches)
+    _check(model, scheme, batches, {"transform": transform, "mask": mask, "max_batches": max_batches})
     layers, sites, left = _placed(model, scheme, machine, exclude)
     notes: tuple[str, ...] = () if sites else ("nothing was quantized",)
-    seen = 0
+    calls: list[Call] = []
+    made: dict[str, QuantizedWeight] = {}
     if batches is not None:
         calls = [call_of(model, batch, number).own() for number, batch in numbered(batches, max_batches, transform)]
-        integers, seen = _compensated(model, layers, calls, mask, memory), len(calls)
-    else:
-        if any(layer.scheme.compensate for layer in layers.values()):
-            notes += ("weights were rounded to nearest: without data there are no errors to compensate",)
-        integers = ((name, quantize_weight(layers[name].weight, layers[name].scheme)) for name in tuple(layers))
-    # A layer that is replaced is forgotten, so that its weight goes before the next one has integers.
-    noise = {name: _replace(model, layers.pop(name).module, weight, sites[name]) for name, weight in integers}
+        typical(tuple(calls))
+        # All before any is put in its place: the model runs several times, and quantized layers are slow before they are compiled.
+        made = compensated_weights(model, _compensating(layers), calls, _mask(calls, mask), memory)
+    nearest = [name for name in _compensating(layers) if name not in made]
+    if nearest:
+        why = "the calls do not reach them" if calls else "without data there are no errors to compensate"
+        notes += (f"weights were rounded to nearest, for {why}: {', '.join(nearest[:3])}{' ...' if len(nearest) > 3 else ''}",)
+    noise: dict[str, float] = {}
+    for name in tuple(layers):  # a layer that is replaced is forgotten, so that its weight goes before the next one has integers
+        layer = layers.pop(name)
+        weight = made.pop(name) if name in made else quantize_weight(layer.weight, layer.scheme)
+        noise[name] = _replace(model, layer.module, weight, sites[name])
+        del layer
     results = tuple(SiteResult(site, (), noise[name]) for name, site in sites.items())
-    return QuantRecord(scheme, results, tuple(left), seen, notes)
+    return QuantRecord(scheme, results, tuple(left), len(calls), notes)
 
 
-def _check(model: nn.Module, scheme: Scheme, batches: Iterable[Any] | None) -> None:
-    check_module(model)
+def _check(model: nn.Module, scheme: Scheme, batches: Iterable[Any] | None, of_batches: Mapping[str, object]) -> None:
+    if batches is None:
+        check_module(model)
+        for option in (name for name, value in of_batches.items() if value is not None):
+            raise InputError(f"{option} is given without batches", f"{_PLACE}({option}=...)", "give batches, or leave it out")
+    else:
+        check_evaluating(model)
     schemes = [scheme.default, *(override.scheme for override in scheme.overrides)]
     beyond = {
         "smooths activations": scheme.smooth is not None,
@@ -101,8 +115,7 @@ def _placed(
     model: nn.Module, scheme: Scheme, target: Target, exclude: Where | Iterable[Where]
 ) -> tuple[dict[str, Layer], dict[str, QuantSite], list[LeftOut]]:
     """The layers to quantize and what happens to them, by name, and what stays as it is."""
-    rules = tuple(exclude) if isinstance(exclude, Iterable) and not isinstance(exclude, (str, type)) else (exclude,)
-    excluded = tuple(Override(where, FP32) for where in rules)
+    excluded = tuple(Override(where, FP32) for where in several(exclude))
     overrides = (*scheme.overrides, *excluded)
     layers: dict[str, Layer] = {}
     sites: dict[str, QuantSite] = {}
@@ -180,19 +193,16 @@ def _check_finite(name: str, weight: torch.Tensor) -> None:
         raise CalibrationError(what, "the model", "repair the weight, or exclude the layer")
 
 
-def _compensated(
-    model: nn.Module, layers: Mapping[str, Layer], calls: list[Call], mask: str | Literal[False] | None, memory: int
-) -> Iterator[tuple[str, QuantizedWeight]]:
-    """All before any is put in its place: the model runs several times, and quantized layers are slow before they are compiled."""
-    if not calls:
-        hint = "a generator that was used before gives nothing again"
-        raise CalibrationError("the calibration data is empty", "calibration data", hint)
-    if model.training:
-        raise CalibrationError("the model is in training mode", _PLACE, "call model.eval() first: dropout would falsify the data")
+def _compensating(layers: Mapping[str, Layer]) -> dict[str, Layer]:
+    return {name: layer for name, layer in layers.items() if layer.scheme.compensate}
+
+
+def _mask(calls: list[Call], mask: str | Literal[False] | None) -> MaskArgument | None:
+    """The argument that says which positions count; None: all do."""
     argument = None if mask is False else MaskArgument(mask or USUAL, mask is not None, (False, False))
     if argument is not None and argument.certain and not all(argument.name in call.kwargs for call in calls):
         raise InputError(f"the mask {argument.name!r} is not an argument of the batches", f"{_PLACE}(mask=...)")
-    return iter(list(compensated_weights(model, layers, calls, argument, memory)))
+    return argument
 
 
 def _replace(model: nn.Module, module: nn.Module, weight: QuantizedWeight, site: QuantSite) -> float:

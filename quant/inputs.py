@@ -15,7 +15,7 @@ from .masking import MaskArgument, fitted
 from .observers import NonFinite
 from .program import Call, first_line
 from .scheme import WeightScheme
-from .weights import QuantizedWeight, quantize_weight
+from .weights import QuantizedWeight
 
 _LOOP = "calibration data"
 
@@ -35,13 +35,14 @@ class _NotFinite(Exception):
 
 def compensated_weights(
     model: nn.Module, layers: Mapping[str, Layer], calls: Sequence[Call], mask: MaskArgument | None, memory: int
-) -> Iterator[tuple[str, QuantizedWeight]]:
-    """Integers for each layer, by name: by GPTQ where the calls reach it, else the nearest.
+) -> dict[str, QuantizedWeight]:
+    """Integers by GPTQ for each layer that a call reaches, by name.
 
     The model runs over all calls once, and then once for each part of the layers whose sums, float64 [K, K], fit `memory` bytes
     together. Layers that get one and the same tensor, as query, key and value do, share one sum.
     """
-    groups = _groups(model, layers, calls[0])
+    found: dict[str, QuantizedWeight] = {}
+    groups = _groups(model, layers, calls)
     for part in _parts(groups, layers, memory):
         grams = {group[0]: GramObserver() for group in part}
         for number, call in enumerate(calls, 1):
@@ -49,34 +50,29 @@ def compensated_weights(
         for group in part:
             inputs = Inputs.of(grams.pop(group[0]).gram)
             for name in group:
-                yield name, compensated(layers[name].weight, inputs, layers[name].scheme)
-    reached = {name for group in groups for name in group}
-    for name, layer in layers.items():
-        if name not in reached:
-            yield name, quantize_weight(layer.weight, layer.scheme)
+                found[name] = compensated(layers[name].weight, inputs, layers[name].scheme)
+    return found
 
 
-def _groups(model: nn.Module, layers: Mapping[str, Layer], call: Call) -> list[list[str]]:
-    """The layers that a call reaches, in its order; those in a row with the same input together, those it reaches twice by themselves."""
-    groups: list[list[str]] = []
+def _groups(model: nn.Module, layers: Mapping[str, Layer], calls: Sequence[Call]) -> list[list[str]]:
+    """The layers that calls reach; together those that, one after the other, got one and the same tensor whenever they were reached."""
+    modules = {name: layer.module for name, layer in layers.items()}
+    reached: dict[str, list[int]] = {}
     last: list[torch.Tensor] = []
-    again: list[str] = []
-    known: set[str] = set()
+    inputs = 0
 
     def see(name: str, x: torch.Tensor) -> None:
-        if name in known:
-            again.append(name)
-        elif last and x is last[0]:
-            groups[-1].append(name)
-        else:
-            groups.append([name])
-        known.add(name)
+        nonlocal inputs
+        inputs += not (last and x is last[0])
+        reached.setdefault(name, []).append(inputs)
         last[:] = [x]
 
-    _run(model, {name: layer.module for name, layer in layers.items()}, call, 1, see)
-    alone = dict.fromkeys(again)
-    apart = [[name for name in group if name not in alone] for group in groups]
-    return [group for group in apart if group] + [[name] for name in alone]
+    for number, call in enumerate(calls, 1):
+        _run(model, modules, call, number, see)
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, which in reached.items():
+        groups.setdefault(tuple(which), []).append(name)
+    return list(groups.values())
 
 
 def _parts(groups: Sequence[list[str]], layers: Mapping[str, Layer], memory: int) -> Iterator[list[list[str]]]:

@@ -38,7 +38,7 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., in_features]. The result is of its type."""
         if self.scheme.activation is not None:
-            factor = _rounded(x.to(torch.float32), self.scheme.activation.signed)
+            factor = ops.rounded_rows(x.to(torch.float32), self.scheme.activation.signed)
         else:
             factor = x if x.dtype in _MULTIPLIED else x.to(torch.float32)
         bias = None if self.bias is None else self.bias.to(factor.dtype)
@@ -58,12 +58,3 @@ class QuantizedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {self.scheme.label}"
-
-
-def _rounded(x: torch.Tensor, signed: bool) -> torch.Tensor:
-    """Each row of float32 as the nearest that its 8 bits stand for."""
-    low = -127 if signed else -128
-    scales, zeros = ops.choose_per_row(x, not signed)
-    integers = ops.quantize_per_row(x, scales, zeros, low, 127, torch.int8)
-    result: torch.Tensor = ops.dequantize_per_row(integers, scales, zeros, low, 127, torch.int8, torch.float32)
-    return result

@@ -117,6 +117,12 @@ quantize_per_row: torch._ops.OpOverload = _OPS.quantize_per_token.default
 dequantize_per_row: torch._ops.OpOverload = _OPS.dequantize_per_token.default
 
 
+def rounded_rows(x: torch.Tensor, signed: bool) -> torch.Tensor:
+    """Each row of float32 as its 8 bits give it back: in [-127, 127], or without sign in [-128, 127] with a zero point."""
+    parameters = (*choose_per_row(x, not signed), -127 if signed else -128, 127, torch.int8)
+    return torch.as_tensor(dequantize_per_row(quantize_per_row(x, *parameters), *parameters, torch.float32))
+
+
 def _small_weight(weight: torch.Tensor, scales: torch.Tensor, count: int) -> torch.Tensor:
     steps = weight / scales[:, None]
     return sums16.limited(steps.round().clamp(-127, 127), steps, count) * scales[:, None]

@@ -28,7 +28,7 @@ from .placement import place
 from .presets import resolve
 from .program import Call, Program, export
 from .record import Placement
-from .scheme import Scheme, Where
+from .scheme import Scheme, Where, several
 from .sensitivity import without_outliers
 from .sharding import Shards
 from .smooth import smoothed
@@ -87,14 +87,14 @@ def calibrate(
     progress: bool | None = None,
 ) -> Calibration:
     """Exports a model, runs the calibration data through it and keeps what was learnt; arguments and errors as in `quantize`."""
-    rules = tuple(exclude) if isinstance(exclude, Iterable) and not isinstance(exclude, (str, type)) else (exclude,)
+    rules = several(exclude)
     with Shards(sharded) as shards:
-        _check(model)
+        check_evaluating(model)
         stream = ((number, call_of(model, batch, number)) for number, batch in numbered(batches, max_batches, transform))
         held = [(number, call.own()) for number, call in islice(stream, scheme.sample)]
         dealt = shards.interleaved(held, scheme.sample)
         sample = tuple(call for _, call in dealt)
-        program = export(model, _typical(sample))
+        program = export(model, typical(sample))
         original = program = replace(program, mask=mask_argument(program.gate, mask))
         machine = resolve_target(target)
         placement = place(program.graph, Constants(program.graph, program.attributes), scheme, machine, rules)
@@ -110,15 +110,16 @@ def calibrate(
     return replace(found, means=output_means(program, found.placement, sample)) if scheme.correct_bias else found
 
 
-def _typical(sample: tuple[Call, ...]) -> Call:
-    """The first call, from which all processes export the same program."""
+def typical(sample: tuple[Call, ...]) -> Call:
+    """The first call, from which all processes export the same program. Raises CalibrationError where there is none."""
     if not sample:
         what = "the calibration data is empty"
         raise CalibrationError(what, "calibration data", "a generator that was used before gives nothing again")
     return sample[0]
 
 
-def _check(model: nn.Module) -> None:
+def check_evaluating(model: nn.Module) -> None:
+    """Raises CalibrationError for a model in training mode, and what `check_module` raises."""
     check_module(model)
     parts = [] if has_one_mode(model) else model.named_modules()
     training = [name or type(model).__name__ for name, module in parts if module.training]

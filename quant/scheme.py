@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -207,3 +208,8 @@ class Scheme:
     def overriding(self, *overrides: Override) -> Scheme:
         """This scheme with more overrides, stronger than those it has."""
         return replace(self, overrides=(*self.overrides, *overrides))
+
+
+def several(where: Where | Iterable[Where]) -> tuple[Where, ...]:
+    """One place or any number of them."""
+    return tuple(where) if isinstance(where, Iterable) and not isinstance(where, (str, type)) else (where,)

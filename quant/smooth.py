@@ -148,8 +148,7 @@ def _rounded(seen: torch.Tensor, x: torch.Tensor, scheme: ActivationScheme | Non
     if scheme is None:
         return x
     if dynamic(scheme):
-        parameters = (*ops.choose_per_row(x, not scheme.signed), -127 if scheme.signed else -128, 127, torch.int8)
-        return torch.as_tensor(ops.dequantize_per_row(ops.quantize_per_row(x, *parameters), *parameters, torch.float32))
+        return ops.rounded_rows(x, scheme.signed)
     observer = make_observer(scheme)
     observer.observe(seen)
     limits = observer.range()

@@ -28,6 +28,7 @@ from sashiko.quant import (
     quantize_,
     report,
 )
+from sashiko.quant.gptq import Inputs, compensated
 from sashiko.quant.weights import QuantizedWeight, quantize_weight
 from tests.quant.models import mlp
 
@@ -116,7 +117,31 @@ def test_compensation_helps_and_says_when_it_cannot() -> None:
         notes.append(quantize_(one, COMPENSATED, batches).notes)
         errors.append(float((one.query(seen) - model.query(seen)).norm()))
     assert errors[1] < 0.7 * errors[0]
-    assert "without data" in notes[0][0] and notes[1] == ()
+    assert "without data" in notes[0][0] and "query, key, inner ..." in notes[0][0]
+    assert notes[1] == ("weights were rounded to nearest, for the calls do not reach them: unused",)
+
+
+@torch.no_grad()
+def test_what_only_later_calls_reach_is_compensated_for_all_of_them() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.both, self.plain = (nn.Linear(16, 16) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x) + self.both(x) if x[0, 0] > 0 else self.second(x) + self.both(x)
+            return self.plain(x)  # type: ignore[no-any-return]
+
+    model, data = Branching().eval(), [correlated(32) for _ in range(6)]
+    for n, x in enumerate(data):
+        x[0, 0] = 1 if n < 2 else -1
+    record = quantize_(one := copy.deepcopy(model), COMPENSATED.overriding(Override("plain", NEAREST.default)), data)
+    assert record.notes == ()
+    for name, seen in (("first", data[:2]), ("second", data[2:]), ("both", data)):
+        rows = torch.cat(seen).double()
+        expected = compensated(model.get_submodule(name).weight, Inputs.of(rows.t() @ rows), COMPENSATED.default.weight)
+        assert (one.get_submodule(name).weight == expected.values).float().mean() > 0.99, name  # sums in another order
+    assert torch.equal(one.plain.weight, quantize_weight(model.plain.weight, NEAREST.default.weight).values)
 
 
 @torch.no_grad()
@@ -205,7 +230,8 @@ def test_a_state_fits_another_one_quantized_alike() -> None:
     (Scheme(OpScheme(None), correct_bias=True), {}, "corrects biases"),
     (Scheme(OpScheme(None), outliers=20.0), {}, "outliers"), (Scheme(OpScheme(None), (Override("0", BF16),)), {}, "bf16"),
     ("int8-weight", {"batches": [torch.randn(2, 8)]}, "nothing to learn"), ("int8-weight", {"exclude": "nothing"}, "matches no operation"),
-    ("int7", {}, "no preset"), (COMPENSATED, {"batches": [torch.randn(2, 8)], "mask": "which"}, "'which' is not an argument"),
+    ("int8-weight", {"mask": "which"}, "mask is given without batches"), ("int7", {}, "no preset"),
+    (COMPENSATED, {"batches": [torch.randn(2, 8)], "mask": "which"}, "'which' is not an argument"),
 ])
 def test_options_that_mean_nothing_are_refused(preset: Any, options: dict[str, Any], text: str) -> None:
     model = mlp()
