@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accuracy import digits, language, sentences
-from accuracy.jobs import Call, Job, Row, own_rows, peer_rows
+from accuracy.jobs import Call, Job, Row, in_place_rows, own_rows, peer_rows
 from accuracy.peers import PEERS
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
@@ -31,7 +31,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "accuracy.json"
 def rows(job: Job, presets: Sequence[str], rounds: int, tell: Callable[[str], None] = lambda _: None) -> list[Row]:
     """All rows of a job; those that can be called are timed in turn when the job says with what. tell: hears of each row."""
     timed, found = job.timed, list[Row]()
-    for row in chain(peer_rows(job, PEERS) if timed is not None else (), own_rows(job, presets)):
+    for row in chain(peer_rows(job, PEERS) if timed is not None else (), own_rows(job, presets), in_place_rows(job, presets)):
         found.append(row)
         tell(f"{job.name}: {row.framework} {row.preset} done")
     if timed is not None and rounds:

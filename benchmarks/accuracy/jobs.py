@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +11,14 @@ import torch
 from torch import nn
 
 import sashiko
-from sashiko.quant import quantize
+from sashiko.quant import quantize, quantize_
 from sashiko.quant.presets import AUTO
 
 Call = Callable[..., torch.Tensor]
 Metrics = Mapping[str, float]
 FP32 = "fp32"
+IN_PLACE = {"int8-dynamic": ("no data",), "int8-weight": ("no data",), "int4-weight": ("data", "no data")}
+"""What `quantize_` takes, and what with: data where rounding errors are compensated."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,22 @@ def own_rows(job: Job, presets: Sequence[str]) -> Iterator[Row]:
         yield row
     if AUTO in presets:
         yield searched_row(job)
+
+
+def in_place_rows(job: Job, presets: Sequence[str]) -> Iterator[Row]:
+    """The linear layers quantized in place: with the data, and with none, where weights are rounded to nearest."""
+    for preset in (each for each in IN_PLACE if each in presets):
+        for data in IN_PLACE[preset]:
+            row = Row(job.name, "sashiko", f"{preset}, in place, {data}")
+            try:
+                model = copy.deepcopy(job.model)
+                quantize_(model, preset, job.batches if data == "data" else None)
+                row.simulated = job.judge(model)
+                row.call = sashiko.compile(model, job.example, dynamic_shapes=job.dynamic_shapes)
+                row.compiled = job.judge(row.call)
+            except Exception as error:  # as above
+                row.failure = reason(error)
+            yield row
 
 
 def searched_row(job: Job, budget: float = 60.0) -> Row:

@@ -15,11 +15,12 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from accuracy import __main__ as command
 from accuracy import language
 from accuracy.digits import job
-from accuracy.jobs import FP32, Job, Peer, Row, own_rows, peer_rows
+from accuracy.jobs import FP32, Job, Peer, Row, in_place_rows, own_rows, peer_rows
 from accuracy.models import Digits, DigitsCnn, DigitsTransformer, digits_data, top1, train_digits_cnn, train_digits_transformer
 from accuracy.outliers import with_outliers
 
 import sashiko
+from sashiko.quant.linear import QuantizedLinear
 
 SMALL = language.Settings(width=32, layers=1, context=32, steps=30, batch=8)
 
@@ -74,6 +75,14 @@ def test_rows_of_presets_and_failures(data: Digits) -> None:
     assert fp32.compiled == fp32.simulated
     assert int8.compiled and not int8.failure
     assert "int3" in unknown.failure and unknown.call is None and not unknown.compiled
+
+
+def test_rows_in_place(data: Digits, transformer: DigitsTransformer) -> None:
+    rows = list(in_place_rows(job("digits", transformer, data), ["int4-weight", "int8", "int8-weight"]))
+    names = ["int8-weight, in place, no data", "int4-weight, in place, data", "int4-weight, in place, no data"]
+    assert [row.preset for row in rows] == names and not any(row.failure for row in rows)
+    assert all(row.compiled["top-1"] >= top1(transformer, data) - 0.05 for row in rows)
+    assert not any(isinstance(each, QuantizedLinear) for each in transformer.modules())
 
 
 def test_what_the_search_finds_is_a_row(data: Digits, transformer: DigitsTransformer) -> None:
