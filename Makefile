@@ -16,7 +16,7 @@ FAST := $(wildcard tests/diagnostics tests/platforms tests/graph tests/rewrite t
 # Keeps the checkout itself off sys.path (as python -P does), where libraries would take its `kernels` for a package of that name.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo test sweep check lint types layout bench accuracy slow opinfo architectures aarch64 clean
+.PHONY: demo test sweep gpu check lint types layout bench accuracy slow opinfo architectures aarch64 clean
 
 demo: $(STAMP)
 	$(BIN)/python benchmarks/demo.py $(ARGS)
@@ -45,6 +45,10 @@ aarch64: .venv/aarch64/.made
 
 check: lint types
 	$(BIN)/pytest -q -n auto --dist load -m "not slow and not sweep" tests/test_layout.py $(FAST)
+
+# On a machine with an NVIDIA GPU, in an environment of your own that has PyTorch's build for it: make gpu BIN=path/to/bin.
+gpu:
+	$(BIN)/python -m pytest -q -m gpu $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from .. import __version__
@@ -35,19 +36,28 @@ def key(ir_text: str, target: Target, opt: int = jit.OPT) -> str:
 
 def compiled(ir_text: str, target: Target, opt: int = jit.OPT) -> bytes:
     """Returns the object of `jit.compile_object`, from the cache where it is there. An unusable folder only costs time."""
+    return _kept(ir_text, target, opt, jit.compile_object)
+
+
+def assembled(ir_text: str, target: Target, opt: int = jit.OPT) -> str:
+    """Returns the text of `jit.assembly` likewise: PTX is what drivers take."""
+    return _kept(ir_text, target, opt, lambda *given: jit.assembly(*given).encode(), ".s").decode()
+
+
+def _kept(ir_text: str, target: Target, opt: int, make: Callable[[str, Target, int], bytes], suffix: str = _SUFFIX) -> bytes:
     name = key(ir_text, target, opt)
-    path = path_of(name)
+    path = path_of(name, suffix)
     found = read(path, name)
     if found is not None:
         return found
-    data = jit.compile_object(ir_text, target, opt)
+    data = make(ir_text, target, opt)
     write(path, name, data)
     return data
 
 
-def path_of(name: str) -> Path:
+def path_of(name: str, suffix: str = _SUFFIX) -> Path:
     """Returns where the object named by a `key` is."""
-    return folder() / f"{name}{_SUFFIX}"
+    return folder() / f"{name}{suffix}"
 
 
 def folder() -> Path:

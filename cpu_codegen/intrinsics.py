@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from ..diagnostics.errors import Unsupported
-from ..platforms.features import ARM, X86
+from ..platforms.features import ARM, NVPTX, X86
 from ..platforms.target import Target
 from .builder import I32, PTR, VOID, Function, Val, const
 
@@ -44,9 +44,10 @@ _ROWS: dict[str, tuple[Row, ...]] = {
         (r"neon\..*", (("neon",),)),
         (r"hint", ((),)),
     ),
+    NVPTX: ((r"read\.ptx\.sreg\..*|shfl\.sync\.bfly\..*|barrier0", ((),)),),
 }
 _PAUSE: dict[str, tuple[str, tuple[Val, ...]]] = {X86: ("llvm.x86.sse2.pause", ()), ARM: ("llvm.aarch64.hint", (const(I32, 1),))}
-_PREFIX = {X86: "x86", ARM: "aarch64"}
+_PREFIX = {X86: "x86", ARM: "aarch64", NVPTX: "nvvm"}
 _DECLARED = re.compile(r"^declare\b[^@\n]*@\"?llvm\.(x86|aarch64|nvvm|amdgcn|arm|riscv|ppc)\.([\w.]+)", re.M)
 _INLINE = re.compile(r"\basm\b\s+(sideeffect|alignstack|inteldialect|unwind|\")")
 _SCALABLE = re.compile(r"<\s*vscale x\b")

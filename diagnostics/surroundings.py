@@ -7,12 +7,14 @@ from contextlib import contextmanager
 
 import torch
 
+CPU = torch.device("cpu")
+
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Inside, new tensors are on the CPU and products are as precise as their operands, whatever `torch.set_default_device` and
+def undisturbed(device: torch.device = CPU) -> Iterator[None]:
+    """Inside, new tensors are on the device and products are as precise as their operands, whatever `torch.set_default_device` and
     `torch.autocast` say. The default dtype belongs to all threads, and cannot be changed for one: our tensors name theirs."""
-    with torch.device("cpu"), torch.autocast("cpu", enabled=False):
+    with device, torch.autocast(device.type, enabled=False):
         yield
 
 

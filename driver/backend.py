@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.collector import paused
 from ..diagnostics.errors import InputError, Unsupported
+from ..diagnostics.surroundings import CPU
 from ..graph import flex
 from ..graph.aten.recurrent import Layers
 from ..graph.capture import from_fx
@@ -37,13 +38,16 @@ def backend(
 ) -> Any:
     """Compile one graph of Dynamo. Graphs that need gradients run as PyTorch runs them; so does a graph we cannot capture.
 
-    options: `precision` ("fp32", "bf16", "auto") and `strict` (an operation without a native form raises), as in `sashiko.compile`.
+    Tensors are on the CPU, or all on one GPU: there products are PyTorch's, and what is around them are kernels of ours (docs/gpu.md).
+
+    options: `precision` ("fp32", "bf16", "auto"; on CPUs) and `strict` (an operation without a native form raises), as in
+    `sashiko.compile`; `cuda_graphs` (default True): whether calls on a GPU are recorded.
     """
     del mode  # there is one mode: as fast as we can
     settings = dict(options or {})
-    unknown = settings.keys() - {"precision", "strict"}
+    unknown = settings.keys() - {"precision", "strict", "cuda_graphs"}
     if unknown:
-        raise InputError(f"unknown options {sorted(unknown)}", hint="precision and strict are known")
+        raise InputError(f"unknown options {sorted(unknown)}", hint="precision, strict and cuda_graphs are known")
     if settings.setdefault("precision", "fp32") not in PRECISIONS:
         raise InputError(f"precision is {settings['precision']!r}", hint=f"one of {', '.join(PRECISIONS)}")
     given = tuple(plain for tensor in example_inputs for plain in _plain(tensor))
@@ -147,13 +151,16 @@ class _Inference:
         try:
             _refuse_effects(self.graph)
             captured = from_fx(self.rest, self.inputs, frozen)
+            strict, precision = bool(self.settings.get("strict")), self.settings["precision"]
+            if captured.device != CPU and precision != "fp32":
+                raise InputError(f"precision={precision!r} is for CPUs", hint="on a GPU, convert the model or use torch.autocast")
+            record = bool(self.settings.get("cuda_graphs", True))
+            return build_model(captured, Options(default_target(), precision, strict, name="dynamo", record=record))
         except Unsupported as error:
             if self.settings.get("strict"):
                 raise
             warnings.warn(f"sashiko leaves a graph to PyTorch as a whole: {error.what}", stacklevel=2)
             return None
-        strict = bool(self.settings.get("strict"))
-        return build_model(captured, Options(default_target(), self.settings["precision"], strict, name="dynamo"))
 
     def boxed(self) -> Boxed:
         return _box(self.call if self.native else self.graph.forward)

@@ -11,24 +11,28 @@ import torch
 from ..diagnostics.collector import paused
 from ..diagnostics.dump import say
 from ..diagnostics.errors import InputError, Unsupported
-from ..diagnostics.surroundings import unobserved
+from ..diagnostics.surroundings import CPU, undisturbed, unobserved
 from ..graph import attrs as A
 from ..graph.captured import Captured, GraphOutput, IntInput, SymbolicOutput, TensorInput
 from ..graph.ir import Graph, Value
 from ..graph.memory_format import as_they_lie, inverse, row_by_row_where_made_so
-from ..graph.passes import PassReport, run
+from ..graph.passes import Pass, PassReport, run
 from ..graph.sites import site_of
 from ..graph.types import Order, TensorType
 from ..kernels.custom import CustomKernel
 from ..kernels.spec import GemmSpec
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace
+from ..rewrite.rules.outside import VIEW, views_outside
+from ..rewrite.rules.parts import in_parts
 from ..runtime.executable import Executable, with_runner
+from ..runtime.gpu import GpuExecutable
 from ..runtime.plan import AtenStep, ConstantSource, Input, InputInt, InputTensor, Output, OutputDim, OutputTensor, Plan, Segment
 from ..stitch.layout import choose_layouts, spread_rows
 from ..stitch.partition import Extern, Native, Part, partition
 from ..stitch.program import CallItem, Program
 from ..stitch.stitcher import stitch
+from .gpu import GpuKernels, target_of
 from .kernels import Kernels
 from .pipeline import passes
 from .recall import Spec
@@ -40,7 +44,7 @@ from .specs import Choices, ItemSpec, flat, specs_of
 @dataclass(frozen=True)
 class Options:
     """What a compilation depends on besides the graph. wide: names of operations that stay in fp32 whatever the precision. choices: of
-    products that have been measured."""
+    products that have been measured. record: whether calls on a GPU may be recorded as CUDA graphs."""
 
     target: Target
     precision: str = "fp32"
@@ -50,6 +54,7 @@ class Options:
     name: str = "model"
     wide: frozenset[str] = frozenset()
     choices: Choices = field(default_factory=dict)
+    record: bool = True
 
 
 @dataclass(eq=False)
@@ -75,7 +80,8 @@ class Built:
 
 def build(captured: Captured, options: Options) -> Built:
     """Compile. Raises Unsupported with `strict` when an operation would be left to PyTorch."""
-    with paused(), unobserved():
+    # Constants of a graph for a GPU are made there, which PyTorch asks a mode about.
+    with paused(), unobserved() if captured.device == CPU else undisturbed(captured.device):
         return _build(captured, options)
 
 
@@ -86,19 +92,28 @@ def _build(captured: Captured, options: Options) -> Built:
     trace, reports = Trace(), list[PassReport]()
     graph = replace(captured.graph, name=options.name)
     writes = {m.output: m.input for m in captured.mutations}
-    planned = passes(options.precision, options.target, options.rules, trace, options.wide, writes)
+    kernels: Kernels = Kernels(options.target, options.kernels)
+    if captured.device != CPU:
+        # What is written into arguments is made beside them, and copied.
+        kernels, writes = GpuKernels(target_of(captured.device)), {}
+    planned = passes(options.precision, kernels.target, options.rules, trace, options.wide, writes)
+    if captured.device != CPU:
+        planned += (Pass("parts", in_parts), Pass("views", views_outside))
     graph, captured = row_by_row_where_made_so(run(graph, planned, declared=captured.declared, reports=reports), captured)
     if options.strict:
         _refuse_leftovers(graph)
     graph = _laid_out(graph)
     rewritten = clock()
-    step = passes(options.precision, options.target, options.rules, trace, options.wide)
-    planner = _Planner(graph, captured, Kernels(options.target, options.kernels), options.choices, lambda g: _laid_out(run(g, step)))
+    step = passes(options.precision, kernels.target, options.rules, trace, options.wide)
+    planner = _Planner(graph, captured, kernels, options.choices, lambda g: _laid_out(run(g, step)))
     plan = planner.plan()
     emitted = clock()
-    objects = [planner.kernels.compiled(options.name)] if plan.symbols else []
-    compiled = clock()
-    executable = Executable(plan, with_runner(objects, options.target))
+    if isinstance(kernels, GpuKernels):
+        ptx, compiled = kernels.ptx(options.name) if plan.symbols else "", clock()
+        executable: Executable = GpuExecutable(plan, ptx, captured.device, options.record)
+    else:
+        objects, compiled = [kernels.compiled(options.name)] if plan.symbols else [], clock()
+        executable = Executable(plan, with_runner(objects, options.target))
     seconds = {
         "rewrite": rewritten - start,
         "stitch and emit": emitted - rewritten,
@@ -189,7 +204,8 @@ class _Planner:
         """The number of a value that torch sees: also constants, which the plan hands out."""
         number = self._id(value)
         if value in self._known_constants and number not in self._constant_values:
-            self._constant_values[number] = self.constants.number(value)
+            on_cpu = self.captured.device == CPU
+            self._constant_values[number] = self.constants.number(value) if on_cpu else self.constants.as_it_lies(value)
         return number
 
     def _given_alone(self, parts: Sequence[Part]) -> dict[Value, TensorType]:
@@ -241,6 +257,8 @@ class _Planner:
     def _shares(self, value: Value) -> bool:
         """Whether what PyTorch returns is a view of memory that is known by another name, too."""
         schema = getattr(getattr(value.attrs, "target", None), "_schema", None)
+        if isinstance(value.attrs, A.AtenAttrs) and value.attrs.reason == VIEW:
+            return False
         if schema is None or all(result.alias_info is None for result in schema.returns):
             return False
         return not all(v.op in ("aten", "get") and len(self.graph.users[v]) == 1 and not self.graph.is_output(v) for v in value.inputs)

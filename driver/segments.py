@@ -66,6 +66,10 @@ class Constants:
         """Position in the plan's constants of a constant expression."""
         return self._number((value,), torch.Tensor.contiguous, "")
 
+    def as_it_lies(self, value: Value) -> int:
+        """The same where the constant may be a view of a weight."""
+        return self._number((value,), torch.Tensor.detach, "as it lies", dense=False)
+
     def packed(self, values: tuple[Value, ...], kernel: table.Kernel, blocks: Blocks | None = None) -> int:
         """The same of a weight, or of one and its group scales, packed for the kernel of a contraction. blocks: how it is cut before."""
         if blocks is None:
@@ -77,12 +81,12 @@ class Constants:
 
         return self._number(values, pack, f"{kernel.name} {blocks}")
 
-    def _number(self, values: tuple[Value, ...], derive: Callable[..., torch.Tensor], form: str) -> int:
+    def _number(self, values: tuple[Value, ...], derive: Callable[..., torch.Tensor], form: str, dense: bool = True) -> int:
         if (values, form) not in self._known:
             self._known[values, form] = len(self.sources)
             watched = tuple(tensor for value in values for tensor in watched_tensors(value))
             label = f"{values[0].name or values[0].op} {form}".strip()
-            self.sources.append(ConstantSource(watched, lambda: derive(*map(compute, values)), label))
+            self.sources.append(ConstantSource(watched, lambda: derive(*map(compute, values)), label, dense))
         return self._known[values, form]
 
 

@@ -33,6 +33,7 @@ from .captured import (
     TensorInput,
     symbol_sources,
 )
+from .device import device_of
 from .dims import Poly
 from .exporting import decompositions, export, functional
 from .ir import Graph, Value
@@ -60,7 +61,7 @@ class _Signature:
 
     def tensor(self, node: Node, name: str, meta: torch.Tensor) -> Value:
         """A new tensor input of the graph."""
-        kind = tensor_type(meta, self.lowering.symbols)
+        kind = tensor_type(meta, self.lowering.symbols, self.lowering.device)
         value = b.input_(len(self.tensors), kind.dtype, kind.shape, name)
         self.tensors.append(value)
         self.lowering.env[node] = value
@@ -242,10 +243,11 @@ def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[
     """
     nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
     _guard_attention(module)
-    found = _Signature(Lowering(Symbols(_shape_env(nodes))))
+    device = device_of([*example_inputs, *(frozen or {}).values()])
+    found = _Signature(Lowering(Symbols(_shape_env(nodes)), device))
     for position, node in enumerate(nodes):
         if frozen is not None and position in frozen:
-            found.lowering.env[node] = constant_value(frozen[position], node.name, True)
+            found.lowering.env[node] = constant_value(frozen[position], node.name, True, device)
             found.inputs.append(FixedInput(node.name, frozen[position]))
         else:
             found.user(node, node.meta.get("val", example_inputs[position]))
@@ -256,4 +258,4 @@ def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[
     returned = pytree.tree_leaves(module.graph.output_node().args[0])
     handed = {n: at for n, node in enumerate(returned) if (at := found.given(node)) is not None}
     made = found.finish([*results, *(source for _, source in copies)], returned, writes, handed=handed)
-    return replace(made, assumed=found.lowering.symbols.definitions())
+    return replace(made, assumed=found.lowering.symbols.definitions(), device=device)

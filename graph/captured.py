@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
+from ..diagnostics.surroundings import CPU
 from .dims import Dim, Shape, evaluate, symbols
 from .floats import Definition
 from .ir import Graph, Value
@@ -168,6 +169,7 @@ class Captured:
     that `mutations` and `checks` name. `in_spec`/`out_spec` are pytree specs of (args, kwargs) and of the result; None after `from_fx`,
     where calls are flat. `baked`: constants whose numbers went into the graph itself (scales); it is wrong once they change. `assumed`:
     what must hold of the sizes of a call, and the symbols that are computed from them. parameters: what the model calls its arguments.
+    device: where all its tensors are.
     """
 
     graph: Graph
@@ -183,6 +185,7 @@ class Captured:
     checks: tuple[Check, ...] = ()
     assumed: tuple[Assumed, ...] = ()
     parameters: Parameters = NAMELESS
+    device: torch.device = CPU
 
     @property
     def declared(self) -> list[Dim]:
@@ -202,7 +205,7 @@ class Captured:
         pairs: list[tuple[Dim, int, str]] = []
         for spec, value in zip(self.inputs, flat, strict=True):
             if isinstance(spec, TensorInput):
-                pairs += _tensor_pairs(spec, value)
+                pairs += _tensor_pairs(spec, value, self.device)
                 tensors.append(value)
             elif isinstance(spec, IntInput):
                 pairs.append((spec.dim, int(value), f"argument {spec.name}"))
@@ -248,15 +251,15 @@ def flatten_call(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str
     return list(flat)
 
 
-def _tensor_pairs(spec: TensorInput, value: Any) -> list[tuple[Dim, int, str]]:
+def _tensor_pairs(spec: TensorInput, value: Any, device: torch.device) -> list[tuple[Dim, int, str]]:
     """One equation per dimension of a tensor argument, after checking what is no equation."""
     if not isinstance(value, torch.Tensor):
         raise InputError(f"argument {spec.name} is a {type(value).__name__}, expected a tensor")
     if value.dtype != spec.dtype.torch:
         wanted = spec.dtype.torch
         raise InputError(f"argument {spec.name} is {value.dtype}, captured with {wanted}", hint=f"convert it with .to({wanted})")
-    if value.device.type != "cpu":
-        raise InputError(f"argument {spec.name} is on {value.device}, expected a CPU tensor")
+    if value.device != device:
+        raise InputError(f"argument {spec.name} is on {value.device}, captured on {device}")
     if value.dim() != len(spec.shape):
         raise InputError(f"argument {spec.name} has {value.dim()} dimensions, captured with {len(spec.shape)}")
     sizes = zip(spec.shape, value.shape, strict=True)

@@ -26,7 +26,7 @@ from .lower import PART_OF
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
 _CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve")}
-CPU = "move it with .cpu()"
+CPU = "move it with .cpu(); on a GPU, torch.compile(model, backend=\"sashiko\") compiles what it finds there"
 # What to do about errors of torch, by a part of their text.
 KNOWN = (
     (

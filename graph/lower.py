@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,11 +18,13 @@ from . import build as b
 from .aten import COMPLEX, COMPOSITES, NAMED, QUANTIZED, TABLE, Call, Pair, SymScalar
 from .aten.complex_numbers import PARTS
 from .captured import Leftover
+from .device import CPU, refuse_products
 from .flex import WHY
 from .ir import Graph, Value
+from .nodes import as_it_is, name_of, origin_of, schema_arguments
 from .ops import make
+from .randomness import draws
 from .scalars import READ, computed, computed_with, condition, of_data
-from .sites import with_name
 from .symbols import Symbols
 from .types import FROM_TORCH, TensorType, TupleType, Type, boolean
 
@@ -36,8 +36,6 @@ _IGNORED: frozenset[Any] = frozenset({
     aten._assert_tensor_metadata.default, aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default, torch._check,
 })
 _ASSERTED: frozenset[Any] = frozenset({aten._assert_async.default, aten._assert_async.msg})
-_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|torch|functorch)[/\\]|[/\\]lib[/\\]python3|^<")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 @dataclass(frozen=True)
@@ -52,28 +50,22 @@ class Wrapped:
         return constant_value(getattr(self.tensor, name), f"{self.name}.{name}", self.watched)
 
 
-def origin_of(node: Node) -> str:
-    """`file.py:12` of the innermost frame that is the user's; of the innermost outside torch when all are libraries'. A node with a name
-    gets `file.py:12 in name`."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [f for f in frames if not _LIBRARY.search(f[0])] or [f for f in frames if not re.search(r"[/\\]torch[/\\]", f[0])]
-    return with_name(f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else "", node)
-
-
-def type_of(meta: Any, symbols: Symbols) -> Type:
-    """The type of a fake result. Raises Unsupported for what no type describes."""
+def type_of(meta: Any, symbols: Symbols, device: torch.device = CPU, unused: frozenset[int] = frozenset()) -> Type:
+    """The type of a fake result. unused: which elements of a tuple nobody asks for, such as the random seeds of attention on GPUs. Raises
+    Unsupported for what no type describes."""
     if isinstance(meta, torch.Tensor):
-        return tensor_type(meta, symbols)
+        return tensor_type(meta, symbols, device)
     if isinstance(meta, (tuple, list)):
-        return TupleType(tuple(tensor_type(m, symbols) if isinstance(m, torch.Tensor) else None for m in meta))
+        known = (isinstance(m, torch.Tensor) and (n not in unused or m.dtype in FROM_TORCH) for n, m in enumerate(meta))
+        return TupleType(tuple(tensor_type(m, symbols, device) if typed else None for m, typed in zip(meta, known)))
     raise Unsupported(f"a result of type {type(meta).__name__}")
 
 
-def tensor_type(meta: torch.Tensor, symbols: Symbols) -> TensorType:
-    """The type of a fake tensor. Raises Unsupported for devices, layouts and dtypes that are not covered."""
+def tensor_type(meta: torch.Tensor, symbols: Symbols, device: torch.device = CPU) -> TensorType:
+    """The type of a fake tensor. Raises Unsupported for other devices, and layouts and dtypes that are not covered."""
     if meta.dtype not in FROM_TORCH:
         raise Unsupported(f"a tensor of {meta.dtype}")
-    if meta.layout != torch.strided or meta.device.type not in ("cpu", "meta"):
+    if meta.layout != torch.strided or (meta.device != device and meta.device.type != "meta"):
         raise Unsupported(f"a tensor with layout {meta.layout} on {meta.device}")
     return TensorType(FROM_TORCH[meta.dtype], tuple(symbols.dim(s) for s in meta.shape))
 
@@ -83,6 +75,7 @@ class Lowering:
     """The state of one walk: what each FX node became, and what was left to PyTorch."""
 
     symbols: Symbols
+    device: torch.device = CPU
     env: dict[Node, Any] = field(default_factory=dict)
     leftovers: list[tuple[Value, Leftover]] = field(default_factory=list)
     copies: list[tuple[Value, Value]] = field(default_factory=list)
@@ -120,7 +113,7 @@ class Lowering:
         for part in path.split("."):
             found = getattr(found, part)
         if isinstance(found, torch.Tensor):
-            return constant_value(found, path, isinstance(found, torch.nn.Parameter))
+            return constant_value(found, path, isinstance(found, torch.nn.Parameter), self.device)
         return found
 
     def resolve(self, item: Any) -> Any:
@@ -147,7 +140,7 @@ class Lowering:
         if node.target is aten._assert_scalar.default:
             return self.assert_number(node)
         if node.target is operator.getitem:
-            return self.element(node)
+            return self.element(node) if node.users else None
         if node.target is aten.copy_.default:
             return self.copy(node)
         if node.target is PART_OF:
@@ -158,7 +151,7 @@ class Lowering:
             return None
         if meta is None and not node.users:
             raise Unsupported(f"{name_of(node)} has an effect besides its result", origin_of(node))
-        kind = type_of(meta, self.symbols)
+        kind = type_of(meta, self.symbols, self.device, _unused(node, meta))
         try:
             return self.native(node, kind)
         except (Unsupported, InvalidGraph) as error:
@@ -205,7 +198,7 @@ class Lowering:
 
     def native(self, node: Node, kind: Type) -> Any:
         """The table row's result, checked against the type that torch says it has. Raises Unsupported with the reason."""
-        if node.target is aten.as_strided.default and _as_it_is(node):
+        if node.target is aten.as_strided.default and as_it_is(node):
             return self.resolve(node.args[0])
         row = TABLE.get(node.target) or COMPOSITES.get(node.target) or NAMED.get(name_of(node))
         arguments = [self.resolve(a) for a in schema_arguments(node)] if row is not None or node.target in COMPLEX else []
@@ -229,6 +222,8 @@ class Lowering:
         for value, expected in zip(made, tensors_or_none(kind), strict=True):
             if value is not None and replace(value.tensor, qparams=None) != expected:
                 raise Unsupported(f"the native form would be {value.type}, PyTorch says {expected}")
+        if self.device != CPU:
+            refuse_products(made, arguments)
         return tuple(made) if isinstance(result, tuple) else made[0]
 
     def taken_apart(self, item: Any) -> Any:
@@ -273,7 +268,7 @@ class Lowering:
             (k, self.slots(self.resolve(a), operands, where)) for k, a in node.kwargs.items()), reason)
         value = make("aten", *operands, attrs=attrs, type=kind, origin=where, name=name_of(node))
         self.leftovers.append((value, Leftover(name_of(node), reason, where)))
-        if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+        if draws(node.target, node.args, node.kwargs):
             self.random.append(value)
         return value
 
@@ -295,42 +290,23 @@ class Lowering:
             raise Unsupported("several random operations whose order cannot be kept", self.random[0].origin)
 
 
-def constant_value(tensor: torch.Tensor, name: str, watched: bool) -> Value | Wrapped:
-    """A constant; a single number of the model's own code becomes a `full`, which every pass understands."""
+def constant_value(tensor: torch.Tensor, name: str, watched: bool, device: torch.device = CPU) -> Value | Wrapped:
+    """A constant; a single number of the model's own code becomes a `full`, which every pass understands, wherever it is."""
     made_of_others: bool = is_traceable_wrapper_subclass(tensor)
     if made_of_others:
         return Wrapped(name, tensor, watched)
-    if tensor.dtype not in FROM_TORCH or tensor.layout != torch.strided or tensor.device.type != "cpu":
+    number = not watched and tensor.dim() == 0 and not tensor.is_complex()
+    if tensor.dtype not in FROM_TORCH or tensor.layout != torch.strided or (tensor.device != device and not (number and tensor.is_cpu)):
         raise Unsupported(f"the tensor {name} is {tensor.dtype}, {tensor.layout}, on {tensor.device}")
-    if not watched and tensor.dim() == 0 and not tensor.is_complex():
+    if number:
         return b.full(tensor.item(), FROM_TORCH[tensor.dtype])
     return b.constant(tensor, name, watched)
 
 
-def _as_it_is(node: Node) -> bool:
-    """Whether `as_strided` reads what it is given as that is: pooling says so what the strides of its axes of size 1 are."""
-    of = node.args[0]
-    if not isinstance(of, Node) or of.op == "placeholder":  # a caller's tensor may have other strides than the example
-        return False
-    old, new = of.meta["val"], node.meta["val"]
-
-    def places(tensor: torch.Tensor) -> list[str]:
-        return [str(s) for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1] + [str(tensor.storage_offset())]
-
-    return [str(d) for d in old.shape] == [str(d) for d in new.shape] and places(old) == places(new)
-
-
-def name_of(node: Node) -> str:
-    """`aten.sort.default`"""
-    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
-
-
-def schema_arguments(node: Node) -> list[Any]:
-    """All arguments of the schema in order, defaults filled in."""
-    result = list(node.args)
-    for argument in node.target._schema.arguments[len(result):]:  # type: ignore[union-attr]
-        result.append(node.kwargs.get(argument.name, argument.default_value))
-    return result
+def _unused(node: Node, meta: Any) -> frozenset[int]:
+    """Which elements of a node's tuple nobody asks for."""
+    taken = {int(u.args[1]) for u in node.users if u.target is operator.getitem and u.users}  # type: ignore[arg-type]
+    return frozenset(range(len(meta))) - taken if isinstance(meta, (tuple, list)) else frozenset()
 
 
 def tensors_or_none(kind: Type) -> tuple[TensorType | None, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 X86 = "x86_64"
 ARM = "aarch64"
+NVPTX = "nvptx64"  # NVIDIA's GPUs: what they have follows from the target's `cpu`, their compute capability
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..diagnostics.errors import InputError
-from .features import ARM, FEATURES, X86, Feature, closed
+from .features import ARM, FEATURES, NVPTX, X86, Feature, closed
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Target:
 
     @cached_property
     def arch(self) -> str:
-        """'x86_64' or 'aarch64'. Ask `has(...)` instead wherever a feature is what matters."""
+        """'x86_64', 'aarch64' or 'nvptx64'. Ask `has(...)` instead wherever a feature is what matters."""
         first = self.triple.split("-", 1)[0]
-        arch = {"x86_64": X86, "aarch64": ARM, "arm64": ARM}.get(first)
+        arch = {"x86_64": X86, "aarch64": ARM, "arm64": ARM, "nvptx64": NVPTX}.get(first)
         if arch is None:
             what = f"target {self.name!r}: no support for the architecture of {self.triple!r}"
-            raise InputError(what, hint="x86_64 and aarch64 are supported")
+            raise InputError(what, hint="x86_64, aarch64 and nvptx64 are supported")
         return arch
 
     @cached_property

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..graph.aten.experts import NAMED
-from ..graph.lower import name_of
+from ..graph.nodes import name_of
 from .constants import Constants
 from .scheme import Operation
 

@@ -16,7 +16,8 @@ import torch
 
 from ..cpu_codegen import symbols
 from ..diagnostics.errors import InputError
-from ..diagnostics.surroundings import undisturbed
+from ..diagnostics.surroundings import CPU, undisturbed
+from ..gpu_codegen.loops import VECTOR
 from .plan import ConstantSource
 from .runner import CHANGED, HEADER, Absent, Runner
 from .shared import in_common
@@ -104,8 +105,8 @@ class ConstantSet:
 class Constants:
     """All constants of a plan. `current` is the set to use; `changed` and `refresh` follow the user's weights."""
 
-    def __init__(self, sources: Sequence[ConstantSource], runner: Runner | Absent) -> None:
-        self._sources = tuple(sources)
+    def __init__(self, sources: Sequence[ConstantSource], runner: Runner | Absent, device: torch.device = CPU) -> None:
+        self._sources, self._device = tuple(sources), device
         self._run = runner.run
         watched = {id(tensor): tensor for source in sources for tensor in source.watched}
         self._watched = tuple(watched.values())
@@ -113,8 +114,8 @@ class Constants:
         native = bool(watched) and runner.watch and _native_watch_available()
         self._handles = Handles(self._watched) if native else None
         now = Watched.of(self._watched)
-        with undisturbed():
-            self.current = self._set(tuple(_derived(source, None) for source in self._sources), now)
+        with undisturbed(device):
+            self.current = self._set(tuple(_derived(source, None, device) for source in self._sources), now)
 
     def _set(self, tensors: tuple[torch.Tensor, ...], watched: Watched) -> ConstantSet:
         return ConstantSet(tensors, watched, self._handles.addresses if self._handles is not None else ())
@@ -137,23 +138,27 @@ class Constants:
 
         def tensor(source: ConstantSource, old: torch.Tensor) -> torch.Tensor:
             touched = any(self._position[id(w)] in stale for w in source.watched)
-            return _derived(source, old) if touched else old
+            return _derived(source, old, self._device) if touched else old
 
-        with undisturbed():
+        with undisturbed(self._device):
             tensors = tuple(tensor(source, old) for source, old in zip(self._sources, before.tensors, strict=True))
         self.current = self._set(tensors, now)
 
 
-def _derived(source: ConstantSource, old: torch.Tensor | None) -> torch.Tensor:
+def _derived(source: ConstantSource, old: torch.Tensor | None, device: torch.device) -> torch.Tensor:
     with torch.no_grad():
-        tensor = source.derive().detach().contiguous()
+        tensor = source.derive().detach()
+    tensor = tensor.contiguous() if source.dense else tensor
     label = source.label or "a constant"
-    if not tensor.is_cpu:
-        raise InputError(f"{label} is on {tensor.device}", hint="a compiled model runs on the CPU; move the weights back or compile again")
+    if tensor.device != device:
+        hint = f"a model compiled for {device} runs there; move the weights back or compile again"
+        raise InputError(f"{label} is on {tensor.device}", hint=hint)
     if old is not None and (tensor.shape != old.shape or tensor.dtype != old.dtype):
         was, now = (f"{t.dtype}{list(t.shape)}" for t in (old, tensor))
         raise InputError(f"{label} was {was} when the model was compiled and is now {now}", hint="compile the model again")
-    return in_common(tensor, source.watched)
+    if tensor.is_cpu:
+        return in_common(tensor, source.watched)
+    return tensor.clone() if source.dense and tensor.data_ptr() % VECTOR else tensor
 
 
 def _native_watch_available() -> bool:

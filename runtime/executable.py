@@ -20,7 +20,7 @@ import torch
 from ..cpu_codegen import jit
 from ..diagnostics import env
 from ..diagnostics.errors import InvalidGraph
-from ..diagnostics.surroundings import undisturbed
+from ..diagnostics.surroundings import CPU, undisturbed
 from ..platforms.host import host
 from ..platforms.target import Target
 from . import runner, turns
@@ -62,9 +62,10 @@ class Executable:
     inside the model is out of range.
     """
 
+    device = CPU
+
     def __init__(self, plan: Plan, code: Code) -> None:
-        verify(plan)
-        self.plan = plan
+        self._read(plan)
         self.code = code
         foreign = code.target.why_not_on(host())
         self._runner = runner.Absent(code.target, foreign) if foreign else runner.Runner(code.runner)
@@ -76,6 +77,11 @@ class Executable:
         self._constants = Constants(plan.constants, self._runner)
         self._contexts: deque[Context] = deque()
         self._results = Results()
+
+    def _read(self, plan: Plan) -> None:
+        """Finds out once what calls need to know of the plan."""
+        verify(plan)
+        self.plan = plan
         self._records: dict[tuple[Any, ...], ShapeRecord] = {}
         self._latest: ShapeRecord | None = None
         self._tick = 0
@@ -98,7 +104,7 @@ class Executable:
             return self._through_values(inputs, None)
         signature = self._signature(inputs, True)
         if signature is None:
-            inputs = checked(self.plan.inputs, inputs, dense=True)
+            inputs = checked(self.plan.inputs, inputs, True, self.device)
             signature = self._signature(inputs, True)
             assert signature is not None, "checked arguments need no second look"
         key, pointers = signature
@@ -223,7 +229,7 @@ class Executable:
         plan = self.plan
         signature = self._signature(inputs, False)
         if signature is None:
-            inputs = checked(plan.inputs, inputs, dense=False)
+            inputs = checked(plan.inputs, inputs, False, self.device)
             signature = self._signature(inputs, False)
             assert signature is not None, "checked arguments need no second look"
         record = self._record(signature[0], inputs)
@@ -233,11 +239,11 @@ class Executable:
         plain = nullcontext()  # to enter a mode takes a microsecond or two
         with (
             torch.no_grad() if torch.is_grad_enabled() else plain,
-            undisturbed() if torch.is_autocast_enabled("cpu") else plain,
+            undisturbed(self.device) if torch.is_autocast_enabled(self.device.type) else plain,
         ):
             for at, segment in enumerate(plan.segments):
                 if isinstance(segment, NativeSegment):
-                    held = take_inputs(segment, values, self._untrusted[at], record.numbers)
+                    held = take_inputs(segment, values, self._untrusted[at], record.numbers, self.device)
                     results = self._native(segment, at, record, [t.data_ptr() for t in held], held, constants, stopwatch)
                     for output, result in zip(segment.outputs, results, strict=True):
                         values[output.value] = result

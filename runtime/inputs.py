@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..diagnostics.errors import InputError
+from ..diagnostics.surroundings import CPU
 from ..graph.dims import Dim
 from ..graph.memory_format import inverse
 from ..graph.symbols import solve
@@ -21,17 +22,17 @@ TRACED = "pass a plain tensor; what traces or transforms a model takes the origi
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def checked(inputs: Sequence[Input], arguments: Sequence[Any], dense: bool) -> tuple[Argument, ...]:
+def checked(inputs: Sequence[Input], arguments: Sequence[Any], dense: bool, device: torch.device = CPU) -> tuple[Argument, ...]:
     """Returns the arguments as plain tensors and ints of the declared types, copied where `dense` asks for memory in the declared order.
 
     InputError for a wrong number, type, dtype or device; shapes are checked by `bind`.
     """
     if len(arguments) != len(inputs):
         raise InputError(f"expected {len(inputs)} arguments, got {len(arguments)}", hint="pass what the model was compiled with, flattened")
-    return tuple(_checked(n, spec, argument, dense) for n, (spec, argument) in enumerate(zip(inputs, arguments, strict=True)))
+    return tuple(_checked(n, spec, argument, dense, device) for n, (spec, argument) in enumerate(zip(inputs, arguments, strict=True)))
 
 
-def _checked(position: int, spec: Input, argument: Any, dense: bool) -> Argument:
+def _checked(position: int, spec: Input, argument: Any, dense: bool, device: torch.device) -> Argument:
     name = described(position, spec)
     if not isinstance(spec, InputTensor):
         if isinstance(argument, bool) or not isinstance(argument, int):
@@ -43,8 +44,9 @@ def _checked(position: int, spec: Input, argument: Any, dense: bool) -> Argument
     if argument.dtype is not wanted:
         hint = f"convert it with .to({wanted}), or compile for the other dtype"
         raise InputError(f"{name}: expected {wanted}, got {argument.dtype}", hint=hint)
-    if argument.device.type != "cpu":
-        raise InputError(f"{name}: expected a tensor on the CPU, got one on {argument.device}", hint="move it with .cpu()")
+    if argument.device != device:
+        where, how = ("the CPU", ".cpu()") if device == CPU else (device, f'.to("{device}")')
+        raise InputError(f"{name}: expected a tensor on {where}, got one on {argument.device}", hint=f"move it with {how}")
     if argument.layout is not torch.strided:
         raise InputError(f"{name}: expected a dense tensor, got {argument.layout}", hint="convert it with .to_dense()")
     tensor = argument

@@ -13,8 +13,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ..cpu_codegen.contract import DimSlot, KernelCode
+from ..graph.attrs import Slot
 from ..graph.dims import Dim, Poly
 from ..graph.symbols import Assumed
 from ..graph.types import DType, Order, TensorType
@@ -166,6 +168,11 @@ class AtenStep:
     several: bool = False
     copies: bool = False
 
+    @cached_property
+    def filled(self) -> tuple[bool, ...]:
+        """For each of `args` whether it differs from call to call: it holds slots or expressions."""
+        return tuple(any(isinstance(leaf, (Slot, Poly)) for leaf in tree_leaves(item)) for item in self.args)
+
 
 Segment = NativeSegment | AtenStep
 
@@ -175,12 +182,13 @@ class ConstantSource:
     """A constant and where it comes from: `derive()` makes it (packed, cast, quantized) from the `watched` tensors.
 
     It is derived again when a watched tensor was changed in place or got other storage. Tensors made under inference mode have no
-    version, so only new storage is noticed there.
+    version, so only new storage is noticed there. dense: it is made row-major; else it stays as it lies.
     """
 
     watched: tuple[torch.Tensor, ...]
     derive: Callable[[], torch.Tensor]
     label: str = ""
+    dense: bool = True
 
 
 @dataclass(frozen=True)

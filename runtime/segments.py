@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..diagnostics.errors import InvalidGraph
+from ..diagnostics.surroundings import CPU
 from ..graph.attrs import Slot
 from ..graph.dims import Poly
 from .plan import AtenStep, Buffer, InputTensor, NativeSegment, OutputTensor, Plan
@@ -18,7 +19,10 @@ Values = dict[int, torch.Tensor]
 def run_aten(step: AtenStep, values: Values, numbers: Numbers) -> None:
     """Calls the operation and puts its results into `values`. Exceptions of the operation pass through."""
     operands = [values[value] for value in step.operands]
-    arguments = [operands[item.index] if type(item) is Slot else fill(item, operands, numbers) for item in step.args]
+    arguments = [
+        operands[item.index] if type(item) is Slot else fill(item, operands, numbers) if filled else item
+        for item, filled in zip(step.args, step.filled)
+    ]
     if step.kwargs:
         result = step.target(*arguments, **{name: fill(item, operands, numbers) for name, item in step.kwargs})
     else:
@@ -37,7 +41,9 @@ def fill(template: Any, operands: list[torch.Tensor], numbers: Numbers) -> Any:
     return numbers[template] if isinstance(template, Poly) else template
 
 
-def take_inputs(segment: NativeSegment, values: Values, doubtful: tuple[Buffer, ...], numbers: Numbers) -> list[torch.Tensor]:
+def take_inputs(
+    segment: NativeSegment, values: Values, doubtful: tuple[Buffer, ...], numbers: Numbers, device: torch.device = CPU
+) -> list[torch.Tensor]:
     """The segment's inputs, row-major. `doubtful`: buffers of inputs that ATen made.
 
     Kernels take size and type on trust, so these are checked here: InvalidGraph when one is not what the kernels were compiled for. Floats
@@ -49,7 +55,7 @@ def take_inputs(segment: NativeSegment, values: Values, doubtful: tuple[Buffer, 
         if tensor.is_floating_point() and buffer.dtype.is_float:
             tensor = tensor.to(buffer.dtype.torch)
         held[buffer.index] = tensor
-        if tensor.dtype is not buffer.dtype.torch or tensor.nbytes < number(numbers, buffer.nbytes) or not tensor.is_cpu:
+        if tensor.dtype is not buffer.dtype.torch or tensor.nbytes < number(numbers, buffer.nbytes) or tensor.device != device:
             expected = f"{number(numbers, buffer.nbytes)} bytes of {buffer.dtype}"
             what = f"{buffer.label or 'a value'} is {tensor.dtype}{list(tensor.shape)}, expected {expected}"
             raise InvalidGraph(what, "between segments")

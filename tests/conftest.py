@@ -71,6 +71,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         for feature in marker.args:
             if not report.target.has(feature):
                 pytest.skip(f"this machine lacks {feature}" + (f": {reasons[feature]}" if feature in reasons else ""))
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
     if item.get_closest_marker("aarch64") is not None:
         lacking = [tool for tool in ("qemu-aarch64-static", "aarch64-linux-gnu-gcc") if shutil.which(tool) is None]
         if lacking:

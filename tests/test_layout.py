@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Imports go only to the left.
 ORDER = (
     *("diagnostics", "platforms", "graph", "rewrite", "quant", "stitch"),
-    *("cpu_codegen", "kernels", "runtime", "driver", "cli"),
+    *("cpu_codegen", "gpu_codegen", "kernels", "runtime", "driver", "cli"),
 )
 NOT_PACKAGES = {"tests", "benchmarks", "docs", "build", "dist"}
 ROOT_FILES = {"__init__.py", "__main__.py"}

@@ -1,0 +1,49 @@
+"""What the nodes of an FX graph say of themselves: name, arguments, where in the user's code, and whether they change anything."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .sites import with_name
+
+_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|torch|functorch)[/\\]|[/\\]lib[/\\]python3|^<")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+def origin_of(node: Node) -> str:
+    """`file.py:12` of the innermost frame that is the user's; of the innermost outside torch when all are libraries'. A node with a name
+    gets `file.py:12 in name`."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [f for f in frames if not _LIBRARY.search(f[0])] or [f for f in frames if not re.search(r"[/\\]torch[/\\]", f[0])]
+    return with_name(f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else "", node)
+
+
+def as_it_is(node: Node) -> bool:
+    """Whether `as_strided` reads what it is given as that is: pooling says so what the strides of its axes of size 1 are."""
+    of = node.args[0]
+    if not isinstance(of, Node) or of.op == "placeholder":  # a caller's tensor may have other strides than the example
+        return False
+    old, new = of.meta["val"], node.meta["val"]
+
+    def places(tensor: torch.Tensor) -> list[str]:
+        return [str(s) for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1] + [str(tensor.storage_offset())]
+
+    return [str(d) for d in old.shape] == [str(d) for d in new.shape] and places(old) == places(new)
+
+
+def name_of(node: Node) -> str:
+    """`aten.sort.default`"""
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+
+
+def schema_arguments(node: Node) -> list[Any]:
+    """All arguments of the schema in order, defaults filled in."""
+    result = list(node.args)
+    for argument in node.target._schema.arguments[len(result):]:  # type: ignore[union-attr]
+        result.append(node.kwargs.get(argument.name, argument.default_value))
+    return result
