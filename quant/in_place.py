@@ -17,6 +17,7 @@ from ..graph.exporting import check_module
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from .calibrate import call_of, numbered
+from .experts import matrices, put
 from .inputs import Layer, compensated_weights
 from .linear import QuantizedLinear
 from .masking import USUAL, MaskArgument
@@ -25,7 +26,7 @@ from .presets import resolve
 from .program import Call
 from .quantize import check_evaluating, typical
 from .record import LeftOut, QuantRecord, QuantSite, SiteResult
-from .scheme import FP32, OpScheme, Override, Scheme, Where, several
+from .scheme import FP32, Operation, OpScheme, Override, Scheme, Where, several
 from .weights import QuantizedWeight, quantize_weight
 
 _PLACE = "quantize_"
@@ -46,7 +47,8 @@ def quantize_(
     target: Target | str | None = None,
     memory: int = 2**31,
 ) -> QuantRecord:
-    """Puts a `QuantizedLinear` in the place of every linear layer of `model`, and returns what was done; `quant.report` shows it.
+    """Puts a `QuantizedLinear` in the place of every linear layer of `model`, and integers in that of the matrices of experts of
+    transformers, and returns what was done; `quant.report` shows it.
 
     For models that are called by others, as transformers' `generate` does, and for those that cannot be captured as a whole:
     `torch.compile(model, backend="sashiko")` makes products with integers of the layers.
@@ -58,8 +60,8 @@ def quantize_(
     exclude: what to leave in floating point: names, modules that contain them, compiled patterns, module classes.
     transform, mask, max_batches, target: as in `quantize`; the first three with batches alone.
 
-    A layer whose weight something else reads or changes stays as it is, in `left_out` with the reason. What chooses an expert cannot be
-    told from other layers here, as `quantize` does: exclude it. The model is changed when all that can be wrong with the arguments has
+    A layer whose weight something else reads or changes stays as it is, in `left_out` with the reason. A linear layer that chooses experts
+    cannot be told from others here, as `quantize` does: exclude it. The model is changed when all that can be wrong with the arguments has
     been looked at.
 
     Errors: CalibrationError for weights or data that are not finite or do not fit, InputError for options.
@@ -75,15 +77,18 @@ def quantize_(
         typical(tuple(calls))
         # All before any is put in its place: the model runs several times, and quantized layers are slow before they are compiled.
         made = compensated_weights(model, _compensating(layers), calls, _mask(calls, mask), memory)
-    nearest = [name for name in _compensating(layers) if name not in made]
-    if nearest:
-        why = "the calls do not reach them" if calls else "without data there are no errors to compensate"
-        notes += (f"weights were rounded to nearest, for {why}: {', '.join(nearest[:3])}{' ...' if len(nearest) > 3 else ''}",)
+    notes += _rounded_to_nearest(layers, made, bool(calls))
     noise: dict[str, float] = {}
     for name in tuple(layers):  # a layer that is replaced is forgotten, so that its weight goes before the next one has integers
         layer = layers.pop(name)
-        weight = made.pop(name) if name in made else quantize_weight(layer.weight, layer.scheme)
-        noise[name] = _replace(model, layer.module, weight, sites[name])
+        rows = layer.weight.reshape(-1, layer.weight.shape[-1])
+        weight = made.pop(name) if name in made else quantize_weight(rows, layer.scheme)
+        del rows
+        if sites[name].operation == "experts":
+            put(layer.module, name.rpartition(".")[2], weight, layer.scheme)
+            noise[name] = weight.sqnr
+        else:
+            noise[name] = _replace(model, layer.module, weight, sites[name])
         del layer
     results = tuple(SiteResult(site, (), noise[name]) for name, site in sites.items())
     return QuantRecord(scheme, results, tuple(left), len(calls), notes)
@@ -122,28 +127,42 @@ def _placed(
     left: list[LeftOut] = []
     used: set[int] = set()
     names: list[str] = []
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, _OTHERS) or any(p.dim() == 3 for p in module.parameters(recurse=False)):
-            left.append(LeftOut(name, kind, "it is no linear layer; quantize(model, batches) takes other operations", ""))
-        weight = _weight(module)
-        if weight is None:
-            continue
+    for owner, module, name, weight, operation in _weights(model, left):
         names.append(name)
-        hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, model)]
+        hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, owner, model)]
         used.update(hits)
-        chosen = grouped(fitting(overrides[hits[-1]].scheme if hits else scheme.default, "linear", target), weight.shape[1])
-        reason = EXCLUDED if hits and overrides[hits[-1]] in excluded else _refusal(model, name, module, weight, chosen, scheme)
+        chosen = grouped(fitting(overrides[hits[-1]].scheme if hits else scheme.default, operation, target), weight.shape[-1])
+        if hits and overrides[hits[-1]] in excluded:
+            reason = EXCLUDED
+        elif operation not in scheme.operations or not chosen.quantized:
+            reason = "the scheme keeps it in floating point"
+        else:
+            refusal = _refusal(model, name, module, weight) if operation == "linear" else _refusal_of_experts(weight, chosen)
+            reason = refusal or undivided(chosen, weight.shape[-1])
         if reason:
-            left.append(LeftOut(name, kind, reason, ""))
+            left.append(LeftOut(name, type(module).__name__, reason, ""))
             continue
         assert chosen.weight is not None
         _check_finite(name, weight)
         layers[name] = Layer(module, weight, chosen.weight)
-        features = (weight.shape[1], weight.shape[0])
-        sites[name] = QuantSite(name, "linear", "linear", chosen, "", (), f"{name}.weight", features, "")
+        op, parameter = ("linear", f"{name}.weight") if operation == "linear" else ("grouped_mm", name)
+        sites[name] = QuantSite(name, operation, op, chosen, "", (), parameter, (weight.shape[-1], weight.shape[-2]), "")
     check_used(overrides, used, names)
     return layers, sites, left
+
+
+def _weights(model: nn.Module, left: list[LeftOut]) -> Iterator[tuple[str, nn.Module, str, torch.Tensor, Operation]]:
+    """The weights that there are: the name of a module, the module, what the weight is called in a report, the weight, and what multiplies
+    with it. What is no such module, but could be quantized otherwise, goes to `left`."""
+    for name, module in model.named_modules():
+        weight, experts = _weight(module), matrices(module)
+        if weight is not None:
+            yield name, module, name, weight, "linear"
+        for parameter, each in experts.items():
+            yield name, module, f"{name}.{parameter}".removeprefix("."), each, "experts"
+        if isinstance(module, _OTHERS) or (not experts and any(p.dim() == 3 for p in module.parameters(recurse=False))):
+            what = "it is no linear layer; quantize(model, batches) takes other operations"
+            left.append(LeftOut(name, type(module).__name__, what, ""))
 
 
 def _weight(module: nn.Module) -> torch.Tensor | None:
@@ -157,10 +176,8 @@ def _weight(module: nn.Module) -> torch.Tensor | None:
     return None
 
 
-def _refusal(model: nn.Module, name: str, module: nn.Module, weight: torch.Tensor, chosen: OpScheme, scheme: Scheme) -> str:
+def _refusal(model: nn.Module, name: str, module: nn.Module, weight: torch.Tensor) -> str:
     """Why a linear layer stays as it is, or an empty string."""
-    if "linear" not in scheme.operations or not chosen.quantized:
-        return "the scheme keeps it in floating point"
     if not name:
         return "it is the model itself, which cannot be put in the place of itself; quantize its owner"
     reader = next((type(m).__name__ for m in _around(name, model) if isinstance(m, _READERS)), None)
@@ -174,7 +191,14 @@ def _refusal(model: nn.Module, name: str, module: nn.Module, weight: torch.Tenso
         return f"{type(module).__name__} has a forward of its own"
     if type(weight) is not torch.Tensor or not weight.is_floating_point():
         return f"its weight is a {type(weight).__name__} of {weight.dtype}"
-    return undivided(chosen, weight.shape[1])
+    return ""
+
+
+def _refusal_of_experts(weight: torch.Tensor, chosen: OpScheme) -> str:
+    """Why matrices of experts stay as they are, or an empty string."""
+    if chosen.activation is not None:
+        return "rows are rounded inside of the module; int8-weight takes its weights alone, quantize(model, batches) both"
+    return "" if weight.is_floating_point() else f"they are of {weight.dtype}"
 
 
 def _around(name: str, model: nn.Module) -> Iterator[nn.Module]:
@@ -183,8 +207,8 @@ def _around(name: str, model: nn.Module) -> Iterator[nn.Module]:
     return (model.get_submodule(".".join(parts[:n])) for n in range(len(parts) + 1))
 
 
-def _matches(where: Where, name: str, model: nn.Module) -> bool:
-    return any(isinstance(m, where) for m in _around(name, model)) if isinstance(where, type) else is_named(where, name)
+def _matches(where: Where, name: str, owner: str, model: nn.Module) -> bool:
+    return any(isinstance(m, where) for m in _around(owner, model)) if isinstance(where, type) else is_named(where, name)
 
 
 def _check_finite(name: str, weight: torch.Tensor) -> None:
@@ -194,7 +218,21 @@ def _check_finite(name: str, weight: torch.Tensor) -> None:
 
 
 def _compensating(layers: Mapping[str, Layer]) -> dict[str, Layer]:
-    return {name: layer for name, layer in layers.items() if layer.scheme.compensate}
+    """Those whose errors data can compensate, which those of experts' matrices are not."""
+    return {name: layer for name, layer in layers.items() if layer.scheme.compensate and layer.weight.dim() == 2}
+
+
+def _rounded_to_nearest(layers: Mapping[str, Layer], made: Mapping[str, QuantizedWeight], data: bool) -> tuple[str, ...]:
+    """Notes on layers whose scheme compensates errors and whose weights were not."""
+    nearest = [name for name, layer in layers.items() if layer.scheme.compensate and name not in made]
+    experts = [name for name in nearest if layers[name].weight.dim() == 3] if data else []
+    others = [name for name in nearest if name not in experts]
+    reasons = (
+        (others, "the calls do not reach them" if data else "without data there are no errors to compensate"),
+        (experts, "which rows an expert sees, its inputs alone do not tell"),
+    )
+    some = ((f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}", why) for names, why in reasons if names)
+    return tuple(f"weights were rounded to nearest, for {why}: {which}" for which, why in some)
 
 
 def _mask(calls: list[Call], mask: str | Literal[False] | None) -> MaskArgument | None:

@@ -22,7 +22,7 @@ _LOOP = "calibration data"
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer to quantize. weight: float [N, K]."""
+    """A linear layer to quantize, or the module of experts. weight: float [N, K]; of experts [E, N, K]."""
 
     module: nn.Module
     weight: torch.Tensor

@@ -7,10 +7,22 @@ import torch.nn.functional as F
 from torch import nn
 
 from . import ops
-from .scheme import OpScheme
+from .scheme import OpScheme, WeightScheme
 from .weights import QuantizedWeight
 
 _MULTIPLIED = (torch.float32, torch.bfloat16)  # what products with integer weights are made of; the rest is cast to float32
+
+
+def dequantized(values: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
+    """The reals that integers [N, K] stand for, float32. scale: [N], or for each group of inputs [N, groups]; zero_point: zeros like it."""
+    most, scale = scheme.qmax, scale.to(torch.float32)
+    result: torch.Tensor
+    if scale.dim() == 1:
+        result = ops.dequantize_per_channel(values, scale, zero_point, 0, -most, most, torch.int8)
+    else:
+        group = values.shape[1] // scale.shape[1]
+        result = ops.dequantize_per_group(values, scale, zero_point, -most, most, torch.int8, group, torch.float32)
+    return result
 
 
 class QuantizedLinear(nn.Module):
@@ -47,14 +59,7 @@ class QuantizedLinear(nn.Module):
     def dequantized(self) -> torch.Tensor:
         """The reals that the weights stand for, float32."""
         assert self.scheme.weight is not None
-        most, scale = self.scheme.weight.qmax, self.scale.to(torch.float32)
-        result: torch.Tensor
-        if scale.dim() == 1:
-            result = ops.dequantize_per_channel(self.weight, scale, self.zero_point, 0, -most, most, torch.int8)
-        else:
-            group = self.in_features // scale.shape[1]
-            result = ops.dequantize_per_group(self.weight, scale, self.zero_point, -most, most, torch.int8, group, torch.float32)
-        return result
+        return dequantized(self.weight, self.scale, self.zero_point, self.scheme.weight)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {self.scheme.label}"

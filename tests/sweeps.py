@@ -10,8 +10,10 @@ from _pytest.mark.structures import ParameterSet
 
 
 def swept(values: Iterable[Any], kept: Collection[Any]) -> list[Any]:
-    """Values for `@pytest.mark.parametrize`, in their order; those that are not among `kept` are for `make sweep`."""
-    return [value if value in kept else pytest.param(value, marks=pytest.mark.sweep) for value in values]
+    """Values for `@pytest.mark.parametrize`, in their order, tuples where there are several names; those not among `kept` are for
+    `make sweep`."""
+    rest = pytest.mark.sweep
+    return [v if v in kept else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=rest) for v in values]
 
 
 def left_to_sweep(parameters: ParameterSet) -> ParameterSet:

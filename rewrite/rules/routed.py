@@ -5,6 +5,7 @@ of a row:
     routed_linear(dq x - z, dq w, e) = s_x s_w[e] (x @ w[e] - (z_x + z / s_x) sum(w[e]))   z likewise; w symmetric s8
     routed_linear(x, dq w, e) = s_w[e] routed_linear(x, w, e)                              the integers are multiplied as they are
     routed_linear(x, dq_groups w s, e) = routed_linear(x, w, e, s)                         4-bit integers with scales along k
+    routed_linear(x, cast dq w, e)     = the same as without the cast to bf16              which is not rounded then
 
 The first two apply to dequantized integers only, as the rules of `integer.py` do; the others to what they leave.
 """
@@ -17,7 +18,7 @@ import torch
 
 from ...graph import build as b
 from ...graph.ir import Value
-from ...graph.types import QParams, f32, i8, i32, i64
+from ...graph.types import QParams, bf16, f32, i8, i32, i64
 from ..match import Mismatch
 from ..query import is_weight
 from ..rule import Match, RuleSet, rule
@@ -94,9 +95,25 @@ def routed_integers(m: Match) -> Value | Mismatch:
 @rule("routed_linear(x, dequantize(w), e) -> dequantize(routed_linear(x, w, e))", ulp=64, example=lambda rng: _example(rng, "float"))
 def routed_integer_weight(m: Match) -> Value | Mismatch:
     """One scale for each output channel of each matrix is a factor of its sums."""
+    return _routed_integers(m)
+
+
+@rule("routed_linear(x, cast(dequantize(w)), e) -> dequantize(routed_linear(x, w, e))", ulp=2**20,
+      example=lambda rng: _narrow(_example(rng, "float")))
+def routed_narrow_weight(m: Match) -> Value | Mismatch:
+    """The weight of a bf16 model, without its rounding."""
+    return _routed_integers(m)
+
+
+def _narrow(product: Value) -> Value:
+    x, w, ends = product.inputs
+    return b.routed_linear(b.cast(x, bf16), b.cast(w, bf16), ends)
+
+
+def _routed_integers(m: Match) -> Value | Mismatch:
     w, q = m["w"], m["w"].tensor.qparams
-    if m["x"].dtype != f32:
-        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32", m["x"])
+    if m["x"].dtype not in (f32, bf16):
+        return m.fail(f"x is {m['x'].dtype}; products with integer weights are of f32 or bf16", m["x"])
     if w.dtype != i8 or q is None or q.zero_point != 0 or q.axis not in (None, 0) or not is_weight(w):
         return m.fail(f"w is {w.tensor}, not a constant of symmetric s8 by output channel", w)
     with b.at(m.root.origin):
@@ -111,6 +128,17 @@ def _group_example(rng: random.Random) -> Value:
 @rule("routed_linear(x, dequantize_groups(w, s), e) -> routed_linear(x, w, e, s)", ulp=64, example=_group_example)
 def routed_groups(m: Match) -> Value | Mismatch:
     """The kernel multiplies the scales in."""
+    return _routed_groups(m)
+
+
+@rule("routed_linear(x, cast(dequantize_groups(w, s)), e) -> routed_linear(x, w, e, s)", ulp=2**20,
+      example=lambda rng: _narrow(_group_example(rng)))
+def routed_narrow_groups(m: Match) -> Value | Mismatch:
+    """As of `routed_narrow_weight`."""
+    return _routed_groups(m)
+
+
+def _routed_groups(m: Match) -> Value | Mismatch:
     why = groups_refused(m)
     if why is not None:
         return why
@@ -119,4 +147,4 @@ def routed_groups(m: Match) -> Value | Mismatch:
 
 
 RULES: RuleSet = (row_scale_after_routed, routed_integers)
-WEIGHT_RULES: RuleSet = (routed_integer_weight, routed_groups)
+WEIGHT_RULES: RuleSet = (routed_integer_weight, routed_narrow_weight, routed_groups, routed_narrow_groups)

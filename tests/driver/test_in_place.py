@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from torch import nn
 
 import sashiko
 from sashiko.diagnostics.errors import InputError
-from sashiko.driver.model import CompiledModel
+from sashiko.driver import backend
+from sashiko.driver.model import CompiledModel, build_model
 from sashiko.runtime.plan import AtenStep
+from tests.sweeps import swept
 
 # What is multiplied, for a model in f32 and in bf16.
 PRODUCTS = {"int8-weight": ("f32_i8", "bf16_i8"), "int4-weight": ("f32_i4", "bf16_i4"), "int8-dynamic": ("_i8", "_i8")}
@@ -82,3 +85,45 @@ def test_transformers_generate_with_it() -> None:
     expected = model.generate(prompt, **options)
     model.forward = torch.compile(model.forward, backend="sashiko", dynamic=True)
     assert torch.equal(model.generate(prompt, **options), expected)
+
+
+def mixture(kind: str) -> nn.Module:
+    """A small mixture of experts of transformers: matrices [E, N, K], or [E, K, N] and biases."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    common = {**sizes, "num_hidden_layers": 1, "num_local_experts": 4, "num_experts_per_tok": 2}
+    torch.manual_seed(0)
+    if kind == "mixtral":
+        return transformers.MixtralForCausalLM(transformers.MixtralConfig(**common)).eval()  # type: ignore[no-any-return]
+    return transformers.GptOssForCausalLM(transformers.GptOssConfig(**common, head_dim=16)).eval()  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "preset"), swept(
+    [(kind, preset) for kind in ("mixtral", "gpt-oss") for preset in ("int8-weight", "int4-weight")],
+    [("mixtral", "int4-weight"), ("gpt-oss", "int8-weight")],
+))
+def test_experts_are_products_of_integers(kind: str, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What chooses the experts is no linear layer and stays as it is."""
+    made: list[CompiledModel] = []
+
+    def kept(*arguments: Any) -> CompiledModel:
+        made.append(build_model(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(backend, "build_model", kept)
+    ids = torch.randint(0, 100, (1, 7))
+    for dtype in (torch.float32, torch.bfloat16):
+        model = mixture(kind).to(dtype)
+        plain = model(ids).logits
+        sites = [each.site for each in sashiko.quantize_(model, preset).sites]
+        assert [site.name.rpartition(".")[2] for site in sites if site.operation == "experts"] == ["gate_up_proj", "down_proj"]
+        expected = model(ids).logits
+        made.clear()
+        torch._dynamo.reset()
+        got = torch.compile(model, backend="sashiko", options={"strict": True})(ids).logits
+        wanted = PRODUCTS[preset][dtype == torch.bfloat16]
+        kernels = [note.kernel for note in made[0].built.notes[0] if "routed_linear" in note.label]  # type: ignore[union-attr]
+        assert len(kernels) == 2 and all(wanted in kernel for kernel in kernels), kernels
+        assert (got - expected).norm() <= (1e-5 if dtype == torch.float32 else 3e-2) * expected.norm()
+        assert (got - plain).norm() <= (0.05 if preset == "int8-weight" else 0.5) * plain.norm()

@@ -24,6 +24,7 @@ from sashiko.quant import (
     QuantizedLinear,
     Scheme,
     WeightScheme,
+    experts,
     quantize,
     quantize_,
     report,
@@ -188,6 +189,67 @@ def test_layers_that_others_read_or_change_stay() -> None:
     assert set(expected) < set(reasons)
     assert all(re.search(text, reasons[name]) for name, text in expected.items())
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+class Matrices(nn.Module):
+    """Experts as transformers has them; its decorator replaces `forward`."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        self.is_transposed, self.count = transposed, 3
+        self.gate_up_proj = nn.Parameter(torch.randn(3, 8, 16) if transposed else torch.randn(3, 16, 8))
+        self.down_proj = nn.Parameter(torch.randn(3, 8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_matrices_of_experts(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are quantized as linear layers of as many rows, and are read in the shape that they had."""
+    monkeypatch.setattr(experts, "_MAKER", __name__)
+    model = nn.ModuleDict({"experts": Matrices(transposed), "others": Matrices(transposed), "up": nn.Linear(8, 8)})
+    plain = {name: getattr(model["experts"], name).detach().clone() for name in ("gate_up_proj", "down_proj")}
+    record = quantize_(model, "int8-weight", exclude="others")
+    found = {site.site.name: site.site for site in record.sites}
+    assert set(found) == {"experts.gate_up_proj", "experts.down_proj", "up"}
+    site = found["experts.gate_up_proj"]
+    assert (site.operation, site.features) == ("experts", (8, 16))
+    assert {item.name: item.reason for item in record.left_out} == dict.fromkeys(
+        ("others.gate_up_proj", "others.down_proj"), "excluded by the caller"
+    )
+    assert site.scheme.weight is not None
+    for name, before in plain.items():
+        got = getattr(model["experts"], name)
+        rows = before.transpose(1, 2) if transposed else before
+        expected = quantize_weight(rows.reshape(-1, rows.shape[-1]), site.scheme.weight)
+        real = (expected.values * expected.scales[:, None]).view(rows.shape)
+        assert got.shape == before.shape and torch.equal(got, real.transpose(1, 2) if transposed else real)
+        with pytest.raises(InputError, match="nothing is assigned"):
+            setattr(model["experts"], name, before)
+    same = nn.ModuleDict({"experts": Matrices(transposed), "others": Matrices(transposed), "up": nn.Linear(8, 8)})
+    quantize_(same, "int8-weight", exclude="others")
+    same.load_state_dict(model.state_dict())
+    assert torch.equal(same["experts"].down_proj, model["experts"].down_proj)
+
+
+def test_experts_are_rounded_to_nearest_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "_MAKER", __name__)
+    scheme = Scheme(OpScheme(None, WeightScheme(4, "group", 8, compensate=True)))
+    for batches, reason in (([torch.randn(4, 8)], "which rows an expert sees"), (None, "without data")):
+        model = nn.Sequential(nn.Linear(8, 8), Matrices(False)).eval()
+        (note,) = quantize_(model, scheme, batches).notes
+        assert reason in note and "1.gate_up_proj" in note
+
+
+def test_experts_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "_MAKER", __name__)
+
+    def left(scheme: Scheme | str) -> set[str]:
+        return {item.reason for item in quantize_(nn.Sequential(Matrices(False)), scheme).left_out}
+
+    assert "rows are rounded inside" in left("int8-dynamic").pop()
+    assert left(Scheme(OpScheme(None, WeightScheme(8)), operations=("linear",))) == {"the scheme keeps it in floating point"}
 
 
 def test_one_layer_in_two_places_stays_one_and_a_tied_table_is_kept() -> None:
