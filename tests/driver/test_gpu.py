@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu import Block
 from torch import nn
 
 import sashiko
@@ -128,21 +129,8 @@ def test_sizes() -> None:
         torch.testing.assert_close(compiled(x), torch.softmax(x + 1, -1))
 
 
-class Block(nn.Module):
-    def __init__(self, width: int = 256, heads: int = 4) -> None:
-        super().__init__()
-        self.heads, self.norm, self.qkv, self.out = heads, nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.norm2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, t, d = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
 def test_transformer() -> None:
-    model = nn.Sequential(Block(), Block()).cuda().eval()
+    model = nn.Sequential(Block(256, 4), Block(256, 4)).cuda().eval()
     check(model, normal(2, 64, 256), tolerance=1e-5)
     check(model.bfloat16(), normal(2, 64, 256, dtype=torch.bfloat16), tolerance=2e-2)
 
@@ -154,7 +142,7 @@ def test_convolutions() -> None:
 
 def test_weights_are_followed() -> None:
     """By what was recorded, too; and what is recorded gives every caller its own result."""
-    model = nn.Sequential(Block(), Block()).cuda().eval()
+    model = nn.Sequential(Block(256, 4), Block(256, 4)).cuda().eval()
     compiled, x, y = torch.compile(model, backend=sashiko.backend), normal(2, 64, 256), normal(2, 64, 256)
     for _ in range(3):
         for _ in range(5):
@@ -166,7 +154,7 @@ def test_weights_are_followed() -> None:
 
 
 def test_streams() -> None:
-    model = nn.Sequential(Block(), Block()).cuda().eval()
+    model = nn.Sequential(Block(256, 4), Block(256, 4)).cuda().eval()
     compiled, x, y = torch.compile(model, backend=sashiko.backend), normal(2, 64, 256), normal(2, 64, 256)
     for _ in range(4):
         compiled(x)
@@ -213,7 +201,7 @@ def test_options() -> None:
 
 
 def test_autocast() -> None:
-    model = nn.Sequential(Block(), Block()).cuda().eval()
+    model = nn.Sequential(Block(256, 4), Block(256, 4)).cuda().eval()
     compiled, x = torch.compile(model, backend=sashiko.backend), normal(2, 64, 256)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         for _ in range(4):
