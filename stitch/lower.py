@@ -18,7 +18,7 @@ from .elementwise import elementwise
 from .loops import BodyBuilder, Node
 from .repeats import Repeats
 from .steps import by_pieces
-from .views import VIEWS, Index, axes, broadcast_index, entangled, offset, through
+from .views import VIEWS, Index, axes, broadcast_index, entangled, offset, strip, takes_turns, through
 
 _TOGETHER = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}  # how a `put` of a kind makes one of two elements
 _DEEPEST = 100  # values computed one from another in one kernel; each takes up to four frames of Python's stack, which has some 1000
@@ -155,6 +155,8 @@ class Lowering:
                 if base in self.stored and base not in self.home and base.tensor.order is None and not base.tensor.gap:
                     return self._load(base, index, guard, value)
                 raise NeedsBuffer(value, "its elements lie too far out of order to be found in place")
+            if self._repeated(index) and self._is_put_together(inner, at):
+                raise NeedsBuffer(value, "its elements would be put together again in every turn of a loop around them")
             return self.value(inner, at, guard)
         group = OPS[value.op].group
         if group == "elementwise" and self._repeated(index) and is_expensive(value, self.stored) and reads(value, self.stored):
@@ -177,6 +179,10 @@ class Lowering:
         if row is None:
             raise NeedsBuffer(value, f"{value.op} has a kernel of its own")
         return row(self, value, index, guard)
+
+    def _is_put_together(self, value: Value, index: Index) -> bool:
+        """Whether elements of what is stored do not lie as vectors read them."""
+        return any(takes_turns(i, self.loops[-1]) for i in index) and strip(value, index, self.stored)[0] in self.stored
 
     def _repeated(self, index: Index) -> bool:
         """Whether a loop that the index does not depend on is around one that it does; what depends on no inner loop is hoisted."""

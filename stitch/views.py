@@ -121,6 +121,20 @@ def strip(value: Value, index: Index, stop: set[Value]) -> tuple[Value, Index]:
     return value, index
 
 
+_LANES = 16  # of vectors of f32 at their widest
+
+
+def takes_turns(position: Dim, axis: str) -> bool:
+    """Whether places along an axis are in runs that vectors do not fit: an element stays for some steps of the axis, whose number neither
+    divides the lanes of a vector nor is a multiple of them."""
+    for f in _functions(position):
+        run = f.args[1]
+        moves = any(s.name == axis for s in symbols(f.args[0]))
+        if f.kind == "floordiv" and moves and isinstance(run, int) and _LANES % run != 0 and run % _LANES != 0:
+            return True
+    return False
+
+
 @lru_cache(maxsize=1 << 12)
 def entangled(position: Dim) -> bool:
     """Whether an index expression has grown, by divisions of what was divided, beyond what code can follow: generated code takes numbers

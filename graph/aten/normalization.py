@@ -58,9 +58,14 @@ def in_groups(x: Value, weight: Value | None, bias: Value | None, groups: int, e
     if (each := floordiv(channels, groups)) * groups != channels:
         raise Unsupported(f"{groups} groups of {channels} channels, an unknown number")
     grouped = b.reshape(b.cast(x, opmath(x.dtype)), (n, groups, each, product(spatial)))
-    out, mean, scale = normalized(grouped, (2, 3), eps)
-    shape = (channels, *(1 for _ in spatial))
-    return b.cast(affine(b.reshape(out, x.shape), weight, bias, shape), x.dtype), mean, scale
+    var, mean = variance(grouped, (2, 3), True, 0)
+    scale = b.rsqrt(b.add(var, float(eps)))
+    # A number for each channel, not for each group: where channels lie side by side, they are read by whole vectors.
+    ones = tuple(1 for _ in spatial)
+    of_channels = (b.reshape(b.expand(s, (n, groups, each, 1)), (n, channels, *ones)) for s in (mean, scale))
+    middle, factor = of_channels
+    out = b.mul(b.sub(b.cast(x, mean.dtype), middle), factor)
+    return b.cast(affine(out, weight, bias, (channels, *ones)), x.dtype), mean, scale
 
 
 def batch_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, momentum: float,

@@ -210,6 +210,21 @@ def test_a_mean_over_as_many_places_as_features() -> None:
     agree(lambda x: F.normalize(x.softmax(-1).sum(1), dim=-1), torch.randn(2, 16, 16))
 
 
+@pytest.mark.parametrize(("channels", "groups"), [(40, 8), (20, 2), (32, 2), (6, 6), (7, 1)])
+def test_groups_of_channels(channels: int, groups: int) -> None:
+    """Statistics of numbers far from 0, too; in channels-last memory, where the channels of a group are no whole vectors."""
+    w, c = torch.randn(channels), torch.randn(channels)
+    for dtype, shift in ((torch.float32, 0.0), (torch.float32, 100.0), (torch.bfloat16, 0.0)):
+        x = torch.randn(2, channels, 9, 7) + shift
+        exact = F.group_norm(x.to(dtype).double(), groups, w.double(), c.double())
+        for memory in (torch.contiguous_format, torch.channels_last):
+            image = x.to(dtype).to(memory_format=memory)
+            model = Apply(lambda x: F.group_norm(x, groups, w.to(x.dtype), c.to(x.dtype))).eval()
+            got = sashiko.compile(model, (image,))(image)
+            tolerance = 3e-2 if dtype == torch.bfloat16 else 2e-6 if not shift else 1e-4
+            assert (got.double() - exact).abs().max() <= tolerance * exact.abs().max()
+
+
 def test_groups_of_an_unknown_number_of_channels() -> None:
     """Left to PyTorch where it is not known of their number that they fall into groups."""
     for groups in (1, 2):

@@ -80,6 +80,15 @@ def test_rows_that_lie_apart_are_put_together_where_many_are_read(lookups: int, 
     assert isinstance(last, LoopItem) and (last.kernel.cols == 16) == stored
 
 
+@pytest.mark.parametrize(("each", "around", "kernels"), [(10, 6, 2), (5, 6, 2), (8, 6, 1), (16, 6, 1), (32, 6, 1), (10, 1, 1)])
+def test_elements_that_stay_for_some_columns(each: int, around: int, kernels: int) -> None:
+    """As the numbers of groups of channels: put together once, unless they fit the lanes of vectors or each is read once."""
+    x, y = b.input_(0, f32, (2, 4)), b.input_(1, f32, (2, around, 4 * each))
+    columns = b.reshape(b.expand(b.reshape(x, (2, 4, 1)), (2, 4, each)), (2, 1, 4 * each))
+    data = [torch.randn(2, 4), torch.randn(2, around, 4 * each)]
+    assert kinds(check([b.mul(y, columns)], [x, y], data)) == ["loop"] * kernels
+
+
 @pytest.mark.parametrize("axis", [0, 2])
 def test_what_a_sum_would_compute_again(axis: int) -> None:
     x, y = b.input_(0, f32, (8,)), b.input_(1, f32, WHOLE)
