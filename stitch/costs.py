@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, product
+from ..graph.dims import Dim, bounds, product
 from ..graph.ir import Value
 from ..graph.ops import OPS, TRANSCENDENTAL
 from .views import VIEWS, strided
@@ -53,6 +53,19 @@ def are_scattered(table: Value, read: Dim, stored: set[Value]) -> bool:
     they are read by whole vectors."""
     held = product(table.shape)
     return isinstance(held, int) and isinstance(read, int) and read >= 2 * held and _lie_apart(table, stored)
+
+
+def rows_stored_apart(view: Value, stored: set[Value]) -> Value | None:
+    """What a permutation would store element by element, each far from the last, although it is read row by row: rows that are looked up
+    somewhere. It takes less time to store the rows, and to put them in order by a kernel that does nothing else. None: there are none."""
+    if not isinstance(view.attrs, A.PermuteAttrs) or view.attrs.order[-1] == len(view.attrs.order) - 1 or view.inputs[0] in stored:
+        return None
+    source = view.inputs[0]
+    width = source.shape[-1]
+    if not isinstance(width, int) or width < ROW or (bounds(product(view.shape))[0] or 0) < ROW * ROW:
+        return None
+    looked_up = [v.inputs[0] for v in _below(source, stored) if v.op in ("take", "gather") and v.shape[-1] == width]
+    return source if looked_up and not any(_lie_apart(table, stored) for table in looked_up) else None
 
 
 def _lie_apart(view: Value, stored: set[Value]) -> bool:

@@ -10,9 +10,10 @@ from ..graph import attrs as A
 from ..graph.dims import Dim, less, non_negative, product, symbols
 from ..graph.ir import Value
 from ..graph.ops import OPS
+from ..graph.ranges import lies_within
 from ..graph.types import DType, boolean, f32, i64
 from ..graph.updates import inside, under
-from .costs import are_scattered, below_windows, is_expensive, reads
+from .costs import are_scattered, below_windows, is_expensive, reads, rows_stored_apart
 from .counted import counted
 from .elementwise import elementwise
 from .loops import BodyBuilder, Node
@@ -149,6 +150,9 @@ class Lowering:
             source = below_windows(value, self.stored)
             if source is not None:
                 raise NeedsBuffer(source, "windows over it overlap, or lie apart")
+            rows = rows_stored_apart(value, self.stored) if value in self.home else None
+            if rows is not None:
+                raise NeedsBuffer(rows, "its rows are looked up, and would be stored element by element")
             inner, at = through(value, index)
             if any(map(entangled, at)):
                 base = under(value)
@@ -296,10 +300,12 @@ def _within(b: BodyBuilder, position: int, extent: Dim) -> int:
     return b.op("and", boolean, b.op("ge", boolean, position, b.const(0, i64)), b.op("lt", boolean, position, end))
 
 
-def _checked(low: Lowering, position: int, extent: Dim, guard: int) -> Dim:
-    """An index read from memory: reported when out of range, clamped so that the read stays inside."""
+def _checked(low: Lowering, indices: Value, index: Index, extent: Dim, guard: int) -> Dim:
+    """An index read from memory: reported when out of range, clamped so that the read stays inside, unless it is there in any case."""
     b = low.builder
-    wide, zero = b.cast(position, i64), b.const(0, i64)
+    wide, zero = b.cast(low.value(indices, index, guard), i64), b.const(0, i64)
+    if isinstance(extent, int) and guard < 0 and lies_within(indices, 0, extent - 1):
+        return b.node_index(wide)
     ok = _within(b, wide, extent)
     if guard >= 0:
         ok = b.op("or", boolean, ok, b.op("logical_not", boolean, guard))
@@ -314,14 +320,14 @@ def _take(low: Lowering, value: Value, index: Index, guard: int) -> int:
     axis, rank = value.attrs.axis, indices.tensor.rank
     at = counted(indices, index[axis : axis + rank])
     if at is None or not (non_negative(at) and less(at, table.shape[axis])):
-        at = _checked(low, low.value(indices, index[axis : axis + rank], guard), table.shape[axis], guard)
+        at = _checked(low, indices, index[axis : axis + rank], table.shape[axis], guard)
     return low.value(table, index[:axis] + (at,) + index[axis + rank :], guard)
 
 
 def _gather(low: Lowering, value: Value, index: Index, guard: int) -> int:
     assert isinstance(value.attrs, A.AxisAttrs)
     table, indices = value.inputs
-    at = _checked(low, low.value(indices, index, guard), table.shape[value.attrs.axis], guard)
+    at = _checked(low, indices, index, table.shape[value.attrs.axis], guard)
     axis = value.attrs.axis
     low.read[table] = low.read.get(table, 0) + product(value.shape)
     if are_scattered(table, low.read[table], low.stored):

@@ -67,17 +67,40 @@ def test_what_meets_itself_is_looked_at_once() -> None:
     assert kinds(check([b.mul(b.exp(n), y)], [y], [torch.randn(WHOLE)])) == ["loop"]
 
 
-@pytest.mark.parametrize(("lookups", "stored", "kernels"), [(1, False, 1), (2, True, 2), (4, True, 2)])
+@pytest.mark.parametrize(("lookups", "stored", "kernels"), [(1, False, 1), (2, True, 3), (4, True, 3)])
 def test_rows_that_lie_apart_are_put_together_where_many_are_read(lookups: int, stored: bool, kernels: int) -> None:
-    """Of channels first there are no rows. The result is in that order, too; its columns are the channels, read by whole vectors."""
+    """Of channels first there are no rows. The result is in that order, too, and is put into it at the end: what reads the rows has the
+    channels as columns, which are read and stored by whole vectors."""
     x, index = b.input_(0, f32, (2, 16, 40)), [b.input_(1 + n, i64, (2, 40, 1)) for n in range(lookups)]
     table = b.permute(x, (0, 2, 1))
     rows = [b.gather(table, b.expand(each, (2, 40, 16)), 1) for each in index]
     program = check([b.permute(reduce(b.add, rows), (0, 2, 1))], [x, *index],
                     [torch.randn(2, 16, 40), *(torch.randint(0, 40, (2, 40, 1)) for _ in index)])
     assert (table in program.stored) == stored and kinds(program) == ["loop"] * kernels
-    last = program.items[-1]
-    assert isinstance(last, LoopItem) and (last.kernel.cols == 16) == stored
+    reader = program.items[-2] if stored else program.items[-1]
+    assert isinstance(reader, LoopItem) and (reader.kernel.cols == 16) == stored
+
+
+@pytest.mark.parametrize(("width", "apart", "kernels"), [(16, False, 2), (40, False, 2), (8, False, 1), (16, True, 1)])
+def test_rows_that_are_looked_up_are_stored_as_rows(width: int, apart: bool, kernels: int) -> None:
+    """And put in another order afterwards; not where they are narrow, or lie apart themselves."""
+    x = b.input_(0, f32, (2, width, 50) if apart else (2, 50, width))
+    index = b.input_(1, i64, (2, 50, 1))
+    rows = b.gather(b.permute(x, (0, 2, 1)) if apart else x, b.expand(index, (2, 50, width)), 1)
+    data = [torch.randn(x.shape), torch.randint(0, 50, (2, 50, 1))]
+    assert kinds(check([b.permute(b.mul(rows, 2.0), (0, 2, 1))], [x, index], data)) == ["loop"] * kernels
+
+
+def test_places_that_are_inside_are_not_checked() -> None:
+    x, at = b.input_(0, f32, (2, 50, 16)), b.input_(1, f32, (2, 50, 1))
+    inside = b.cast(b.minimum(b.where(b.gt(at, 0.0), at, 0.0), 49.0), i64)
+    places = torch.randn(2, 50, 1) * 50
+    places[0, :3, 0] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    for index, checks in ((inside, 0), (b.cast(at, i64), 1)):
+        data = [torch.randn(2, 50, 16), places if not checks else places.abs().nan_to_num(0, 0, 0).clamp(max=49)]
+        program = check([b.gather(x, b.expand(index, (2, 50, 16)), 1)], [x, at], data)
+        nodes = [node for item in program.items if isinstance(item, LoopItem) for node in item.kernel.body.nodes]
+        assert sum(node.op == "check" for node in nodes) == checks
 
 
 @pytest.mark.parametrize(("each", "around", "kernels"), [(10, 6, 2), (5, 6, 2), (8, 6, 1), (16, 6, 1), (32, 6, 1), (10, 1, 1)])
