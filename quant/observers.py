@@ -17,6 +17,8 @@ import torch
 from .entropy import least_divergence
 from .scheme import ActivationScheme
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 @dataclass(frozen=True)
 class Range:
@@ -228,7 +230,8 @@ def _quantile(counts: torch.Tensor, share: float) -> int:
 
 
 def affine(limits: Range, scheme: ActivationScheme) -> tuple[float, int]:
-    """(scale, zero point) of a range. The scale is a float32 value, positive, and has a finite float32 reciprocal.
+    """(scale, zero point) of a range. The scale is a float32 value, positive, and has a finite float32 reciprocal; what the integers stand
+    for is finite, too: of the largest floats, which rounding would take beyond float32, some saturate.
 
     Data that is zero throughout gets scale 1: every scale represents it exactly.
     """
@@ -236,10 +239,15 @@ def affine(limits: Range, scheme: ActivationScheme) -> tuple[float, int]:
     levels = scheme.qmax if scheme.signed else scheme.qmax - scheme.qmin
     if span == 0.0:
         return 1.0, 0
+
+    def zero(scale: float) -> int:
+        return 0 if scheme.signed else int(min(max(round(scheme.qmin - limits.low / scale), scheme.qmin), scheme.qmax))
+
     scale = float(torch.tensor(max(span / levels, 2.0**-126), dtype=torch.float32))
-    if scheme.signed:
-        return scale, 0
-    return scale, int(min(max(round(scheme.qmin - limits.low / scale), scheme.qmin), scheme.qmax))
+    farthest = max(scheme.qmax - zero(scale), zero(scale) - scheme.qmin)
+    if scale * farthest > _LARGEST:  # with a smaller scale the zero point is one further on at most
+        scale = float(torch.tensor(_LARGEST / (farthest + 1), dtype=torch.float32))
+    return scale, zero(scale)
 
 
 def make_observer(scheme: ActivationScheme) -> Observer:

@@ -116,6 +116,7 @@ def sound(small: QuantizedModule, original: nn.Module, batches: list[Any]) -> No
 @example("int8-weight", "infinity", False, ["good"], False)
 @example("int8-static", "infinity", False, ["another size"], False)
 @example("int8-average", "NaN", False, ["empty"], False)
+@example("int8-average", "constant", False, ["greatest"], False)
 def test_a_clear_error_or_a_sound_module(preset: str, weights: str, deep: bool, kinds: list[str], broken: bool) -> None:
     torch.manual_seed(0)
     original = model(weights, deep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sashiko.diagnostics.errors import InputError
@@ -95,10 +95,16 @@ def test_mse_cuts_an_outlier_and_keeps_a_uniform_range() -> None:
     assert found is not None and 3.0 < found.high < 9.0
 
 
+LARGEST = float(np.finfo(np.float32).max)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=6), st.booleans(), st.sampled_from(OBSERVERS)
 )
+@example([-LARGEST, LARGEST], False, "minmax")
+@example([-LARGEST, LARGEST], True, "minmax")
+@example([-LARGEST / 3, LARGEST], False, "average")
 def test_scales_are_positive_and_finite(values: list[float], signed: bool, name: ObserverName) -> None:
     scheme = ActivationScheme(name, signed=signed)
     observer = make_observer(scheme)
@@ -108,6 +114,8 @@ def test_scales_are_positive_and_finite(values: list[float], signed: bool, name:
     scale, zero_point = affine(found, scheme)
     assert 0 < scale < float("inf") and np.isfinite(np.float32(1) / np.float32(scale)) and scale == float(np.float32(scale))
     assert scheme.qmin <= zero_point <= scheme.qmax and (zero_point == 0 or not signed)
+    ends = [np.float32(end - zero_point) * np.float32(scale) for end in (scheme.qmin, scheme.qmax)]
+    assert np.isfinite(ends).all() and ends[0] <= 0.97 * found.low + scale and ends[1] >= 0.97 * found.high - scale
 
 
 def test_memory_is_bounded() -> None:
