@@ -8,13 +8,12 @@ from ..graph import attrs as A
 from ..graph.dims import Dim, bounds, product
 from ..graph.ir import Value
 from ..graph.ops import OPS, TRANSCENDENTAL
-from .views import VIEWS, strided
+from .views import ROW, VIEWS, strided
 
 # Operations that are not repeated where their result could be stored and loaded.
 EXPENSIVE = {*TRANSCENDENTAL, "piecewise", "reduce", "scan", "take", "gather", "remainder", "fmod"}
 CHEAP_OPS = 6  # elementwise operations that are repeated rather than stored and loaded
 PASS = 8  # a pass of its own over what is stored, in elementwise operations
-ROW = 16  # elements: a vector of f32 at its widest
 SHUFFLED = 4  # elements apart: as far as they are loaded together and put in order
 WRITTEN_TERMS = 64  # elements of a window that are written out; from so many on it would be asked of each whether it is in the image
 

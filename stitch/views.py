@@ -121,7 +121,7 @@ def strip(value: Value, index: Index, stop: set[Value]) -> tuple[Value, Index]:
     return value, index
 
 
-_LANES = 16  # of vectors of f32 at their widest
+ROW = 16  # elements: a vector of f32 at its widest
 
 
 def takes_turns(position: Dim, axis: str) -> bool:
@@ -130,7 +130,7 @@ def takes_turns(position: Dim, axis: str) -> bool:
     for f in _functions(position):
         run = f.args[1]
         moves = any(s.name == axis for s in symbols(f.args[0]))
-        if f.kind == "floordiv" and moves and isinstance(run, int) and _LANES % run != 0 and run % _LANES != 0:
+        if f.kind == "floordiv" and moves and isinstance(run, int) and ROW % run != 0 and run % ROW != 0:
             return True
     return False
 

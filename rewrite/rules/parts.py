@@ -58,4 +58,4 @@ def _parts(value: Value) -> int:
         return 0
     most = min(-(-_BUSY // threads), whole // (_WORTH * min(along, _SHARE)))
     counts = [_count(x, axis) for axis in axes]
-    return max((n for n in range(2, most + 1) if any(count % n == 0 and count > n for count in counts)), default=0)
+    return next((n for n in range(most, 1, -1) if any(count % n == 0 and count > n for count in counts)), 0)

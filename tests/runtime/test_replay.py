@@ -142,7 +142,8 @@ def test_a_failure_is_remembered(call: Call) -> None:
     with torch.inference_mode():
         for _ in range(3):
             x = torch.randn(3)
-            assert torch.equal(called(replays, fails, x)[0], x + 2)
+            with pytest.warns(UserWarning, match="could not be recorded") if not call.recorded else nullcontext():
+                assert torch.equal(called(replays, fails, x)[0], x + 2)
     assert call.recorded == 1
 
 
