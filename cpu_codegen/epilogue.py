@@ -49,6 +49,14 @@ def emit_tile_epilogue(
     _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols).emit(rows, cols, last)
 
 
+def whole_tile(
+    fn: Function, emitter: BodyEmitter, acc_ptr: Val, acc_ty: Ty, pitch: int, row0: Val, col0: Val, tile_cols: int
+) -> Callable[[Val, Val], None]:
+    """The same for a tile all columns of which count: loads what depends on the columns alone, and returns what emits rows [begin, end).
+    The emitter's scope is the caller's."""
+    return _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols).columns(tile_cols)
+
+
 def emit_register_epilogue(
     fn: Function, emitter: BodyEmitter, accumulators: Sequence[Sequence[Val]], row0: Val, col0: Val, last: Val | None
 ) -> None:
@@ -100,30 +108,36 @@ class _Tile:
         self._fn.branch(full, lambda: self._known(rows, self._tile_cols), others)
 
     def _known(self, rows: Val, count: int) -> list[Val]:
+        with self._emitter.scope():
+            self.columns(count)(i64(0), rows)
+        return []
+
+    def columns(self, count: int) -> Callable[[Val, Val], None]:
         """So many columns: the vectors of a row are written out, what depends on the column alone is loaded before the rows."""
         fn, emitter, lanes = self._fn, self._emitter, self._lanes
         rest = count % lanes
         masked = rest and emitter.target.masked_memory
-        with emitter.scope():
-            points = [Point(lanes, {"c": fn.add(self._col0, i64(at))}) for at in range(0, count - rest, lanes)]
-            if masked:
-                points.append(Point(lanes, {"c": fn.add(self._col0, i64(count - rest))}, tail_mask(fn, i64(rest), lanes)))
-            if len(points) <= _HOISTED:
-                for point in points:
-                    self._prepare(point, "c")
+        points = [Point(lanes, {"c": fn.add(self._col0, i64(at))}) for at in range(0, count - rest, lanes)]
+        if masked:
+            points.append(Point(lanes, {"c": fn.add(self._col0, i64(count - rest))}, tail_mask(fn, i64(rest), lanes)))
+        if len(points) <= _HOISTED:
+            for point in points:
+                self._prepare(point, "c")
 
-            def row(i: Val, _: list[Val]) -> list[Val]:
-                with emitter.scope():
-                    r = fn.add(self._row0, i)
-                    self._prepare(Point(lanes, {"r": r}), "r")
-                    fn.side_by_side([partial(self._vector, point.at(r=r), i, i64(n * lanes)) for n, point in enumerate(points)])
-                    if rest and not masked:
-                        self._elements(r, i, i64(count - rest), i64(count))
-                    self._once_a_row(Point(0, {"r": r}))
-                return []
+        def row(i: Val, _: list[Val]) -> list[Val]:
+            with emitter.scope():
+                r = fn.add(self._row0, i)
+                self._prepare(Point(lanes, {"r": r}), "r")
+                fn.side_by_side([partial(self._vector, point.at(r=r), i, i64(n * lanes)) for n, point in enumerate(points)])
+                if rest and not masked:
+                    self._elements(r, i, i64(count - rest), i64(count))
+                self._once_a_row(Point(0, {"r": r}))
+            return []
 
-            fn.loop(i64(0), rows, 1, [], row)
-        return []
+        def rows(begin: Val, end: Val) -> None:
+            fn.loop(begin, end, 1, [], row)
+
+        return rows
 
     def _elements(self, r: Val, row: Val, begin: Val, end: Val) -> None:
         """Columns [begin, end) one by one."""

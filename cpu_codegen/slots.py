@@ -8,10 +8,12 @@ from .contract import BufferSlot, DimSlot, ParamSlot, Slot
 
 
 class Slots:
-    """Allocates the slots of one kernel function and gives their values. `fn.args[0]` is the slots pointer."""
+    """Allocates the slots of one kernel function and gives their values. pointer: an argument of it, to the slots; the first one when not
+    given."""
 
-    def __init__(self, fn: Function, params: tuple[float, ...] = ()) -> None:
+    def __init__(self, fn: Function, params: tuple[float, ...] = (), pointer: Val | None = None) -> None:
         self._fn = fn
+        self._pointer = fn.args[0] if pointer is None else pointer
         self._params = params
         self._order: list[Slot] = []
         self._loaded: dict[tuple[Slot, int], Val] = {}
@@ -21,7 +23,7 @@ class Slots:
         value = self._loaded.get((slot, 0))
         if value is None:
             self._order.append(slot)
-            address = self._fn.at_entry(PTR, f"getelementptr i64, ptr {self._fn.args[0].ref}, i64 {len(self._order)}")
+            address = self._fn.at_entry(PTR, f"getelementptr i64, ptr {self._pointer.ref}, i64 {len(self._order)}")
             value = self._loaded[slot, 0] = self._fn.at_entry(ty, f"load {ty}, ptr {address.ref}, align 8")
         return value
 
@@ -64,7 +66,7 @@ class Slots:
     def status(self) -> Val:
         """Pointer to the i32 status word."""
         if (ParamSlot(()), -1) not in self._loaded:
-            self._loaded[ParamSlot(()), -1] = self._fn.at_entry(PTR, f"load ptr, ptr {self._fn.args[0].ref}, align 8")
+            self._loaded[ParamSlot(()), -1] = self._fn.at_entry(PTR, f"load ptr, ptr {self._pointer.ref}, align 8")
         return self._loaded[ParamSlot(()), -1]
 
     @property

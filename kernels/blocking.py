@@ -120,17 +120,21 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     widest = max(micro.panels for micro in micros)
     nr = micros[0].packing.nr
     panel_block = max(widest, _group_columns(target, spec, micros[0]) // nr // widest * widest)
-    most = min(target.l2 // 2, _STACK_BYTES)
+    most = _packed_most(target, micros[0])
     variants: list[Variant] = []
     for micro in micros:
         pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
         rows, alone = _rows(target, spec, micro, pitch, pieces, panel_block * nr), micro not in least
         fewest, shares = least.get(micro, 1), shares_of(rows // micro.mr)
         row = spec.lhs_strides.row
-        if isinstance(row, int) and _direct(target, spec, micro, row * spec.lhs.bytes, most):
+        # Rows that are used for one group of columns after the other are better copied, where that gives them a better form.
+        again = micro.overlaps and rows > micro.mr and spec.lhs_pieces is None
+        if isinstance(row, int) and not again and _direct(target, spec, micro, row * spec.lhs.bytes, most):
             variants.append(Variant(micro, rows, fewest, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, shares, alone))
-        else:
-            variants.append(Variant(micro, rows, fewest, pitch, rows * pitch, False, shares, alone))
+            continue
+        form = micro.copied if spec.lhs_pieces is None else micro
+        pitch -= _LINE if form != micro else 0
+        variants.append(Variant(form, rows, fewest, pitch, rows * pitch, False, shares, alone))
     numbers = {micro: number for number, micro in enumerate(micros)}
     taken = tuple(len(micros) if micro is None else numbers[micro] for micro in few)
     return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), most, taken)
@@ -182,19 +186,28 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
 
     One piece, if the rows of a tile fit a part of L2: they stream from there, panels stream whole, and no accumulators are stored between
     pieces; but a few where weights come from beyond the caches (`_of_far`). Otherwise, rows of pieces take two thirds of L1 where they are
-    read in place, and twice that where they are packed. Tile registers load rows again for each panel, and want them in L1.
+    read in place, and twice that where they are packed. Tile registers load panels again for each tile of rows that shares them, and want
+    them in L1.
     """
+    first = micros[0]
     widest = max(-(-micro.mr * micro.step_bytes // micro.step_k) for micro in micros)
     pad = max(micro.packing.pad for micro in micros)
-    room = target.l1d * 2 // 3 if micros[0].layout.direct else target.l1d * 4 // 3
+    room = target.l1d * 2 // 3 if first.layout.direct else target.l1d * 4 // 3
     most = max(pad, room // widest // pad * pad)
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, up(highest, pad))
-    one = not micros[0].overlaps and spec.k * widest <= target.l2 // 4
-    pieces = spec.choice.pieces or (_of_far(target, spec, micros[0], spec.k * widest) if one else max(1, -(-spec.k // most)))
+    one = spec.k * widest <= (target.l1d if _streams(target, spec, first) else target.l2 // 4)
+    pieces = spec.choice.pieces or (_of_far(target, spec, first, spec.k * widest) if one else max(1, -(-spec.k // most)))
     k_block = max(pad, up(-(-spec.k // pieces), pad))
     return max(1, -(-spec.k // k_block)), k_block
+
+
+def _streams(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
+    """Whether the rows of a block stream past one group of panels after the other. Tile registers are faster than weights come from beyond
+    L2, so that many rows share them there; weights that stay in L2 stream past one tile of rows instead."""
+    most = bounds(spec.rows)[1]
+    return micro.overlaps and not _stays(target, spec, micro) and (most is None or most > micro.mr)
 
 
 def _of_far(target: Target, spec: GemmSpec, micro: MicroKernel, tile_bytes: int) -> int:
@@ -222,7 +235,9 @@ def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel
 def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int) -> int:
     """Rows of a block: some tiles while the weights stay in L2, else as many as fit a part of it, so that weights are read less often."""
     tiles = spec.choice.tiles or (_sharing_tiles(spec, micro) if _stays(target, spec, micro) else _MOST_TILES)
-    by_lhs = min(target.l2 // 2, _STACK_BYTES) // (micro.mr * row_bytes)
+    if _streams(target, spec, micro):
+        row_bytes = (row_bytes - _LINE) * (pieces or 1)
+    by_lhs = _packed_most(target, micro) // (micro.mr * row_bytes)
     by_tiles = _SCRATCH_TILES_BYTES // (micro.mr * columns * 4) if pieces != 1 else by_lhs
     most = bounds(spec.rows)[1]
     if most is None:
@@ -232,31 +247,30 @@ def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pi
     return micro.mr * -(-there // blocks)  # all blocks read the weights: they are of one size
 
 
+def _packed_most(target: Target, micro: MicroKernel) -> int:
+    """Room for the packed rows of a block, in bytes."""
+    return min(target.l2 * 3 // 8, 2 * _STACK_BYTES) if micro.overlaps else min(target.l2 // 2, _STACK_BYTES)
+
+
 def _stays(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
-    """Whether the weights are small enough for L2."""
-    weights = bounds(spec.n * spec.k)[1]
-    return weights is not None and weights * spec.rhs.bits // 8 <= target.l2 // 2 and not micro.unpacked_bytes(1)
+    """Whether the weights are small enough for L2; those of tile registers share it with the rows of one tile."""
+    weights, room = bounds(spec.n * spec.k)[1], target.l2 * 5 // 8 if micro.overlaps else target.l2 // 2
+    return weights is not None and weights * spec.rhs.bits // 8 <= room and not micro.unpacked_bytes(1)
 
 
 def _group_columns(target: Target, spec: GemmSpec, micro: MicroKernel) -> int:
-    """Columns whose accumulators wait while the pieces of k pass. Tile registers are faster than weights come from beyond L2: few enough
-    for all the rows that fit a part of it, whose lhs is read again for each group."""
-    if not micro.overlaps or _stays(target, spec, micro) or not isinstance(spec.k, int):
-        return _GROUP_COLUMNS
-    tiles = min(_MOST_TILES, target.l2 // 2 // (micro.mr * spec.k * spec.lhs.bytes))
-    most = bounds(spec.rows)[1]
-    tiles = tiles if most is None else min(tiles, -(-most // micro.mr))
-    return min(_GROUP_COLUMNS, _SCRATCH_TILES_BYTES // (4 * micro.mr * max(1, tiles)))
+    """Columns whose accumulators wait while the pieces of k pass: of one tile where these follow each other on the same rows."""
+    return micro.nr if _streams(target, spec, micro) else _GROUP_COLUMNS
 
 
 def _sharing_tiles(spec: GemmSpec, micro: MicroKernel) -> int:
     """How many tiles of rows use a panel that is in L2, or comes there from farther away the first time in a call: they wait for it
-    together. Tile registers are loaded again in each step, so that tall products are faster with the rows of one tile in L1.
+    together. Tile registers are loaded again in each step, so that products are faster with the rows of one tile in L1.
     """
-    panels, most = micro.packing.panels(spec.n), bounds(spec.rows)[1]
-    if isinstance(panels, int) and panels <= micro.panels:
-        return 1  # all columns are one tile's, which nothing is read for again
-    return _SHARING if not micro.overlaps or (most is not None and most <= _SHARING * micro.mr) else 1
+    panels = micro.packing.panels(spec.n)
+    if micro.overlaps or (isinstance(panels, int) and panels <= micro.panels):
+        return 1  # in the second case all columns are one tile's, which nothing is read for again
+    return _SHARING
 
 
 def _least_of(micros: Sequence[MicroKernel]) -> list[int]:

@@ -12,13 +12,14 @@ panels to those that will follow. `sums` is there only when it starts from them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty, Val, i64
 from ..graph.types import DType, f32, i32
 from ..platforms.target import Target
-from .pending import PENDING, Pending
+from .pending import PENDING, Epilogue, Pending
 from .spec import Packing
 
 _MOST_SHARES = 4
@@ -135,6 +136,11 @@ class MicroKernel(ABC):
         del mr, panels
         return None
 
+    @property
+    def copied(self) -> MicroKernel:
+        """The same tile for a lhs that is copied first, where that has a better form than rows."""
+        return self
+
     def out_bytes(self, tile: Tile, row: int, col: int) -> int:
         """Where an accumulator lies in `tile.out`."""
         block, within = divmod(col, tile.out_pitch)
@@ -210,7 +216,7 @@ def share_of(fn: Function, micro: MicroKernel, shares: int, tile: Val, steps: Va
 
 def emit_tile(
     module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, shares: int, left: int = 0,
-    epilogue: str | None = None,
+    epilogue: Epilogue | None = None,
 ) -> str:
     """Adds the function of one tile and returns its name.
 
@@ -220,7 +226,8 @@ def emit_tile(
     name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (f".share{shares}" if shares else "")
     name += f".and{left}" if left else ""
     name += f".groups{micro.packing.group}" if micro.packing.group else ""
-    name += f".with.{epilogue}" if epilogue else ""
+    name += f".lhs{micro.layout.group}" if micro.layout.group else ""
+    name += f".with.{epilogue.name}" if epilogue else ""
     if name in module.functions:
         return name
     panels = micro.panels * micro.unpacked_panels
@@ -228,25 +235,42 @@ def emit_tile(
     fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra, *(PENDING if epilogue else ())], internal=True)
     a, pitch, out, steps, following = fn.args[:5]
     b, sums, rest = fn.args[5 : 5 + panels], fn.args[5 + panels : 5 + extra], fn.args[5 + extra :]
-    pending = Pending(epilogue, rest[:-1], rest[-1]) if epilogue else None
     tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, shares, left)
-    micro.finish(fn, tile, accumulated(fn, micro, tile, kind, pending))
-    if pending is not None:  # there may be fewer steps than shares, or none
-        done = fn.smin(fn.mul(steps, pending.share), pending.args[3])
-        pending.emit(fn, done, pending.args[3], out_pitch)
+    if epilogue is None:
+        accumulators = accumulated(fn, micro, tile, kind)
+    else:
+        accumulators = _overlapped(fn, micro, tile, kind, Pending(epilogue, rest[:-1], rest[-1]))
+    micro.finish(fn, tile, accumulators)
     fn.ret()
     fn.finish()
     return name
 
 
-def accumulated(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pending: Pending | None = None) -> list[Val]:
-    """The accumulators of a tile after all its steps and what is left. pending: what is done between the steps."""
+def _overlapped(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pending: Pending) -> list[Val]:
+    """`accumulated`, with what is pending."""
+
+    def between() -> list[Val]:
+        with pending.between(fn, micro.acc_ty, micro.mr) as rows:
+            return accumulated(fn, micro, tile, kind, rows)
+
+    def before() -> list[Val]:
+        pending.emit(fn)
+        return accumulated(fn, micro, tile, kind)
+
+    # There may be no step, as where a piece is all of what k leaves over.
+    return fn.branch(fn.and_(pending.whole(fn, micro.mr), fn.icmp("sgt", tile.steps, i64(0))), between, before)
+
+
+def accumulated(
+    fn: Function, micro: MicroKernel, tile: Tile, kind: Start, between: Callable[[Val], None] | None = None
+) -> list[Val]:
+    """The accumulators of a tile after all its steps and what is left. between: writes what is done with step i."""
     whole = replace(tile, left=0)
 
     def step(index: Val, values: list[Val]) -> list[Val]:
         values = micro.step(fn, whole, index, values)
-        if pending is not None:
-            pending.emit(fn, fn.mul(index, pending.share), pending.share, tile.out_pitch)
+        if between is not None:
+            between(index)
         return values
 
     values = fn.loop(i64(0), tile.steps, 1, micro.start(fn, tile, kind), step)

@@ -24,7 +24,7 @@ from .blocking import Blocking, Variant
 from .micro import Start, emit_tile
 from .pack_lhs import emit_pack_lhs
 from .panels import PanelReader, Panels
-from .pending import Pending, least_share, share
+from .pending import Epilogue, Pending, least_share, share
 from .pieces import PieceReader
 from .shares import shares_of
 from .spec import GemmSpec
@@ -284,7 +284,7 @@ class Body:
     ) -> None:
         """Calls the function of a tile: rows from i on of the piece at a; panels: where panels p, p + 1, ... are; left: of `Tile`."""
         fn, variant, micro = self.fn, block.variant, block.variant.micro
-        epilogue = f"{self.name}.epilogue" if state else None
+        epilogue = self._epilogue if state else None
         name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue)
         pending = [fn.args[0], *state, share(fn, steps, micro.mr, self.least_share)] if state else []
         rows, operands = self._rows(block, a, i, steps), self.columns.operands(variant, p, i, steps, panels, kind)
@@ -303,6 +303,10 @@ class Body:
             row, rows, first, _ = self._valid(block, i, p)
             self.fn.call(name, VOID, [self.fn.args[0], row, rows, first])
 
+    @property
+    def _epilogue(self) -> Epilogue:
+        return Epilogue(f"{self.name}.epilogue", self.target, self.spec, self.slots.order, self.blocking.out_pitch)
+
     def _nothing(self, block: _Block) -> State:
         """The state in which no epilogue is pending."""
         micro = block.variant.micro
@@ -320,8 +324,7 @@ class Body:
     def _catch_up(self, state: State) -> None:
         """What is still pending."""
         if state:
-            pending = Pending(f"{self.name}.epilogue", [self.fn.args[0], *state], i64(0))
-            pending.emit(self.fn, i64(0), state[2], self.blocking.out_pitch)
+            Pending(self._epilogue, [self.fn.args[0], *state], i64(0)).emit(self.fn)
 
     def _valid(self, block: _Block, i: Val, p: Val) -> tuple[Val, Val, Val, Val]:
         """First row of a tile in the result, number of rows, first column and end of those columns that are this call's."""

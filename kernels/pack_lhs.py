@@ -23,6 +23,7 @@ from .micro import MicroKernel
 # How many rows ahead the lhs is fetched into L1 while it is packed. It counts for few columns of a long k (`benchmarks/vendors.py --shapes
 # 512x128x4096`), where packing is a good part of the product; one or two rows come too late.
 _ROWS_AHEAD = 4
+_SQUARE = 128  # bits of a group that vectors transpose; wider ones are copied as they are
 Convert = Callable[[Function, Val], Val]
 
 
@@ -39,7 +40,9 @@ def emit_pack_lhs(module: Module, target: Target, micro: MicroKernel, pitch: int
     name = f"pack_lhs.{micro.isa}.{micro.lhs}.{shape}" + ("" if contiguous else ".strided") + ".plain" * plain
     if name not in module.functions:
         fn = Function(module, name, VOID, [PTR, I64, I64, I64, I64, I64, PTR], internal=True)
-        if grouped:
+        if grouped * micro.layout.element.bits > _SQUARE:
+            _steps(fn, target, micro, contiguous)
+        elif grouped:
             _groups(fn, micro, contiguous)
         else:
             _rows(fn, target, micro, pitch, contiguous, plain)
@@ -155,6 +158,39 @@ def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguo
     fn.loop(i64(0), total, 1, [], row)
 
 
+def _steps(fn: Function, target: Target, micro: MicroKernel, contiguous: bool) -> None:
+    """[k / group][mr][group] where a group is all that a row has in a step: whole ones a vector at a time."""
+    source, row_bytes, col_bytes, valid, total, count, scratch = fn.args
+    element, lanes, size = memory_type(micro.lhs), widths(target, micro.layout.element.bits), micro.step_k
+    bytes_ = size * micro.layout.element.bits // 8
+    last, pitch_of_k = fn.sub(valid, i64(1)), None if contiguous else col_bytes
+    whole = fn.mul(fn.udiv(count, i64(size)), i64(size)) if contiguous else i64(0)
+    tile_bytes = fn.mul(padded(fn, count, size), i64(micro.mr * micro.layout.element.bits // 8))
+
+    def row(index: Val, _: list[Val]) -> list[Val]:
+        start = fn.gep(source, fn.mul(fn.smin(index, last), row_bytes))
+        tile = fn.gep(scratch, fn.mul(fn.udiv(index, i64(micro.mr)), tile_bytes))
+        to = fn.gep(tile, fn.urem(index, i64(micro.mr)), scale=bytes_)
+
+        def place(k: Val) -> Val:
+            return fn.gep(to, fn.udiv(k, i64(size)), scale=micro.mr * bytes_)
+
+        def step(k: Val, _: list[Val]) -> list[Val]:
+            copy_known(fn, element, micro.convert, fn.gep(start, k, element), place(k), size, micro.layout.element, lanes)
+            return []
+
+        def rest(k: Val, _: list[Val]) -> list[Val]:
+            first = fn.gep(start, k, element) if contiguous else fn.gep(start, fn.mul(k, col_bytes))
+            copy_elements(fn, micro, first, place(k), fn.smin(fn.sub(count, k), i64(size)), lanes, pitch_of_k)
+            return []
+
+        fn.loop(i64(0), whole, size, [], step)
+        fn.loop(whole, count, size, [], rest)
+        return []
+
+    fn.loop(i64(0), total, 1, [], row)
+
+
 def _groups(fn: Function, micro: MicroKernel, contiguous: bool) -> None:
     """[k / group][mr][group] for each mr rows: whole 16-byte squares by transposition in registers, the rest element by element."""
     source, row_bytes, col_bytes, valid, total, count, scratch = fn.args
@@ -177,7 +213,7 @@ class GroupCopy:
     def __init__(self, fn: Function, source: Ty, element: Ty, group: int, rows: int, convert: Convert) -> None:
         self.fn, self.source, self.element, self.group, self.rows, self.convert = fn, source, element, group, rows, convert
         self.unit = Ty(f"i{group * element.bits}")
-        self.side = gcd(128 // self.unit.bits, rows)
+        self.side = gcd(_SQUARE // self.unit.bits, rows)
         self.group_bytes = rows * group * element.bits // 8
 
     def squares(self, rows: list[Val], target: Val, count: Val) -> Val:

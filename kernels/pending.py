@@ -1,14 +1,26 @@
-"""An epilogue that is done between the steps of the next tile."""
+"""An epilogue that is done between the steps of the next tile.
+
+That of a whole tile is written out there: what it reads for each column is loaded once and stays in registers, which tile registers leave
+free. Others, of the last rows and columns, are done before the first step.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..cpu_codegen import schedule
-from ..cpu_codegen.builder import I64, PTR, VOID, Function, Val, i64
+from ..cpu_codegen.body import BodyEmitter
+from ..cpu_codegen.builder import I64, PTR, VOID, Function, Ty, Val, i64
 from ..cpu_codegen.choices import vector_lanes
+from ..cpu_codegen.contract import Slot
+from ..cpu_codegen.epilogue import whole_tile
+from ..cpu_codegen.slots import Slots
 from ..platforms.target import Target
 from ..stitch.loops import Body
+from .indexing import request
+from .spec import FIRST_EPILOGUE_BUFFER, GemmSpec
 
 PENDING = (PTR, PTR, I64, I64, I64, I64, I64)  # the types of its arguments and its share
 _SHARE = 4  # rows of a pending epilogue at a time, where these take no time: a call of it loads its constants
@@ -29,24 +41,52 @@ def share(fn: Function, steps: Val, rows: int, least: int) -> Val:
 
 
 @dataclass(frozen=True)
+class Epilogue:
+    """That of a product. name: its function, see `gemm.py`; order: the slots of the kernel; width: columns of a tile."""
+
+    name: str
+    target: Target
+    spec: GemmSpec
+    order: tuple[Slot, ...]
+    width: int
+
+
+@dataclass(frozen=True)
 class Pending:
-    """The epilogue of a finished tile that is still to be done: the function, its arguments, and how many rows of it to do at a time.
+    """The epilogue of a finished tile that is still to be done, and how many rows of it to do at a time.
 
     args: ptr slots, ptr tile, i64 row, i64 rows, i64 col, i64 cols; see `gemm.py`.
     """
 
-    epilogue: str
+    epilogue: Epilogue
     args: list[Val]
     share: Val
 
-    def emit(self, fn: Function, first: Val, count: Val, pitch: int) -> None:
-        """Rows [first, first + count) of it, as far as there are any. pitch: columns of a row of the tile."""
-        slots, tile, row, rows, col, cols = self.args
-        count = fn.smin(count, fn.sub(rows, first))
+    def whole(self, fn: Function, rows: int) -> Val:
+        """Whether all so many rows and all columns of the tile count."""
+        return fn.and_(fn.icmp("eq", self.args[3], i64(rows)), fn.icmp("eq", self.args[5], i64(self.epilogue.width)))
+
+    def emit(self, fn: Function) -> list[Val]:
+        """All of it, if there is any."""
 
         def some() -> list[Val]:
-            at = fn.gep(tile, fn.mul(first, i64(4 * pitch)))
-            fn.call(self.epilogue, VOID, [slots, at, fn.add(row, first), count, col, cols])
+            fn.call(self.epilogue.name, VOID, self.args)
             return []
 
-        fn.branch(fn.icmp("sgt", count, i64(0)), some)
+        return fn.branch(fn.icmp("sgt", self.args[3], i64(0)), some)
+
+    @contextmanager
+    def between(self, fn: Function, acc: Ty, rows: int) -> Iterator[Callable[[Val], None]]:
+        """For a whole tile: gives what emits the rows of step i, if there are any left. acc: the type of the accumulators."""
+        of, (slots, tile, row, _, col, _) = self.epilogue, self.args
+        own = Slots(fn, of.spec.params, slots)
+        request(own, of.order)
+        emitter = BodyEmitter(fn, of.target, of.spec.epilogue, own, FIRST_EPILOGUE_BUFFER)
+        with emitter.scope():
+            emit = whole_tile(fn, emitter, tile, acc, of.width, row, col, of.width)
+
+            def step(index: Val) -> None:
+                first = fn.mul(index, self.share)
+                emit(first, fn.smin(fn.add(first, self.share), i64(rows)))
+
+            yield step

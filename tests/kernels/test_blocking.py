@@ -92,7 +92,7 @@ def test_few_rows_read_the_panels_once(m: int) -> None:
     [
         (x86_vector.fma(16), 1024, 1), (x86_vector.fma(16), 4608, 1), (x86_vector.fma(16), 4800, 13),
         (x86_vector.fma(8), 3072, 1), (x86_vector.madd(i8, 8), 3072, 1), (x86_vector.maddubs(i8, 4, 8), 4096, 1),
-        (neon.fmla(), 4096, 1), (amx.amx(i8, i8), 1024, 2),
+        (neon.fmla(), 4096, 1), (amx.amx(i8, i8), 1024, 1), (amx.amx(i8, i8), 4096, 1),
     ],
     ids=lambda value: value[0].name if isinstance(value, tuple) else str(value),
 )
@@ -111,16 +111,26 @@ def test_weights_from_memory_are_read_for_as_many_rows_as_scratch_has_room_for(m
     assert (found.pieces, found.variants[0].rows) == (pieces, 14 * tiles)
 
 
-def test_tile_registers_share_panels_where_there_are_few_rows() -> None:
-    tall, low = (spec_of(Case(m, 256, 256), bf16, bf16, m=m) for m in (512, 128))
-    assert [choose(TARGET, spec, amx.amx(bf16, bf16)).variants[0].rows for spec in (tall, low)] == [32, 128]
+@pytest.mark.parametrize("m", [128, 512, M])
+def test_tile_registers_stream_weights_that_stay_in_l2_past_one_tile_of_rows(m: Dim) -> None:
+    variant = choose(TARGET, spec_of(Case(100, 256, 256), bf16, bf16, m=m), amx.amx(bf16, bf16)[:1]).variants[0]
+    assert (variant.rows, variant.direct, variant.shares) == (32, True, 0)
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "rows", "columns"), [(128, 768, 128, 192), (512, 768, 192, 128), (M, 768, 192, 128), (512, 128, 32, 256)]
+    ("m", "n", "k", "rows", "pieces"),
+    [
+        (128, 3072, 768, 128, 1), (512, 3072, 768, 512, 1), (M, 3072, 768, 512, 1), (5120, 3072, 768, 512, 1),
+        (512, 768, 3072, 128, 3), (128, 768, 3072, 128, 3), (32, 768, 3072, 32, 1),
+    ],
 )
-def test_tile_registers_read_weights_from_beyond_l2_for_more_rows(m: Dim, n: int, rows: int, columns: int) -> None:
-    """Narrower groups of columns leave room for the accumulators of all rows whose lhs stays in L2."""
-    found = choose(TARGET, spec_of(Case(100, n, 3072), i8, i8, m=m), amx.amx(i8, i8)[:1])
-    assert found.pieces is not None and found.pieces > 1
-    assert (found.variants[0].rows, found.panel_block * 16) == (rows, columns)
+def test_tile_registers_read_weights_from_beyond_l2_for_more_rows(m: Dim, n: int, k: int, rows: int, pieces: int) -> None:
+    """The rows of a block, copied, stream past the panels of a tile, which stay in L1: pieces of k where they would not."""
+    target = replace(TARGET, l1d=48 << 10)
+    found = choose(target, spec_of(Case(100, n, k), i8, i8, m=m), amx.amx(i8, i8)[:1])
+    variant = found.variants[0]
+    assert (variant.rows, found.pieces) == (rows, pieces)
+    assert (variant.direct, variant.micro.layout.group) == ((True, 0) if rows == 32 else (False, 64))
+    assert found.packed_bytes(variant) == (variant.packed_bytes if rows == 32 else rows * k)
+    if pieces > 1:
+        assert found.panel_block == variant.micro.panels, "accumulators of one tile's columns wait"
