@@ -105,10 +105,12 @@ class Transfers:
     def joins(self, spec: Store, dtype: DType, lanes: int) -> int:
         """How many vectors of `lanes` beside each other a store fills one register with; 1: it stores them one by one.
 
-        AVX-512 narrows and stores in one instruction, which takes no longer: there only what goes around the caches is joined.
+        AVX-512 narrows and stores in one instruction, which takes no longer: there only what goes around the caches is joined. But Intel's
+        take two micro-operations of the port that shuffles to narrow to bytes, where packing four vectors takes four.
         """
         count = self._target.vector_bits // max(1, lanes * convert.memory_type(dtype).bits)
-        if count not in (2, 4) or spec.guard >= 0 or (self._target.has("avx512bw") and not spec.streams):
+        narrows = self._target.has("avx512bw") and not (count == 4 and self._target.has("amx_tile"))
+        if count not in (2, 4) or spec.guard >= 0 or (narrows and not spec.streams):
             return 1
         form = self._addresses.form(spec.index, lanes * count)
         return count if form is not None and form.contiguous else 1

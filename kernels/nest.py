@@ -24,7 +24,7 @@ from .blocking import Blocking, Variant
 from .micro import Start, emit_tile
 from .pack_lhs import emit_pack_lhs
 from .panels import PanelReader, Panels
-from .pending import Epilogue, Pending, least_share, share
+from .pending import Epilogue, Pending, share
 from .pieces import PieceReader
 from .shares import shares_of
 from .spec import GemmSpec
@@ -68,7 +68,6 @@ class Body:
         self.rows_scratch = fn.alloca(max(blocking.packed_bytes(v) for v in blocking.variants))
         # Tiles take turns at distances that are no multiple of 4096, so that stores of one do not stall loads of the other.
         self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v, v.narrow(self.panels) is not None) for v in blocking.variants))
-        self.least_share = least_share(target, spec.epilogue, blocking.out_pitch)
         pieces = spec.lhs_pieces
         self.pieces = None if pieces is None else PieceReader(fn, slots, target, spec, pieces, blocking)
         self.columns = PanelReader(fn, slots, target, spec, blocking, self.rhs)
@@ -286,7 +285,7 @@ class Body:
         fn, variant, micro = self.fn, block.variant, block.variant.micro
         epilogue = self._epilogue if state else None
         name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue)
-        pending = [fn.args[0], *state, share(fn, steps, micro.mr, self.least_share)] if state else []
+        pending = [fn.args[0], *state, share(fn, steps, micro.mr)] if state else []
         rows, operands = self._rows(block, a, i, steps), self.columns.operands(variant, p, i, steps, panels, kind)
         fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands, *pending])
 

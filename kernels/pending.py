@@ -10,34 +10,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..cpu_codegen import schedule
 from ..cpu_codegen.body import BodyEmitter
 from ..cpu_codegen.builder import I64, PTR, VOID, Function, Ty, Val, i64
-from ..cpu_codegen.choices import vector_lanes
 from ..cpu_codegen.contract import Slot
 from ..cpu_codegen.epilogue import whole_tile
 from ..cpu_codegen.slots import Slots
 from ..platforms.target import Target
-from ..stitch.loops import Body
 from .indexing import request
 from .spec import FIRST_EPILOGUE_BUFFER, GemmSpec
 
 PENDING = (PTR, PTR, I64, I64, I64, I64, I64)  # the types of its arguments and its share
-_SHARE = 4  # rows of a pending epilogue at a time, where these take no time: a call of it loads its constants
-_FREE = 80  # vector operations that take no time beside the products of a step; measured on Sapphire Rapids
 
 
-def least_share(target: Target, epilogue: Body, columns: int) -> int:
-    """How many rows of so many columns to do at a time, at least. More in the first steps than are free would make these longer, and the
-    last ones have nothing to hide."""
-    lanes = max(1, vector_lanes(target, epilogue))
-    row = schedule.column_cost(epilogue, lanes, without=("acc", "load")) * -(-columns // lanes)
-    return max(1, min(_SHARE, _FREE // max(1, row)))
-
-
-def share(fn: Function, steps: Val, rows: int, least: int) -> Val:
+def share(fn: Function, steps: Val, rows: int) -> Val:
     """How many of so many rows to do at each of `steps` steps."""
-    return fn.smax(fn.udiv(fn.add(steps, i64(rows - 1)), fn.smax(steps, i64(1))), i64(least))
+    return fn.udiv(fn.add(steps, i64(rows - 1)), fn.smax(steps, i64(1)))
 
 
 @dataclass(frozen=True)
