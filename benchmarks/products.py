@@ -2,8 +2,9 @@
 
     python -P benchmarks/products.py [--targets host,x86_64_vnni,x86_64_v3] [--shapes 512x256x256,...] [--kinds fp32,bf16,int8] [--json F]
 
-A shape is M x N x K. The time is that of the product's own step with its epilogue, on one pinned core; operands are random. The peak
-is measured in the same run with operands in L1 (`sashiko.kernels.peaks`). Targets that this machine cannot run are left out.
+A shape is M x N x K. The time is that of the product's own step with its epilogue, on one pinned core; operands are random, and results
+in f32, or in the type of the operands ("-narrow"). The peak is measured in the same run with operands in L1 (`sashiko.kernels.peaks`).
+Targets that this machine cannot run are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sashiko.cli.bench.cases import parse_shape
-from sashiko.cli.bench.product import product
+from sashiko.cli.bench.product import NARROW, product
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import pin
 from sashiko.kernels.peaks import measure_kind
@@ -75,14 +76,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", default="host,x86_64_vnni,x86_64_v3", help="%(default)s")
     parser.add_argument("--shapes", default=SHAPES, help="%(default)s")
-    parser.add_argument("--kinds", default="fp32,bf16,int8", help="%(default)s")
+    parser.add_argument("--kinds", default="fp32,bf16,bf16-narrow,int8,int8-narrow", help="%(default)s")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     pin()
     found: list[Product] = []
     for name, target in runnable(options.targets.split(",")):
         for kind in options.kinds.split(","):
-            peak = measure_kind(target, kind).giga
+            peak = measure_kind(target, kind.removesuffix(NARROW)).giga
             found += [measure(name, target, kind, parse_shape(shape), peak) for shape in options.shapes.split(",")]
     Console(width=150).print(table(found))
     if options.json:

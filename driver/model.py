@@ -86,9 +86,10 @@ class CompiledModel:
         story = explained(self.built) if self.built is not None else self._explanation
         return story if self.search is None else f"{story}\n{self.search.text()}"
 
-    def times(self, *args: Any, repeat: int = 10, **kwargs: Any) -> tuple[StepTime, ...]:
-        """The time of every step of a call, in order: the shortest of `repeat` runs."""
-        return self.executable.times(*self.signature.taken(self.signature.flatten(args, kwargs)), *self._state, repeat=repeat)
+    def times(self, *args: Any, repeat: int = 10, again: int = 1, **kwargs: Any) -> tuple[StepTime, ...]:
+        """The time of every step of a call, in order: the shortest of `repeat` runs, in which each step runs `again` times in a row."""
+        inputs = self.signature.taken(self.signature.flatten(args, kwargs))
+        return self.executable.times(*inputs, *self._state, repeat=repeat, again=again)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write code, weights and plan to one file that `sashiko.load` reads without the model.

@@ -1,4 +1,5 @@
-"""Micro-kernels of AMX: 32 x 32 accumulators in four tile registers, two tiles of the lhs and two panels of the rhs.
+"""Micro-kernels of AMX: 32 x 32 accumulators in four tile registers, of two tiles of the lhs and two panels of the rhs, or 16 x 64 for what
+is left of the rows: a product waits for the one before on the same accumulators, 52 cycles, which are time for more than three.
 
 The tile operations are behind an interface of seven, so that the whole kernel, tails included, also runs on an emulation of them.
 """
@@ -8,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
-from ..cpu_codegen.builder import I8, I16, VOID, Function, Val, i64
+from ..cpu_codegen.builder import I8, I16, VOID, Function, Val, const, i64
 from ..cpu_codegen.intrinsics import prefetch
+from ..cpu_codegen.sweep import tail_mask
 from ..graph.types import DType, bf16, i8
 from .micro import Lhs, MicroKernel, Start, Tile, offset
 from .spec import Packing
@@ -18,10 +20,8 @@ from .x86_vector import PACK_PAIRS_BF16, PACK_QUADS, vnni, widen
 ROWS = 16
 ROW_BYTES = 64
 TILE_BYTES = ROWS * ROW_BYTES
-# Tile registers.
-_C = (0, 1, 2, 3)
-_A = (4, 5)
-_B = (6, 7)
+# Tile registers: four accumulators, row by row of tiles, then those of the lhs; the panels take turns in the others.
+_A, _REGISTERS = 4, 8
 
 
 class Tiles(ABC):
@@ -82,10 +82,10 @@ INSTRUCTIONS = TileInstructions()
 
 @dataclass(frozen=True)
 class AmxMicro(MicroKernel):
-    """Four tile products a step: 64 k of 8-bit operands, 32 of bf16.
+    """A tile product a step for each 16 rows and panel: 64 k of 8-bit operands, 32 of bf16.
 
     The operand that is used again soon is loaded normally, the other one with TILELOADDT1, which spares L1: measured 20-28 % faster
-    when rows have 512 bytes or more. blocked: the rows of a step lie together, [k / step_k][32][64 bytes], as they come from beyond L1 the
+    when rows have 512 bytes or more. blocked: the rows of a step lie together, [k / step_k][mr][64 bytes], as they come from beyond L1 the
     fastest: lines one after the other, and no two of a tile in the same set.
     """
 
@@ -103,11 +103,14 @@ class AmxMicro(MicroKernel):
     @property
     def layout(self) -> Lhs:
         element = I16 if self.lhs == bf16 else I8
-        return Lhs(element, group=self.step_k) if self.blocked else Lhs(element, direct=True)
+        return Lhs(element, group=self.step_k) if self.blocked else Lhs(element, direct=True, ragged=True)
 
     @property
     def copied(self) -> MicroKernel:
         return replace(self, blocked=True)
+
+    def resized(self, mr: int, panels: int) -> MicroKernel | None:
+        return replace(self, panels=panels) if mr == self.mr and panels < self.panels else None
 
     @property
     def step_k(self) -> int:
@@ -128,12 +131,17 @@ class AmxMicro(MicroKernel):
     def leave(self, fn: Function) -> None:
         self.tiles.release(fn)
 
+    @property
+    def _heights(self) -> range:
+        """The tiles of the lhs."""
+        return range(self.mr // ROWS)
+
     def _places(self, fn: Function, tile: Tile) -> list[Val]:
-        """Where the four accumulator tiles lie in `out`."""
-        return [offset(fn, tile.out, self.out_bytes(tile, ROWS * i, ROWS * j)) for i in range(2) for j in range(2)]
+        """Where the accumulators lie in `out`."""
+        return [offset(fn, tile.out, self.out_bytes(tile, ROWS * i, ROWS * j)) for i in self._heights for j in range(self.panels)]
 
     def start(self, fn: Function, tile: Tile, kind: Start) -> list[Val]:
-        for register, place in zip(_C, self._places(fn, tile)):
+        for register, place in enumerate(self._places(fn, tile)):
             if kind is Start.OUT:
                 self.tiles.load(fn, register, place, i64(4 * tile.out_pitch), False)
             else:
@@ -141,34 +149,56 @@ class AmxMicro(MicroKernel):
         return []
 
     def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
-        for register, panel in zip(_B, tile.b):
-            self.tiles.load(fn, register, fn.gep(panel, index, scale=TILE_BYTES), i64(ROW_BYTES), not tile.shares)
-        for register, rows in zip(_A, self._rows(fn, tile, index)):
-            self.tiles.load(fn, register, rows, i64(ROW_BYTES) if self.blocked else tile.a_pitch, tile.shares > 0)
+        first = _A + len(self._heights)
+        turns = _REGISTERS - first
+
+        def panel(j: int) -> None:
+            place = fn.gep(tile.b[j], index, scale=TILE_BYTES)
+            self.tiles.load(fn, first + j % turns, place, i64(ROW_BYTES), not tile.shares)
+
+        for j in range(min(turns, self.panels)):
+            panel(j)
+        rows, pitch = self._rest(fn, tile, index) if tile.left else self._rows(fn, tile, index)
+        for i in self._heights:
+            self.tiles.load(fn, _A + i, fn.gep(rows, fn.mul(pitch, i64(i * ROWS))), pitch, tile.shares > 0)
         share = TILE_BYTES // max(1, tile.shares)
-        for panel in tile.b if tile.shares else ():
+        for following in tile.b if tile.shares else ():
             for line in range(0, share, ROW_BYTES):
-                prefetch(fn, offset(fn, fn.gep(fn.gep(panel, tile.next), index, scale=share), line), 2)
-        for i, x in enumerate(_A):
-            for j, y in enumerate(_B):
-                self.tiles.dot(fn, self.product, _C[2 * i + j], x, y)
+                prefetch(fn, offset(fn, fn.gep(fn.gep(following, tile.next), index, scale=share), line), 2)
+        for i in self._heights:
+            for j in range(self.panels):
+                if j >= turns:
+                    panel(j)
+                self.tiles.dot(fn, self.product, i * self.panels + j, _A + i, first + j % turns)
         return []
 
     def _rows(self, fn: Function, tile: Tile, index: Val) -> tuple[Val, Val]:
-        """Where the two tiles of the lhs are in step `index`."""
+        """Where the rows of step `index` are, and how far apart."""
         if self.blocked:
-            a = fn.gep(tile.a, index, scale=2 * TILE_BYTES)
-            return a, fn.gep(a, i64(TILE_BYTES))
-        a = fn.gep(tile.a, index, scale=ROW_BYTES)
-        return a, fn.gep(a, fn.mul(tile.a_pitch, i64(ROWS)))
+            return fn.gep(tile.a, index, scale=self.mr * ROW_BYTES), i64(ROW_BYTES)
+        return fn.gep(tile.a, index, scale=ROW_BYTES), tile.a_pitch
+
+    def _rest(self, fn: Function, tile: Tile, index: Val) -> tuple[Val, Val]:
+        """The same of a step that the rows do not fill: a copy with zeros."""
+        to, (rows, pitch) = fn.alloca(self.mr * ROW_BYTES), self._rows(fn, tile, index)
+        ty = self.layout.element.vec(self.step_k)
+        mask = tail_mask(fn, i64(tile.left), self.step_k)
+
+        def row(r: Val, _: list[Val]) -> list[Val]:
+            fn.store(fn.masked_load(ty, fn.gep(rows, fn.mul(r, pitch)), mask, const(ty, 0)), fn.gep(to, r, scale=ROW_BYTES))
+            return []
+
+        fn.loop(i64(0), i64(self.mr), 1, [], row)
+        return to, i64(ROW_BYTES)
 
     def finish(self, fn: Function, tile: Tile, accumulators: list[Val]) -> None:
-        for register, place in zip(_C, self._places(fn, tile)):
+        for register, place in enumerate(self._places(fn, tile)):
             self.tiles.store(fn, register, place, i64(4 * tile.out_pitch))
 
 
 def amx(lhs: DType, rhs: DType, tiles: Tiles = INSTRUCTIONS) -> tuple[MicroKernel, ...]:
-    """The AMX tile, and vector tiles on the same packing for few rows."""
+    """The AMX tiles, and vector tiles on the same packing for few rows."""
     packing: Packing = PACK_PAIRS_BF16 if lhs == bf16 else PACK_QUADS
     small = widen(16)[1:] if lhs == bf16 else vnni(lhs, 16)[1:]
-    return (AmxMicro(2 * ROWS, 2, packing, lhs, rhs, tiles), *small)
+    tall, low = (AmxMicro(height * ROWS, 4 // height, packing, lhs, rhs, tiles) for height in (2, 1))
+    return (tall, low, *small)

@@ -18,6 +18,7 @@ _WAY = 4096  # bytes of L1 that lie in different sets; where rows share more of 
 _SCRATCH_TILES_BYTES = 96 << 10
 _GROUP_COLUMNS = 256
 _SHARING, _MOST_TILES = 4, 16  # of rows in a block
+_RAGGED_COLUMNS = 192
 _STACK_BYTES = 512 << 10  # for packed rows; the stacks of threads are small on some systems
 
 
@@ -27,7 +28,8 @@ class Variant:
 
     rows: rows of a block, a multiple of mr, whose lhs is at hand while a panel is used. least: a rest of fewer rows is left to the next
     variant. pitch, piece: bytes from row to row and from piece to piece of the lhs in the form that the tile reads. direct: whole tiles
-    are read in place, and what is packed lies as it does there. shares: as in `Tile`; a rest of a tile has the same code.
+    are read in place, and what is packed lies as it does there. shares: as in `Tile`; a rest of a tile has the same code. overlaps: whether
+    the epilogue of a tile is done with the next one, be that narrower.
     """
 
     micro: MicroKernel
@@ -38,6 +40,7 @@ class Variant:
     direct: bool
     shares: int
     alone: bool = False
+    overlaps: bool = False
 
     @property
     def packed_bytes(self) -> int:
@@ -121,8 +124,10 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     nr = micros[0].packing.nr
     panel_block = max(widest, _group_columns(target, spec, micros[0]) // nr // widest * widest)
     most = _packed_most(target, micros[0])
+    out_pitch = gcd(*(micro.nr for micro in micros))
     variants: list[Variant] = []
     for micro in micros:
+        overlaps = micro.overlaps and micro.nr == out_pitch
         pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
         rows, alone = _rows(target, spec, micro, pitch, pieces, panel_block * nr), micro not in least
         fewest, shares = least.get(micro, 1), shares_of(rows // micro.mr)
@@ -130,14 +135,14 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         # Rows that are used for one group of columns after the other are better copied, where that gives them a better form.
         again = micro.overlaps and rows > micro.mr and spec.lhs_pieces is None
         if isinstance(row, int) and not again and _direct(target, spec, micro, row * spec.lhs.bytes, most):
-            variants.append(Variant(micro, rows, fewest, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, shares, alone))
+            variants.append(Variant(micro, rows, fewest, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, shares, alone, overlaps))
             continue
         form = micro.copied if spec.lhs_pieces is None else micro
         pitch -= _LINE if form != micro else 0
-        variants.append(Variant(form, rows, fewest, pitch, rows * pitch, False, shares, alone))
+        variants.append(Variant(form, rows, fewest, pitch, rows * pitch, False, shares, alone, overlaps))
     numbers = {micro: number for number, micro in enumerate(micros)}
     taken = tuple(len(micros) if micro is None else numbers[micro] for micro in few)
-    return Blocking(tuple(variants), k_block, pieces, panel_block, gcd(*(micro.nr for micro in micros)), most, taken)
+    return Blocking(tuple(variants), k_block, pieces, panel_block, out_pitch, most, taken)
 
 
 def tailored(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
@@ -303,7 +308,11 @@ def _direct(target: Target, spec: GemmSpec, micro: MicroKernel, pitch: int, most
     """Whether whole tiles of rows, `pitch` bytes apart, can be read in place; rows of `most` bytes can be packed in the same form."""
     if spec.lhs_pieces is not None or not micro.layout.direct or spec.lhs_strides.col != 1:
         return False
-    if not isinstance(spec.k, int) or (spec.k % micro.step_k and not micro.layout.ragged) or pitch < spec.k * spec.lhs.bytes:
+    if not isinstance(spec.k, int) or pitch < spec.k * spec.lhs.bytes:
+        return False
+    # Rows that are no whole steps begin within lines, and tile registers take two loads for each: not for many columns.
+    few = not micro.overlaps or (isinstance(spec.n, int) and spec.n <= _RAGGED_COLUMNS)
+    if spec.k % micro.step_k and not (micro.layout.ragged and few):
         return False
     return micro.mr * pitch <= most and _sharing(pitch, micro.mr) < target.l1d // _WAY
 

@@ -308,9 +308,7 @@ class Body:
 
     def _nothing(self, block: _Block) -> State:
         """The state in which no epilogue is pending."""
-        micro = block.variant.micro
-        overlaps = micro.overlaps and micro.nr == self.blocking.out_pitch
-        return [self.tiles, *[i64(0)] * 4] if overlaps else []
+        return [self.tiles, *[i64(0)] * 4] if block.variant.overlaps else []
 
     def _later(self, block: _Block, out: Val, i: Val, p: Val) -> State:
         """The state in which the epilogue of a finished tile is pending; where tiles do not overlap it is done now."""

@@ -10,6 +10,7 @@ zeros to whole steps of k.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import gcd
 
 from ..cpu_codegen.builder import F16, F32, I8, I16, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
@@ -159,36 +160,44 @@ def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguo
 
 
 def _steps(fn: Function, target: Target, micro: MicroKernel, contiguous: bool) -> None:
-    """[k / group][mr][group] where a group is all that a row has in a step: whole ones a vector at a time."""
+    """[k / group][mr][group] where a group is all that a row has in a step, step by step: lines are written one after the other, and those
+    of a row lie in few sets of the cache."""
     source, row_bytes, col_bytes, valid, total, count, scratch = fn.args
     element, lanes, size = memory_type(micro.lhs), widths(target, micro.layout.element.bits), micro.step_k
-    bytes_ = size * micro.layout.element.bits // 8
+    step_bytes = size * micro.layout.element.bits // 8
     last, pitch_of_k = fn.sub(valid, i64(1)), None if contiguous else col_bytes
     whole = fn.mul(fn.udiv(count, i64(size)), i64(size)) if contiguous else i64(0)
-    tile_bytes = fn.mul(padded(fn, count, size), i64(micro.mr * micro.layout.element.bits // 8))
 
-    def row(index: Val, _: list[Val]) -> list[Val]:
-        start = fn.gep(source, fn.mul(fn.smin(index, last), row_bytes))
-        tile = fn.gep(scratch, fn.mul(fn.udiv(index, i64(micro.mr)), tile_bytes))
-        to = fn.gep(tile, fn.urem(index, i64(micro.mr)), scale=bytes_)
+    following = fn.mul(row_bytes, i64(micro.mr))
 
-        def place(k: Val) -> Val:
-            return fn.gep(to, fn.udiv(k, i64(size)), scale=micro.mr * bytes_)
+    def copy_whole(start: Val, to: Val, k: Val) -> None:
+        at = fn.gep(start, k, element)
+        prefetch(fn, fn.gep(at, following), 2)  # so many rows are more streams than processors follow by themselves
+        copy_known(fn, element, micro.convert, at, to, size, micro.layout.element, lanes)
 
-        def step(k: Val, _: list[Val]) -> list[Val]:
-            copy_known(fn, element, micro.convert, fn.gep(start, k, element), place(k), size, micro.layout.element, lanes)
-            return []
-
-        def rest(k: Val, _: list[Val]) -> list[Val]:
+    def copy_rest(start: Val, to: Val, k: Val) -> None:
+        left = fn.smin(fn.sub(count, k), i64(size))
+        if contiguous and lanes == (size,):  # what is beyond the mask is the zeros that fill the step
+            mask, ty = tail_mask(fn, left, size), element.vec(size)
+            fn.store(micro.convert(fn, fn.masked_load(ty, fn.gep(start, k, element), mask, const(ty, 0))), to)
+        else:
             first = fn.gep(start, k, element) if contiguous else fn.gep(start, fn.mul(k, col_bytes))
-            copy_elements(fn, micro, first, place(k), fn.smin(fn.sub(count, k), i64(size)), lanes, pitch_of_k)
-            return []
+            copy_elements(fn, micro, first, to, left, lanes, pitch_of_k)
 
-        fn.loop(i64(0), whole, size, [], step)
-        fn.loop(whole, count, size, [], rest)
-        return []
+    def tile(first: Val, at: list[Val]) -> list[Val]:
+        def step(k: Val, to: list[Val], copy: Callable[[Val, Val, Val], None]) -> list[Val]:
+            def row(r: Val, _: list[Val]) -> list[Val]:
+                start = fn.gep(source, fn.mul(fn.smin(fn.add(first, r), last), row_bytes))
+                copy(start, fn.gep(to[0], r, scale=step_bytes), k)
+                return []
 
-    fn.loop(i64(0), total, 1, [], row)
+            fn.loop(i64(0), i64(micro.mr), 1, [], row)
+            return [fn.gep(to[0], i64(micro.mr * step_bytes))]
+
+        at = fn.loop(i64(0), whole, size, at, partial(step, copy=copy_whole))
+        return fn.loop(whole, count, size, at, partial(step, copy=copy_rest))
+
+    fn.loop(i64(0), total, micro.mr, [scratch], tile)
 
 
 def _groups(fn: Function, micro: MicroKernel, contiguous: bool) -> None:

@@ -125,6 +125,17 @@ def _small(micros: Micros, features: tuple[str, ...], rate: float, unless: tuple
     return replace(row, when=lambda target, spec: row.when(target, spec) or many_rows(spec))
 
 
+def _unless_near(row: Kernel, feature: str) -> Kernel:
+    """The same row, but where the processor has `feature` only for weights that no L2 holds: others come faster than its products are."""
+
+    def when(target: Target, spec: GemmSpec) -> str | None:
+        weights = bounds(spec.n * spec.k)[1]
+        near = target.has(feature) and weights is not None and weights * spec.rhs.bytes <= target.l2
+        return row.when(target, spec) or (f"its products are slower than {feature} and than L2" if near else None)
+
+    return replace(row, when=when)
+
+
 def _sums16(count: int, row: Kernel) -> Kernel:
     """The same row for weights of which `count` products are added in 16 bits."""
     too_large = f"{count} of its products do not fit 16 bits"
@@ -230,7 +241,7 @@ _BF16 = (
     _windows(bf16, x86_vector.fma(8), _AVX2, 16, ("avx512_bf16", "amx_bf16")),
     _windows(bf16, neon.fmla(), ("neon",), 8, ("bf16",)),
     _small(x86_vector.dot_bf16(), ("avx512_bf16",), 64, ("amx_tile", _HALF_RATE)),
-    _small(x86_vector.widen(16), _AVX512, 32),
+    _unless_near(_small(x86_vector.widen(16), _AVX512, 32), "amx_bf16"),
     _row(amx.amx(bf16, bf16), ("amx_bf16", *_AVX512), 512),
     _row(x86_vector.dot_bf16(), ("avx512_bf16",), 64, ("amx_tile", _HALF_RATE)),
     _row(x86_vector.widen(16), _AVX512, 32),

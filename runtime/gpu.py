@@ -137,10 +137,10 @@ class GpuExecutable(Executable):
             found = self._frames[record, at] = deque()
         return found
 
-    def times(self, *inputs: Any, repeat: int = 10) -> tuple[StepTime, ...]:
+    def times(self, *inputs: Any, repeat: int = 10, again: int = 1) -> tuple[StepTime, ...]:
         runs = []
         for _ in range(repeat):
-            stopwatch = GpuStopwatch()
+            stopwatch = GpuStopwatch(again)
             with torch.cuda.device(self.device):
                 self._through_values(inputs, stopwatch)
             runs.append(stopwatch.times)

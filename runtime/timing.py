@@ -19,10 +19,11 @@ class StepTime:
 
 
 class Stopwatch:
-    """Collects the times of one run, in order of execution."""
+    """Collects the times of one run, in order of execution. again: how often each native step runs, the shortest time counting."""
 
-    def __init__(self) -> None:
+    def __init__(self, again: int = 1) -> None:
         self.times: list[StepTime] = []
+        self._again = again
         self._start = 0.0
 
     def start(self) -> None:
@@ -52,9 +53,15 @@ class Stopwatch:
 
     def _timed(self, run: Callable[[int], int], frame: Frame, steps: tuple[int, int], label: str) -> int:
         frame.limit(*steps)
-        self.start()
-        failed = run(frame.address)
-        self.stop(label)
+        several: list[StepTime] = []
+        for _ in range(self._again):
+            self.start()
+            failed = run(frame.address)
+            self.stop(label)
+            several.append(self.times.pop())
+            if failed:
+                break
+        self.times.append(min(several, key=lambda t: t.seconds))
         return failed
 
 

@@ -63,12 +63,23 @@ def test_tiles_that_are_not_whole(m: Dim, expected: list[bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "heights"), [(512, [32]), (33, [32, 4, 1]), (36, [32]), (32 * M, [32]), (30, [32]), (1, [1]), (M, [32, 4, 1])]
+    ("m", "heights"),
+    [
+        (512, [32]), (33, [32, 16, 4, 1]), (36, [32, 16]), (48, [32, 16]), (52, [32]), (32 * M, [32]), (16 * M, [32, 16]), (30, [32]),
+        (1, [1]), (M, [32, 16, 4, 1]),
+    ],
 )
 def test_tiles_that_no_row_is_left_to_are_not_written(m: Dim, heights: list[int]) -> None:
     micros = amx.amx(i8, i8)
     found = choose(TARGET, spec_of(Case(100, 80, 500), i8, i8, m=m), micros)
     assert [variant.micro.mr for variant in found.variants] == heights
+
+
+@pytest.mark.parametrize(("n", "k", "direct"), [(96, 250, True), (400, 250, False), (400, 256, True)])
+def test_tile_registers_read_rows_in_place_that_begin_within_lines_for_few_columns(n: int, k: int, direct: bool) -> None:
+    variant = choose(TARGET, spec_of(Case(100, n, k), bf16, bf16, m=320), amx.amx(bf16, bf16)).variants[0]
+    assert (variant.direct, variant.left(k)) == (direct, k % 32 if direct else 0)
+    assert variant.micro.layout.group == (0 if direct else 32)
 
 
 @pytest.mark.parametrize(("n", "tiles"), [(128, 4), (48, 1), (64, 4)])

@@ -27,7 +27,7 @@ WINNERS: tuple[tuple[Target, DType, DType, Dim, str], ...] = (
     (X86_64_AMX, i8, i8, M, "gemm_i32_i8_i8_32x32x4_amxint8"),
     (X86_64_AMX, i8, i8, FEW, "gemm_i32_i8_i8_4x64x4_avx512vnni"),
     (X86_64_AMX, bf16, bf16, M, "gemm_f32_bf16_bf16_32x32x2_amxbf16"),
-    (X86_64_AMX, bf16, bf16, FEW, "gemm_f32_bf16_bf16_4x64x2_avx512widen"),
+    (X86_64_AMX, bf16, bf16, FEW, "gemm_f32_bf16_bf16_32x32x2_amxbf16"),
     (X86_64_VNNI, u8, i8, M, "gemm_i32_u8_i8_14x32x4_avx512vnni"),
     (X86_64_V4, i8, i8, M, "gemm_i32_i8_i8_14x32x2_avx512madd"),
     (X86_64_V4, f32, f32, M, "gemm_f32_f32_f32_14x32x1_avx512"),
@@ -52,6 +52,11 @@ def test_the_fastest_row_is_selected(target: Target, lhs: DType, rhs: DType, m: 
     names = [row.name for row in table.TABLE]
     assert [refused for refused, _ in selection.refusals] == names[: names.index(name)]
     assert all(reason for _, reason in selection.refusals)
+
+
+def test_few_rows_of_bf16_take_vectors_where_weights_come_from_beyond_l2() -> None:
+    spec = spec_of(Case(1, 4096, 4096), bf16, bf16, m=FEW)
+    assert table.select(X86_64_AMX, spec).kernel.name == "gemm_f32_bf16_bf16_4x64x2_avx512widen"
 
 
 SMALL: tuple[tuple[Target, Dim, int, str], ...] = (
@@ -126,7 +131,7 @@ def test_every_accepting_row_compiles_for_every_target(target: Target) -> None:
 
 def test_amx_uses_its_instructions() -> None:
     for lhs, rhs, product in ((i8, i8, "tdpbssd"), (u8, i8, "tdpbusd"), (bf16, bf16, "tdpbf16ps")):
-        spec = spec_of(Case(1, 256, 256, 64), lhs, rhs)
+        spec = spec_of(Case(1, 256, 256, 64), lhs, rhs, m=32 * M)
         module = Module()
         table.select(X86_64_AMX, spec).kernel.emit(module, X86_64_AMX, spec, "product")
         text = jit.assembly(module.text(), X86_64_AMX)

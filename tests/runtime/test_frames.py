@@ -135,8 +135,10 @@ def test_times_name_every_step(code: Code) -> None:
     times = executable.times(torch.ones(100), repeat=2)
     assert [t.label for t in times] == ["first look", "second look"]
     assert all(t.seconds > 0 for t in times)
-    with pytest.raises(IndexError, match="first look"):
-        executable.times(-torch.ones(3))
+    assert [t.label for t in executable.times(torch.ones(100), repeat=2, again=3)] == ["first look", "second look"]
+    for again in (1, 2):
+        with pytest.raises(IndexError, match="first look"):
+            executable.times(-torch.ones(3), again=again)
     (got,) = executable(torch.ones(3))
     assert isinstance(got, torch.Tensor)
     assert got.tolist() == [1.0] * 3, "whole calls run all steps again"

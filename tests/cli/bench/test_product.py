@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sashiko.cli.bench.product import OPERATIONS, product
+from sashiko.cli.bench.product import NARROW, OPERATIONS, product
 from sashiko.platforms.catalogue import X86_64_V3
 from sashiko.platforms.host import host
 
 
-@pytest.mark.parametrize("kind", OPERATIONS)
+@pytest.mark.parametrize("kind", [*OPERATIONS, *(kind + NARROW for kind in OPERATIONS)])
 def test_the_product_of_a_layer(kind: str) -> None:
     step = product(kind, (3, 20, 16))
-    assert step.kernel.startswith("gemm_i32" if kind == "int8" else "gemm_f32")
+    assert step.kernel.startswith("gemm_i32" if kind.startswith("int8") else "gemm_f32")
     assert 0 < step.seconds(2) < 1
 
 
