@@ -126,12 +126,12 @@ def _small(micros: Micros, features: tuple[str, ...], rate: float, unless: tuple
 
 
 def _unless_near(row: Kernel, feature: str) -> Kernel:
-    """The same row, but where the processor has `feature` only for weights that no L2 holds: others come faster than its products are."""
+    """The same row, but where the processor has `feature` only for weights that L2 does not hold: others come faster than it multiplies."""
 
     def when(target: Target, spec: GemmSpec) -> str | None:
         weights = bounds(spec.n * spec.k)[1]
         near = target.has(feature) and weights is not None and weights * spec.rhs.bytes <= target.l2
-        return row.when(target, spec) or (f"its products are slower than {feature} and than L2" if near else None)
+        return row.when(target, spec) or (f"is slower than {feature} where weights stay in L2" if near else None)
 
     return replace(row, when=when)
 

@@ -57,7 +57,9 @@ FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
 }
 # One of everything; all tails of rows, columns and k; sizes that fill tiles exactly; a pitch; the few rows of the small tiles.
 CASES = (Case(1, 1, 1), Case(3, 70, 7, 5), Case(37, 49, 66, 3), Case(64, 96, 128))
-LIKE_OTHERS = ("madd16", "madd8", "maddubs2")  # are cut and read as maddubs4 is
+LIKE_OTHERS: tuple[str, ...] = ("madd16", "madd8", "maddubs2")  # are cut and read as maddubs4 is
+if runners(host_only=True, needs=("amx_int8", "amx_bf16")):
+    LIKE_OTHERS += ("amx_emulated",)
 
 
 def pairs(few: bool = False) -> Iterator[ParameterSet]:
