@@ -141,10 +141,10 @@ def costs(body: Body, lanes: int) -> list[int]:
     return result
 
 
-def column_cost(body: Body, lanes: int) -> int:
-    """Operations for one vector of columns, in a body that needs one pass."""
+def column_cost(body: Body, lanes: int, without: tuple[str, ...] = ()) -> int:
+    """Operations for one vector of columns, those named in `without` apart, in a body that needs one pass."""
     own = costs(body, lanes)
-    return sum(own[n] for n in needed(body) if "c" in body.deps[n])
+    return sum(own[n] for n in needed(body) if "c" in body.deps[n] and body.nodes[n].op not in without)
 
 
 def add_kept(body: Body, plan: list[Pass], column_stores: Iterable[int], lanes: int) -> None:
