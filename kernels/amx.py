@@ -92,7 +92,7 @@ class AmxMicro(MicroKernel):
     tiles: Tiles = INSTRUCTIONS
     blocked: bool = False
 
-    # Accumulators are in tile registers, and the vector units have nothing to do while those are multiplied; an epilogue is longer than the
+    # Accumulators are in tile registers, and the vector units have little to do while those are multiplied; an epilogue is longer than the
     # processor looks ahead by itself.
     overlaps = True
 
