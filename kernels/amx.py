@@ -7,6 +7,7 @@ The tile operations are behind an interface of seven, so that the whole kernel, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..cpu_codegen.builder import I8, I16, VOID, Function, Val, const, i64
@@ -136,19 +137,40 @@ class AmxMicro(MicroKernel):
         """The tiles of the lhs."""
         return range(self.mr // ROWS)
 
-    def _places(self, fn: Function, tile: Tile) -> list[Val]:
-        """Where the accumulators lie in `out`."""
-        return [offset(fn, tile.out, self.out_bytes(tile, ROWS * i, ROWS * j)) for i in self._heights for j in range(self.panels)]
+    def _place(self, fn: Function, out: Val, out_pitch: int, register: int) -> Val:
+        """Where an accumulator lies in `out`."""
+        i, j = divmod(register, self.panels)
+        return offset(fn, out, self.out_bytes(out_pitch, ROWS * i, ROWS * j))
+
+    @property
+    def _accumulators(self) -> range:
+        return range(len(self._heights) * self.panels)
 
     def start(self, fn: Function, tile: Tile, kind: Start) -> list[Val]:
-        for register, place in enumerate(self._places(fn, tile)):
-            if kind is Start.OUT:
-                self.tiles.load(fn, register, place, i64(4 * tile.out_pitch), False)
-            else:
-                self.tiles.zero(fn, register)
+        for register in self._accumulators:
+            self._begin(fn, tile, kind, register)
         return []
 
+    def _begin(self, fn: Function, tile: Tile, kind: Start, register: int) -> None:
+        if kind is Start.OUT:
+            self.tiles.load(fn, register, self._place(fn, tile.out, tile.out_pitch, register), i64(4 * tile.out_pitch), False)
+        else:
+            self.tiles.zero(fn, register)
+
     def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
+        self._products(fn, tile, index)
+        return []
+
+    def first_step(self, fn: Function, tile: Tile, kind: Start, before: Val) -> None:
+        # Four stores that follow one another take 64 cycles, in which nothing is multiplied; one ahead of each product takes none.
+        def ready(register: int) -> None:
+            self.tiles.store(fn, register, self._place(fn, before, tile.out_pitch, register), i64(4 * tile.out_pitch))
+            self._begin(fn, tile, kind, register)
+
+        self._products(fn, tile, i64(0), ready)
+
+    def _products(self, fn: Function, tile: Tile, index: Val, ready: Callable[[int], None] = lambda register: None) -> None:
+        """Those of a step; `ready` comes before that of an accumulator."""
         first = _A + len(self._heights)
         turns = _REGISTERS - first
 
@@ -169,8 +191,8 @@ class AmxMicro(MicroKernel):
             for j in range(self.panels):
                 if j >= turns:
                     panel(j)
+                ready(i * self.panels + j)
                 self.tiles.dot(fn, self.product, i * self.panels + j, _A + i, first + j % turns)
-        return []
 
     def _rows(self, fn: Function, tile: Tile, index: Val) -> tuple[Val, Val]:
         """Where the rows of step `index` are, and how far apart."""
@@ -192,8 +214,11 @@ class AmxMicro(MicroKernel):
         return to, i64(ROW_BYTES)
 
     def finish(self, fn: Function, tile: Tile, accumulators: list[Val]) -> None:
-        for register, place in enumerate(self._places(fn, tile)):
-            self.tiles.store(fn, register, place, i64(4 * tile.out_pitch))
+        self.put(fn, tile.out, tile.out_pitch)
+
+    def put(self, fn: Function, out: Val, out_pitch: int) -> None:
+        for register in self._accumulators:
+            self.tiles.store(fn, register, self._place(fn, out, out_pitch, register), i64(4 * out_pitch))
 
 
 def amx(lhs: DType, rhs: DType, tiles: Tiles = INSTRUCTIONS) -> tuple[MicroKernel, ...]:

@@ -6,7 +6,8 @@ A class says how to start, advance and finish a tile of mr rows and `panels` col
 
 which reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as
 [nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `next` is the way in bytes from
-panels to those that will follow. `sums` is there only when it starts from them. A tile that `overlaps` has further arguments: `Pending`.
+panels to those that will follow. `sums` is there only when it starts from them. A tile that `overlaps` has further arguments: `Pending`;
+its accumulators stay in their registers until the next tile has begun, or are `put` away.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class MicroKernel(ABC):
     rhs: DType
 
     isa = ""
-    # Whether the epilogue of the tile before is done between the steps of a tile.
+    # Whether the tile before is stored in the first step of a tile, and its epilogue done between the steps.
     overlaps = False
 
     @property
@@ -141,10 +142,10 @@ class MicroKernel(ABC):
         """The same tile for a lhs that is copied first, where that has a better form than rows."""
         return self
 
-    def out_bytes(self, tile: Tile, row: int, col: int) -> int:
-        """Where an accumulator lies in `tile.out`."""
-        block, within = divmod(col, tile.out_pitch)
-        return 4 * ((block * self.mr + row) * tile.out_pitch + within)
+    def out_bytes(self, out_pitch: int, row: int, col: int) -> int:
+        """Where an accumulator lies in `Tile.out`."""
+        block, within = divmod(col, out_pitch)
+        return 4 * ((block * self.mr + row) * out_pitch + within)
 
     @property
     @abstractmethod
@@ -175,6 +176,14 @@ class MicroKernel(ABC):
     @abstractmethod
     def finish(self, fn: Function, tile: Tile, accumulators: list[Val]) -> None:
         """Stores the accumulators into `tile.out`."""
+
+    def first_step(self, fn: Function, tile: Tile, kind: Start, before: Val) -> None:
+        """`start` and step 0 of a tile that overlaps, while the accumulators of the tile before are stored into its `out`."""
+        raise AssertionError(f"{self.name} does not overlap")
+
+    def put(self, fn: Function, out: Val, out_pitch: int) -> None:
+        """Stores the accumulators of a tile that overlaps."""
+        raise AssertionError(f"{self.name} does not overlap")
 
     @property
     def unpacked_panels(self) -> int:
@@ -237,43 +246,56 @@ def emit_tile(
     b, sums, rest = fn.args[5 : 5 + panels], fn.args[5 + panels : 5 + extra], fn.args[5 + extra :]
     tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, shares, left)
     if epilogue is None:
-        accumulators = accumulated(fn, micro, tile, kind)
+        micro.finish(fn, tile, accumulated(fn, micro, tile, kind))
     else:
-        accumulators = _overlapped(fn, micro, tile, kind, Pending(epilogue, rest[:-1], rest[-1]))
-    micro.finish(fn, tile, accumulators)
+        _overlapped(fn, micro, tile, kind, Pending(epilogue, rest[:-1], rest[-1]))
     fn.ret()
     fn.finish()
     return name
 
 
-def _overlapped(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pending: Pending) -> list[Val]:
-    """`accumulated`, with what is pending."""
+def _overlapped(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pending: Pending) -> None:
+    """All steps of a tile, which stays in its registers, and what is pending of the tile before, which is still there."""
 
     def between() -> list[Val]:
-        with pending.between(fn, micro.acc_ty, micro.mr) as rows:
-            return accumulated(fn, micro, tile, kind, rows)
+        with pending.between(fn, micro.acc_ty, micro.mr, tile.steps) as rows:
+            _in_turn(fn, micro, tile, kind, pending.tile, rows)
+        return []
 
     def before() -> list[Val]:
-        pending.emit(fn)
-        return accumulated(fn, micro, tile, kind)
+        pending.emit(fn, micro)
+        accumulated(fn, micro, tile, kind)
+        return []
 
     # There may be no step, as where a piece is all of what k leaves over.
-    return fn.branch(fn.and_(pending.whole(fn, micro.mr), fn.icmp("sgt", tile.steps, i64(0))), between, before)
+    fn.branch(fn.and_(pending.whole(fn, micro.mr), fn.icmp("sgt", tile.steps, i64(0))), between, before)
 
 
-def accumulated(
-    fn: Function, micro: MicroKernel, tile: Tile, kind: Start, between: Callable[[Val], None] | None = None
-) -> list[Val]:
-    """The accumulators of a tile after all its steps and what is left. between: writes what is done with step i."""
+def _in_turn(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, before: Val, rows: Callable[[Val], None]) -> None:
+    """The steps of a tile, after each of them rows of the tile before, and after the last one those that are left."""
     whole = replace(tile, left=0)
 
-    def step(index: Val, values: list[Val]) -> list[Val]:
-        values = micro.step(fn, whole, index, values)
-        if between is not None:
-            between(index)
-        return values
+    def step(index: Val, _: list[Val]) -> list[Val]:
+        def first() -> list[Val]:
+            micro.first_step(fn, whole, kind, before)
+            return []
 
-    values = fn.loop(i64(0), tile.steps, 1, micro.start(fn, tile, kind), step)
+        fn.branch(
+            fn.icmp("eq", index, i64(0)), first,
+            lambda: fn.branch(fn.icmp("slt", index, tile.steps), lambda: micro.step(fn, whole, index, [])),
+        )
+        rows(index)
+        return []
+
+    fn.loop(i64(0), fn.add(tile.steps, i64(1)), 1, [], step)
+    if tile.left:
+        micro.step(fn, tile, tile.steps, [])
+
+
+def accumulated(fn: Function, micro: MicroKernel, tile: Tile, kind: Start) -> list[Val]:
+    """The accumulators of a tile after all its steps and what is left."""
+    whole = replace(tile, left=0)
+    values = fn.loop(i64(0), tile.steps, 1, micro.start(fn, tile, kind), lambda index, values: micro.step(fn, whole, index, values))
     return micro.step(fn, tile, tile.steps, values) if tile.left else values
 
 

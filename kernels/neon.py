@@ -125,7 +125,7 @@ class BlockMicro(MicroKernel):
 
     def _quads(self, fn: Function, tile: Tile, pair: int, quad: int) -> tuple[Val, Val]:
         """Where 4 columns of the two rows of a pair lie in `out`."""
-        upper, lower = (self.out_bytes(tile, 2 * pair + i, 4 * quad) for i in range(2))
+        upper, lower = (self.out_bytes(tile.out_pitch, 2 * pair + i, 4 * quad) for i in range(2))
         return offset(fn, tile.out, upper), offset(fn, tile.out, lower)
 
     def start(self, fn: Function, tile: Tile, kind: Start) -> list[Val]:

@@ -21,10 +21,10 @@ from ..cpu_codegen.slots import Slots
 from ..platforms.target import Target
 from . import finished
 from .blocking import Blocking, Variant
-from .micro import Start, emit_tile
+from .micro import MicroKernel, Start, emit_tile
 from .pack_lhs import emit_pack_lhs
 from .panels import PanelReader, Panels
-from .pending import Epilogue, Pending, share
+from .pending import Epilogue, Pending
 from .pieces import PieceReader
 from .shares import shares_of
 from .spec import GemmSpec
@@ -87,19 +87,26 @@ class Body:
         """Rows [begin, end) in blocks of one variant."""
         fn = self.fn
 
-        def block(row: Val, _: list[Val]) -> list[Val]:
-            self._block(variant, row, fn.smin(fn.sub(end, row), i64(variant.rows)))
-            return []
+        def lhs(row: Val) -> _Block:
+            return self._lhs(variant, row, fn.smin(fn.sub(end, row), i64(variant.rows)))
 
-        fn.loop(begin, end, variant.rows, [], block)
+        nothing = [i64(0), *self._nothing(variant)]
 
-    def _block(self, variant: Variant, row: Val, rows: Val) -> None:
-        block = self._lhs(variant, row, rows)
+        def block(row: Val, at: list[Val]) -> list[Val]:
+            parts = self._parts(lhs(row))
+            for part in parts:
+                at = self._one_piece(part, at)
+                if len(parts) > 1:
+                    self._catch_up(part.variant.micro, at[1:])
+                    at = nothing
+            return at
+
         if self.blocking.pieces == 1:
-            for part in self._parts(block):
-                self._one_piece(part)
+            _, *state = fn.loop(begin, end, variant.rows, nothing, block)
+            self._catch_up(variant.micro, state)
         else:
-            self.fn.loop(self.p0, self.p1, self.blocking.panel_block, [], partial(self._group, block))
+            width = self.blocking.panel_block
+            fn.loop(begin, end, variant.rows, [], lambda row, _: fn.loop(self.p0, self.p1, width, [], partial(self._group, lhs(row))))
 
     def _parts(self, block: _Block) -> list[_Block]:
         """The block over the panels that fill its tiles, and with narrower ones over the last panels of all."""
@@ -153,7 +160,8 @@ class Body:
         return self.fn.udiv(count if variant.direct else self.fn.add(count, i64(step - 1)), i64(step))
 
     # -- k in one piece -----------------------------------------------------------------------------------------
-    def _one_piece(self, block: _Block) -> None:
+    def _one_piece(self, block: _Block, at: list[Val]) -> list[Val]:
+        """at: which of the two tiles in scratch is next, and what is pending."""
         fn, micro = self.fn, block.variant.micro
         steps = self._steps(block.variant, self.k)
         turn = self.blocking.turn_bytes(block.variant)
@@ -177,8 +185,7 @@ class Body:
 
             return fn.loop(i64(0), block.rows, micro.mr, at, tile)
 
-        _, *state = fn.loop(block.begin, block.end, micro.panels, [i64(0), *self._nothing(block)], panel)
-        self._catch_up(state)
+        return fn.loop(block.begin, block.end, micro.panels, at, panel)
 
     def _in_registers(self, block: _Block, i: Val, steps: Val, p: Val, panels: Panels, otherwise: Callable[[], State]) -> State:
         """A tile whose epilogue takes the accumulators from registers, if all its rows and vectors count, else `otherwise`."""
@@ -242,18 +249,18 @@ class Body:
             self._tile(part, kind, a, i, steps, out, p, panels, variant.left(self.spec.k) if finishes else 0, state)
             return self._later(part, out, i, p) if finishes else []
 
-        state = self._nothing(block) if finishes else []
+        state = self._nothing(block.variant) if finishes else []
 
         def read(part: _Block, p: Val) -> Panels:
             return self.columns.read(part.variant.micro, p, skip, count)
 
-        self._catch_up(self._each(block, first, last, act, read, state))
+        self._each(block, first, last, act, read, state)
         return []
 
     def _each(
         self, block: _Block, first: Val, last: Val, act: EachTile, panels: Callable[[_Block, Val], Panels] = lambda part, p: [],
         state: Sequence[Val] = (),
-    ) -> State:
+    ) -> None:
         """state = act(block of the tile's width, panel, row in it, its tile in scratch, panels(that block, panel), state) for a group."""
         fn, wide = self.fn, block.variant.micro.panels
         parts = self._parts(block)
@@ -273,8 +280,7 @@ class Body:
 
         for part in parts:
             begin, end = fn.smax(first, part.begin), fn.smin(last, part.end)
-            state = fn.loop(begin, end, part.variant.micro.panels, state, partial(panel, part=part))
-        return list(state)
+            self._catch_up(part.variant.micro, fn.loop(begin, end, part.variant.micro.panels, state, partial(panel, part=part)))
 
     # -- tiles --------------------------------------------------------------------------------------------------
     def _tile(
@@ -285,7 +291,7 @@ class Body:
         fn, variant, micro = self.fn, block.variant, block.variant.micro
         epilogue = self._epilogue if state else None
         name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue)
-        pending = [fn.args[0], *state, share(fn, steps, micro.mr)] if state else []
+        pending = [fn.args[0], *state, epilogue.share(fn, steps, micro.mr)] if epilogue else []
         rows, operands = self._rows(block, a, i, steps), self.columns.operands(variant, p, i, steps, panels, kind)
         fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands, *pending])
 
@@ -306,22 +312,22 @@ class Body:
     def _epilogue(self) -> Epilogue:
         return Epilogue(f"{self.name}.epilogue", self.target, self.spec, self.slots.order, self.blocking.out_pitch)
 
-    def _nothing(self, block: _Block) -> State:
+    def _nothing(self, variant: Variant) -> State:
         """The state in which no epilogue is pending."""
-        return [self.tiles, *[i64(0)] * 4] if block.variant.overlaps else []
+        return [self.tiles, *[i64(0)] * 4] if variant.overlaps else []
 
     def _later(self, block: _Block, out: Val, i: Val, p: Val) -> State:
         """The state in which the epilogue of a finished tile is pending; where tiles do not overlap it is done now."""
-        if not self._nothing(block):
+        if not block.variant.overlaps:
             self._finish(block, out, i, p)
             return []
         row, rows, first, end = self._valid(block, i, p)
         return [out, row, rows, first, self.fn.sub(end, first)]
 
-    def _catch_up(self, state: State) -> None:
-        """What is still pending."""
+    def _catch_up(self, micro: MicroKernel, state: State) -> None:
+        """What is still pending, of a tile of this kind."""
         if state:
-            Pending(self._epilogue, [self.fn.args[0], *state], i64(0)).emit(self.fn)
+            Pending(self._epilogue, [self.fn.args[0], *state], i64(0)).emit(self.fn, micro)
 
     def _valid(self, block: _Block, i: Val, p: Val) -> tuple[Val, Val, Val, Val]:
         """First row of a tile in the result, number of rows, first column and end of those columns that are this call's."""

@@ -65,7 +65,7 @@ class VectorMicro(MicroKernel):
         return [fn.mul(value, const(ty, self.sums_factor)) for value in sums]
 
     def place(self, fn: Function, tile: Tile, row: int, vector: int) -> Val:
-        return offset(fn, tile.out, self.out_bytes(tile, row, vector * self.lanes))
+        return offset(fn, tile.out, self.out_bytes(tile.out_pitch, row, vector * self.lanes))
 
     def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
         groups = [fn.gep(panel, index, scale=self.panel_step) for panel in tile.b]

@@ -1,15 +1,14 @@
-"""The seven operations on AMX tiles in plain LLVM IR: tile registers are 1 KiB arrays on the stack of the function that uses them.
+"""The seven operations on AMX tiles in plain LLVM IR: tile registers are 1 KiB arrays in memory that this process keeps.
 
 As in Intel's description of the instructions: integers are multiplied and added exactly in 32 bits; products of bf16 are added up in f32,
 the even and the odd ones of a row apart, and the two sums together to the accumulator, where denormals count as zero and become zero.
-Contents do not outlive a function, which no tile of `micro.emit_tile` needs.
 """
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
+import numpy as np
 
-from sashiko.cpu_codegen.builder import F32, I8, I16, I32, Function, Val, const, i64
+from sashiko.cpu_codegen.builder import F32, I8, I16, I32, PTR, Function, Val, const, i64
 from sashiko.kernels.amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles
 from sashiko.platforms.target import Target
 
@@ -18,16 +17,15 @@ class EmulatedTiles(Tiles):
     """Tiles without AMX. `calls` counts what was emitted."""
 
     def __init__(self) -> None:
-        self._memory: WeakKeyDictionary[Function, Val] = WeakKeyDictionary()
+        self._memory = np.zeros(9 * TILE_BYTES, np.int8)
         self.calls: dict[str, int] = {}
 
     def _count(self, name: str) -> None:
         self.calls[name] = self.calls.get(name, 0) + 1
 
     def _tile(self, fn: Function, tile: int) -> Val:
-        if fn not in self._memory:
-            self._memory[fn] = fn.alloca(8 * TILE_BYTES)
-        return fn.gep(self._memory[fn], i64(tile * TILE_BYTES))
+        first = -(-self._memory.ctypes.data // TILE_BYTES) * TILE_BYTES
+        return fn.gep(Val(PTR, f"inttoptr (i64 {first} to ptr)"), i64(tile * TILE_BYTES))
 
     def configure(self, fn: Function) -> None:
         self._count("configure")
