@@ -19,10 +19,11 @@ from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
 from ..rewrite.rules.bands import by_bands
 from ..rewrite.rules.permutes import sink_permutes
 from ..rewrite.rules.precision import lower_precision
+from ..rewrite.rules.scales import scaled_before
 from ..rewrite.rules.short import shorten
 from ..rewrite.rules.tables import tabulate
 from ..rewrite.rules.unsigned import unsigned_rows
-from ..stitch.constants import own_results
+from ..stitch.constants import constant_values, own_results
 from ..stitch.expand import expand_contractions, expand_unsupported
 from ..stitch.steps import together
 from .contractions import asks_little, has_kernel, is_dot
@@ -75,6 +76,7 @@ def passes(
         Pass("contractions", expand_contractions),
         *((Pass("unsigned", lambda graph: unsigned_rows(graph, step)),) if step else ()),
         *((Pass("tables", lambda graph: tabulate(graph, target.lookup_entries)),) if target.lookup_entries else ()),
+        Pass("scales", lambda graph: scaled_before(graph, constant_values(graph.outputs))),
         Pass("short", lambda graph: shorten(graph, looked_up(target))),
         Pass("fold", canonical),
         Pass("share", cse),

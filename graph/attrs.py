@@ -162,10 +162,12 @@ class PutAttrs(Attrs):
 
 @dataclass(frozen=True)
 class QuantizeAttrs(NumberAttrs):
-    """quantize: real to `dtype` by round-half-to-even(x * (1 / scale)) + zero_point, saturated to [qmin, qmax]; NaN becomes qmin."""
+    """quantize: real to `dtype` by round-half-to-even(x * (1 / scale)) + zero_point, saturated to [qmin, qmax]; NaN becomes qmin.
+    in_steps: x has been multiplied by 1 / scale before."""
 
     dtype: DType
     qparams: QParams
+    in_steps: bool = False
 
 
 @dataclass(frozen=True)

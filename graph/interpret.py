@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -147,7 +148,8 @@ def dequantize(x: Tensor, q: QParams) -> Tensor:
 
 def _quantize(v: Value, env: Env, x: Tensor) -> Tensor:
     assert isinstance(v.attrs, A.QuantizeAttrs)
-    return quantize(x, v.dtype.torch, v.attrs.qparams)
+    q = v.attrs.qparams
+    return quantize(x, v.dtype.torch, replace(q, scale=(1.0,)) if v.attrs.in_steps else q)
 
 
 def _dequantize(v: Value, env: Env, x: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def _quantize(b: BodyBuilder, value: Value, x: int) -> int:
     assert isinstance(value.attrs, A.QuantizeAttrs)
     q = value.attrs.qparams
     scaled = b.cast(x, f32)
-    if q.scale != (1.0,):  # as it is where rows have scales of their own
+    if q.scale != (1.0,) and not value.attrs.in_steps:  # as it is where rows have scales of their own
         scaled = b.op("mul", f32, scaled, _scale(b, q.scale, q.axis, True))
     real = b.op("round", f32, scaled)
     if q.zero_point:

@@ -1,0 +1,91 @@
+"""Scales of quantizations in the constants before them: the same integers but for ties, and only where nothing else reads the product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import sashiko
+from sashiko.graph import attrs as A
+from sashiko.graph import build as b
+from sashiko.graph.interpret import run
+from sashiko.graph.ir import Graph, Value
+from sashiko.graph.types import QParams, f32, i8, u8
+from sashiko.rewrite.rules.scales import scaled_before
+from sashiko.stitch.constants import constant_values
+
+X, Y = b.input_(0, f32, (40, 16)), b.input_(1, f32, (16,))
+SIGNED, UNSIGNED = QParams((0.05,)), QParams((0.043,), 91, None, 0, 255)
+
+
+def numbers(seed: int) -> Value:
+    return b.constant(torch.randn(16, generator=torch.Generator().manual_seed(seed)), f"c{seed}")
+
+
+def affine() -> Value:
+    return b.add(b.mul(X, numbers(0)), numbers(1))
+
+
+def shared() -> tuple[Value, ...]:
+    x = affine()
+    return b.quantize(x, i8, SIGNED), b.quantize(x, u8, UNSIGNED)
+
+
+MOVED: dict[str, Callable[[], tuple[Value, ...]]] = {
+    "sum": lambda: (b.quantize(affine(), i8, SIGNED),),
+    "constants first": lambda: (b.quantize(b.add(numbers(1), b.mul(numbers(0), X)), u8, UNSIGNED),),
+    "product": lambda: (b.quantize(b.mul(X, numbers(0)), i8, SIGNED),),
+    "relu": lambda: (b.quantize(b.relu(affine()), u8, UNSIGNED),),
+    "expression": lambda: (b.quantize(b.add(b.mul(X, numbers(0)), b.sub(numbers(1), b.mul(numbers(2), 3.0))), i8, SIGNED),),
+    "two": lambda: (b.quantize(b.mul(b.dequantize(b.quantize(affine(), i8, SIGNED)), numbers(2)), u8, UNSIGNED),),
+}
+KEPT: dict[str, Callable[[], tuple[Value, ...]]] = {
+    "read twice": shared,
+    "a result": lambda: (b.quantize(x := affine(), i8, SIGNED), x),
+    "not constant": lambda: (b.quantize(b.add(b.mul(X, Y), numbers(1)), i8, SIGNED),),
+    "sum alone": lambda: (b.quantize(b.add(X, numbers(1)), i8, SIGNED),),
+    "product read twice": lambda: (b.quantize(b.add(x := b.mul(X, numbers(0)), numbers(1)), i8, SIGNED), b.relu(x)),
+    "wider": lambda: (b.quantize(b.mul(Y, b.constant(torch.ones(3, 16), "w")), i8, SIGNED),),
+    "in steps": lambda: (b.quantize(affine(), i8, QParams((1.0,))),),
+}
+
+
+def moved(outputs: tuple[Value, ...]) -> tuple[Graph, Graph]:
+    graph = Graph((X, Y), outputs)
+    return graph, scaled_before(graph, constant_values(graph.outputs))
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_the_integers_are_the_same(name: str) -> None:
+    graph, found = moved(MOVED[name]())
+    quantizations = [v for v in found.order if v.op == "quantize"]
+    assert quantizations and all(isinstance(v.attrs, A.QuantizeAttrs) and v.attrs.in_steps for v in quantizations)
+    assert [v.type for v in found.outputs] == [v.type for v in graph.outputs]
+    inputs = [torch.randn(40, 16, generator=torch.Generator().manual_seed(7)) * 3, torch.zeros(16)]
+    inputs[0][0, :2] = torch.tensor([torch.inf, torch.nan])
+    [want], [got] = run(graph, inputs), run(found, inputs)
+    difference = (want.int() - got.int()).abs()
+    # A few digits of f32 decide what is rounded where.
+    assert difference.max() <= 1 and (difference > 0).float().mean() <= 0.01
+    assert torch.equal(want[0, :2], got[0, :2])
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_others_stay(name: str) -> None:
+    graph, found = moved(KEPT[name]())
+    assert found is graph
+
+
+def test_layers_in_a_row() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 16), nn.Linear(16, 8)).eval()
+    x = torch.randn(64, 32)
+    quantized = sashiko.quantize(model, [(x,)], preset="int8-static", progress=False)
+    compiled = sashiko.compile(quantized, (x,))
+    with torch.no_grad():
+        want = quantized(x)
+    # One step of the last product's input, of a range of about 4, times its weights.
+    assert (compiled(x) - want).abs().max() <= 0.02 * want.abs().max()
