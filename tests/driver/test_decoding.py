@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 import sashiko
 from sashiko.runtime.segments import written
+from tests.sweeps import swept
 
 LAYERS, WIDTH, HEADS, GROUPS, DEPTH, LENGTH, WORDS = 2, 64, 4, 2, 16, 24, 128
 
@@ -72,7 +73,7 @@ def text(step: Any, prompt: torch.Tensor, given: torch.Tensor | None = None) -> 
     return torch.cat(tokens, 1), torch.stack(logits), keys
 
 
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8", "int4-weight"])
+@pytest.mark.parametrize("kind", swept(("fp32", "bf16", "int8", "int4-weight"), ("bf16", "int8")))
 def test_a_decoder_with_caches_as_arguments(kind: str) -> None:
     torch.manual_seed(0)
     model = Decoder().eval()

@@ -293,8 +293,10 @@ def test_what_a_model_says_of_data_is_checked_in_each_call(function: Callable[..
             each(x, n + 1)
 
 
-@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
-@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize(("mode", "aligned"), swept(
+    [(mode, aligned) for mode in ("bilinear", "nearest", "bicubic") for aligned in (False, True)],
+    [("bilinear", False), ("nearest", True), ("bicubic", True)],
+))
 def test_images_of_any_size_are_sampled(mode: str, aligned: bool) -> None:
     """Also those of a single pixel, and points far outside."""
     torch.manual_seed(0)

@@ -40,7 +40,7 @@ FREE = ({0: Dim("batch", max=40), 1: Dim("length", max=200)},)
 PRESETS = ("int8", "int8-static", "int8-dynamic", "int8-weight", "int4-weight")
 
 
-@pytest.mark.parametrize("cell", LAYERS)
+@pytest.mark.parametrize("cell", swept(LAYERS, ("lstm", "gru")))
 def test_one_compilation_serves_every_length(cell: str) -> None:
     model = layer(cell, num_layers=2, bidirectional=True)
     compiled = sashiko.compile(model, (torch.randn(2, 5, 12),), dynamic_shapes=FREE, strict=True)
@@ -122,7 +122,7 @@ def quantized(cell: str, preset: str, **options: Any) -> tuple[nn.Module, Quanti
     return model, sashiko.quantize(model, [torch.randn(2, 9, 64) for _ in range(3)], preset=preset)
 
 
-@pytest.mark.parametrize("cell", LAYERS)
+@pytest.mark.parametrize("cell", swept(LAYERS, ("lstm", "gru")))
 @pytest.mark.parametrize("preset", swept(PRESETS, ("int8", "int8-static", "int4-weight")))
 def test_quantized(cell: str, preset: str, tmp_path: Path) -> None:
     """Weights of integers over all times and in each step; the length that calibration saw is not the only one."""

@@ -22,6 +22,7 @@ from sashiko.platforms import host as detection
 from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX
 from sashiko.platforms.target import Target
 from tests.kernels.tile_emulation import EmulatedTiles
+from tests.sweeps import swept
 
 WORDS, WIDTH, HEADS = 100, 64, 2
 AMX = frozenset({"amx_tile", "amx_int8", "amx_bf16"})
@@ -120,7 +121,7 @@ def prepared(precision: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return (model if precision == "bf16" else sashiko.quantize(model, [example], preset=precision)), example
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8", "int8-static"])
+@pytest.mark.parametrize("precision", swept(("bf16", "int8", "int8-static"), ("bf16", "int8")))
 @pytest.mark.parametrize("target", CATALOGUE, ids=lambda target: target.name)
 def test_every_target_has_a_plan(target: Target, precision: str) -> None:
     """A wrong plan is refused by the compiler itself (`runtime/verify.py`)."""

@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 import sashiko
 from sashiko.graph.exporting import export
 from sashiko.graph.flex import flex_attention as OPERATION
+from tests.sweeps import swept
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 Mask = Callable[[Any, Any, Any, Any], Any]
@@ -63,7 +64,10 @@ def left(model: nn.Module, args: tuple[Tensor, ...]) -> int:
     return len(export(model.eval(), args).graph.find_nodes(op="call_function", target=OPERATION))
 
 
-@pytest.mark.parametrize(("score", "mask"), [*((score, "all") for score in SCORES), ("slopes", "documents"), ("capped", "documents")])
+@pytest.mark.parametrize(("score", "mask"), swept(
+    [*((score, "all") for score in SCORES), ("slopes", "documents"), ("capped", "documents")],
+    [*((score, "all") for score in SCORES if score != "slopes"), ("slopes", "documents")],
+))
 def test_functions_of_scores(score: str, mask: str) -> None:
     model, args = Attends(SCORES[score], MASKS[mask]).eval(), example(groups=2)
     fast = sashiko.compile(model, args, strict=True)

@@ -21,6 +21,7 @@ from sashiko.platforms.target import Target
 from sashiko.stitch.loops import COLUMN, ROW, Body, BodyBuilder, Node
 from tests.emulation import Runner, runners
 from tests.kernels.products import Case, M, array, compare, exact, plain_store, random, spec_of
+from tests.sweeps import swept
 
 FEW = symbol("M", 1, 4)
 WINNERS: tuple[tuple[Target, DType, DType, Dim, str], ...] = (
@@ -118,7 +119,7 @@ def test_specifications_that_make_no_sense_are_refused() -> None:
         GemmSpec(f32, f32, M, 8, 8, Strides(0, 8), plain_store(8, f32), constant_rhs=False)
 
 
-@pytest.mark.parametrize("target", CATALOGUE, ids=lambda target: target.name)
+@pytest.mark.parametrize("target", swept(CATALOGUE, (X86_64_V3, X86_64_AMX, NEOVERSE_N2)), ids=lambda target: target.name)
 def test_every_accepting_row_compiles_for_every_target(target: Target) -> None:
     for lhs, rhs in ((i8, i8), (u8, i8), (bf16, bf16), (f32, f32), (f16, f16)):
         spec = replace(spec_of(Case(1, 80, 2100), lhs, rhs), sums16=4)

@@ -77,7 +77,7 @@ def check(result: Array, image: torch.Tensor, weight: torch.Tensor, lines: int, 
 
 @pytest.mark.parametrize(("micros", "runner"), tuple(_pairs()))
 @pytest.mark.parametrize("l2", [1 << 20, 1 << 16, 1 << 12])  # one block of all patches, several, and one for each patch
-@pytest.mark.parametrize("dtype", swept((f32, bf16, f16), (f32, bf16)), ids=str)
+@pytest.mark.parametrize("dtype", swept((f32, bf16, f16), (f32,)), ids=str)
 def test_results_and_their_edges(micros: Micros, runner: Runner, dtype: DType, l2: int) -> None:
     products = Together(runner)
     for images, lines, width, channels, n, apart in CASES:

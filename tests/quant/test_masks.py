@@ -13,6 +13,7 @@ from sashiko.diagnostics.errors import CalibrationError, InputError
 from sashiko.quant import PRESETS, ActivationScheme, OpScheme, QuantizedModule, Scheme, quantize
 from sashiko.quant.masking import fitted
 from tests.quant.models import bert, tokens
+from tests.sweeps import swept
 
 STATIC = [name for name, scheme in PRESETS.items() if scheme.default.label == "int8"]
 
@@ -50,7 +51,10 @@ def scales(small: QuantizedModule) -> list[tuple[float, int]]:
     return [(r.scale, r.zero_point) for item in small.record.sites for r in item.ranges]
 
 
-@pytest.mark.parametrize(("preset", "flat"), [*((name, False) for name in STATIC), ("int8-symmetric", True)])
+@pytest.mark.parametrize(("preset", "flat"), swept(
+    [*((name, False) for name in STATIC), ("int8-symmetric", True)],
+    [("int8-static", False), ("int8-entropy", False), ("int8-symmetric", True)],
+))
 def test_garbage_in_padding_changes_nothing(preset: str, flat: bool) -> None:
     model = Encoder(flat).eval()
     found = [scales(quantize(model, padded(garbage), preset=preset)) for garbage in (1.0, 1e4)]

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from sashiko.diagnostics.errors import CalibrationError
 from sashiko.quant import PRESETS, QuantizedModule, quantize
 from tests.quant.models import Attention, mlp
+from tests.sweeps import swept
 
 X = torch.linspace(-1, 1, 48).reshape(6, 8)
 LABELS = torch.arange(6)
@@ -49,7 +50,7 @@ def test_a_failing_transform_is_named() -> None:
         quantize(mlp(), [X], transform=str)
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("preset", swept(sorted(PRESETS), ("int8", "int8-static", "int8-entropy", "int4-weight")))
 def test_the_same_data_gives_the_same_module(preset: str) -> None:
     torch.manual_seed(0)
     model = Attention().eval()
