@@ -7,7 +7,7 @@
                 for panels of the group:    write them out, where a tile does not read them as they are stored
                     for tiles of the block:     tile function into scratch; with the last piece: epilogue
 
-Where tiles overlap, the epilogue of one is done between the steps of the next: loops carry what is pending (see `_later`).
+Where tiles overlap, one is stored and its epilogue done while the next is computed: loops carry what is pending (see `_later`).
 """
 
 from __future__ import annotations
