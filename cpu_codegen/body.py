@@ -32,10 +32,8 @@ __all__ = ["BodyEmitter", "Point"]
 
 
 class BodyEmitter:
-    """Emits the nodes of `body` into `fn`. Buffer i of the body is operand `buffer_offset + i` of the kernel.
-
-    Gives scalars for nodes that do not depend on the column, vectors of the point's lanes for the others.
-    """
+    """Emits the nodes of `body` into `fn`. Buffer i of the body is operand `buffer_offset + i` of the kernel. Gives scalars for nodes that
+    do not depend on the column, vectors of the point's lanes for the others."""
 
     def __init__(self, fn: Function, target: Target, body: Body, slots: Slots, buffer_offset: int = 0) -> None:
         self.fn, self.target, self.body, self.slots = fn, target, body, slots
@@ -263,9 +261,9 @@ class BodyEmitter:
                 if count == 1 or len(group) < count or any(each.mask is not None for each in group):
                     self.stores(point, (n,))
                     continue
-                parts[n].append(self._unjoined(n, point))
+                parts[n].append(self.unjoined(n, point))
                 if len(parts[n]) == count:
-                    self._transfers.store_joined(self.body.stores[n], self._joined(n, parts[n]), group[0])
+                    self._transfers.store_joined(self.body.stores[n], self.joined(n, parts[n]), group[0])
                     parts[n] = []
 
     def _zero(self, chain: rounding.Chain) -> rounding.Zero:
@@ -276,11 +274,13 @@ class BodyEmitter:
         node = self.body.stores[n].node
         return None if node in self._given or node in self._kept else self._chains.get(node)
 
-    def _unjoined(self, n: int, point: Point) -> Val:
+    def unjoined(self, n: int, point: Point) -> Val:
+        """What a store stores at a point, or what a chain that ends there rounds."""
         spec, chain = self.body.stores[n], self._chain(n)
         return self.operand(spec.node if chain is None else chain.node, point.lanes, point)
 
-    def _joined(self, n: int, parts: Sequence[Val]) -> Val:
+    def joined(self, n: int, parts: Sequence[Val]) -> Val:
+        """What a store stores, of what `unjoined` gave for vectors beside each other."""
         spec, chain = self.body.stores[n], self._chain(n)
         dtype = self.body.buffers[spec.buffer]
         if chain is None:

@@ -190,6 +190,7 @@ def attention_spec(item: ContractionItem) -> AttentionSpec:
         out,
         item.epilogue,
         item.params,
+        item.result,
     )
 
 

@@ -19,6 +19,7 @@ from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
 from ..rewrite.rules.bands import by_bands
 from ..rewrite.rules.permutes import sink_permutes
 from ..rewrite.rules.precision import lower_precision
+from ..rewrite.rules.results import quantized_results
 from ..rewrite.rules.scales import scaled_before
 from ..rewrite.rules.short import shorten
 from ..rewrite.rules.tables import tabulate
@@ -76,6 +77,7 @@ def passes(
         Pass("contractions", expand_contractions),
         *((Pass("unsigned", lambda graph: unsigned_rows(graph, step)),) if step else ()),
         *((Pass("tables", lambda graph: tabulate(graph, target.lookup_entries)),) if target.lookup_entries else ()),
+        Pass("attention", lambda graph: quantized_results(graph, constant_values(graph.outputs))),
         Pass("scales", lambda graph: scaled_before(graph, constant_values(graph.outputs))),
         Pass("short", lambda graph: shorten(graph, looked_up(target))),
         Pass("fold", canonical),

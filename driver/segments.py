@@ -266,7 +266,8 @@ class SegmentBuilder:
 
     def _attention(self, item: ContractionItem, spec: AttentionSpec) -> list[Step]:
         code, selection = self.kernels.attention(spec)
-        note = self._note(item.anchor, (item.anchor, *item.fused), selection.kernel.name, selection.refusals)
+        more = () if item.result is None else ("quantize",)
+        note = self._note(item.anchor, (item.anchor, *item.fused), selection.kernel.name, selection.refusals, more)
         pointers = tuple(self._operand(p.value) for p in item.pointers)
         workspace = Operand(self._scratch(code.workspace_bytes if code.workspace_bytes != 0 else 64, item.anchor))
         operands = (*pointers, self._operand(item.anchor), workspace, *(self._operand(v) for v in item.operands))
@@ -279,8 +280,8 @@ class SegmentBuilder:
         self.buffers.append(Buffer("arena", 0, nbytes, i8, f"{value.op} scratch"))
         return len(self.buffers) - 1
 
-    def _note(self, value: Value, fused: tuple[Value, ...], kernel: str, refusals: Refusals = ()) -> Note:
-        ops = tuple(dict.fromkeys(v.op for v in fused if v.op not in ("full", "reshape", "expand", "permute", "window")))
+    def _note(self, value: Value, fused: tuple[Value, ...], kernel: str, refusals: Refusals = (), more: tuple[str, ...] = ()) -> Note:
+        ops = tuple(dict.fromkeys(v.op for v in fused if v.op not in ("full", "reshape", "expand", "permute", "window"))) + more
         note = Note(" + ".join(ops) or value.op, kernel, ops, value.origin, refusals, self._turns)
         self.notes.append(note)
         return note

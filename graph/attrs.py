@@ -206,10 +206,13 @@ class BoundedAttrs(NumberAttrs):
 
 @dataclass(frozen=True)
 class AttentionAttrs(NumberAttrs):
-    """softmax(q @ k^T * scale + mask) @ v. `causal`: key j is seen by query i when j <= i (torch's top-left rule)."""
+    """softmax(q @ k^T * scale + mask) @ v. `causal`: key j is seen by query i when j <= i (torch's top-left rule). Where `dtype` and
+    `qparams` are given the result is quantized to them, before anything else rounds it."""
 
     scale: float
     causal: bool
+    dtype: DType | None = None
+    qparams: QParams | None = None
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,12 @@ def _quantize(v: Value, env: Env, x: Tensor) -> Tensor:
     return quantize(x, v.dtype.torch, replace(q, scale=(1.0,)) if v.attrs.in_steps else q)
 
 
+def _attention(v: Value, env: Env, *operands: Tensor) -> Tensor:
+    assert isinstance(v.attrs, A.AttentionAttrs)
+    found, q = products.attention(v, env, *operands), v.attrs.qparams
+    return found if q is None else quantize(found, v.dtype.torch, q)
+
+
 def _dequantize(v: Value, env: Env, x: Tensor) -> Tensor:
     q = v.inputs[0].tensor.qparams
     assert q is not None
@@ -248,7 +254,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "linear": products.linear, "qlinear": products.qlinear, "int_linear": products.int_linear, "routed_linear": products.routed_linear,
     "dequantize_groups": products.dequantize_groups, "group_linear": products.group_linear,
     "matmul": products.matmul, "int_matmul": products.int_matmul,
-    "attention": products.attention, "argsort": _argsort,
+    "attention": _attention, "argsort": _argsort,
     "recurrence": lambda v, env, x, state, w, b=None: reference(v.attrs.cell, x, state, w, b, v.attrs.reverse, v.attrs.rounding),
     "constant": lambda v, env: v.attrs.tensor.detach(), "full": _full, "iota": _iota, "aten": _aten, "get": _get,
 }

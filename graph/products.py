@@ -99,7 +99,8 @@ def attention_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     q, k, v = types[:3]
     if not (q.rank == k.rank == v.rank == 4) or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
         raise InvalidGraph(f"attention: {q}, {k}, {v} do not fit q[B,H,M,D], k[B,G,S,D], v[B,G,S,E]")
-    return TensorType(q.dtype, q.shape[:3] + (v.shape[-1],))
+    assert isinstance(attrs, A.AttentionAttrs)
+    return TensorType(attrs.dtype or q.dtype, q.shape[:3] + (v.shape[-1],), attrs.qparams)
 
 
 def accumulator(x: Tensor) -> Tensor:
@@ -162,6 +163,7 @@ def int_matmul(v: Value, env: Env, x: Tensor, y: Tensor) -> Tensor:
 
 
 def attention(v: Value, env: Env, q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """In f32 where it is quantized after that."""
     a = v.attrs
     assert isinstance(a, A.AttentionAttrs)
     groups = q.shape[1] // k.shape[1]
@@ -172,6 +174,8 @@ def attention(v: Value, env: Env, q: Tensor, k: Tensor, value: Tensor, mask: Ten
         added = mask is not None and mask.dtype != torch.bool
         causal = torch.zeros(keep.shape, dtype=torch.float32).masked_fill(~keep, -math.inf) if added else keep
         mask = causal if mask is None else mask & keep if mask.dtype == torch.bool else mask.float() + causal
-    if mask is not None and mask.dtype not in (torch.bool, q.dtype):
-        q, k, value, mask = q.float(), k.float(), value.float(), mask.float()
-    return F.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=a.scale).to(v.dtype.torch)
+    if a.qparams is not None or (mask is not None and mask.dtype not in (torch.bool, q.dtype)):
+        q, k, value = q.float(), k.float(), value.float()
+        mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
+    found = F.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=a.scale)
+    return found if a.qparams is not None else found.to(v.dtype.torch)

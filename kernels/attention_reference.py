@@ -12,6 +12,7 @@ from ..cpu_codegen.math import call as math_call
 from ..cpu_codegen.slots import Slots
 from ..graph.types import DType, f32, f64
 from ..platforms.target import Target
+from .attention_result import Results
 from .attention_spec import FIRST_SCORE_BUFFER, OUT, AttentionSpec, HeadStrides, K, Q, V
 
 
@@ -34,6 +35,7 @@ class _Row:
         self.ty = F64 if self.wide == f64 else F32
         self.slots = Slots(fn, spec.params)
         self.emitter = BodyEmitter(fn, target, spec.score, self.slots, FIRST_SCORE_BUFFER)
+        self.results = Results(fn, target, spec, self.slots)
         self.sums = fn.alloca(max(1, spec.width) * self.ty.bits // 8)
 
     def emit(self, row: Val, _: list[Val]) -> list[Val]:
@@ -43,7 +45,7 @@ class _Row:
         b, h = fn.udiv(head, heads), fn.urem(head, heads)
         g = fn.udiv(h, fn.udiv(heads, dim(spec.groups)))
         i = fn.urem(row, dim(spec.m))
-        self.q, self.out = self._place(Q, spec.q, b, h, i), self._place(OUT, spec.out, b, h, i)
+        self.q, self.out = self._place(Q, spec.q, b, h, i), self._place(OUT, spec.out, b, h, i, spec.stored)
         self.k, self.v = self._place(K, spec.k, b, g, i64(0)), self._place(V, spec.v, b, g, i64(0))
         keys = dim(spec.s)
         largest = fn.loop(i64(0), keys, 1, [low], lambda j, top: [self._larger(self._score(row, j), top[0])])[0]
@@ -62,12 +64,12 @@ class _Row:
 
         self.fn.loop(i64(0), i64(self.spec.width), 1, [], column)
 
-    def _place(self, operand: int, strides: HeadStrides, b: Val, h: Val, row: Val) -> Val:
+    def _place(self, operand: int, strides: HeadStrides, b: Val, h: Val, row: Val, dtype: DType | None = None) -> Val:
         fn, dim = self.fn, self.slots.dim
         at = dim(strides.offset)
         for index, stride in ((b, strides.batch), (h, strides.head), (row, strides.row)):
             at = fn.add(at, fn.mul(index, dim(stride)))
-        return fn.gep(self.slots.buffer(operand), at, convert.memory_type(self.spec.dtype))
+        return fn.gep(self.slots.buffer(operand), at, convert.memory_type(dtype or self.spec.dtype))
 
     def _element(self, base: Val, *terms: tuple[Val, Val]) -> Val:
         """Address of the element at the sum of index * stride."""
@@ -118,4 +120,8 @@ class _Row:
     def _write(self, e: Val, divisor: Val) -> None:
         fn, spec = self.fn, self.spec
         value = fn.div(fn.load(self.ty, fn.gep(self.sums, e, self.ty)), divisor)
-        fn.store(convert.cast(fn, self.target, value, self.wide, spec.dtype), self._element(self.out, (e, self.slots.dim(spec.out.col))))
+        to = fn.gep(self.out, fn.mul(e, self.slots.dim(spec.out.col)), convert.memory_type(spec.stored))
+        if spec.result is None:
+            fn.store(convert.cast(fn, self.target, value, self.wide, spec.dtype), to)
+        else:
+            fn.store(self.results.one(convert.cast(fn, self.target, value, self.wide, f32)), to)

@@ -22,11 +22,12 @@ from ..cpu_codegen import convert, elementwise
 from ..cpu_codegen.builder import F32, I64, VOID, Function, Val, const, i64
 from ..cpu_codegen.scopes import Point
 from ..cpu_codegen.slots import Slots
-from ..graph.types import f32
+from ..graph.types import DType, f32
 from ..platforms.target import Target
 from ..stitch.loops import Body
 from .attention_beside import TURNED, Beside
-from .attention_rows import emit_transpose, head_start, read_row, together, write_row
+from .attention_result import Results
+from .attention_rows import emit_transpose, head_start, read_row, write_row
 from .attention_score import ScoreEmitter, is_causal, minus_infinity
 from .attention_softmax import octaves, short_weight, weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
@@ -47,6 +48,7 @@ class Stream(ABC):
         self.fn, self.target, self.spec, self.slots, self.tiling = fn, target, spec, slots, tiling
         self.head, self.first, self.rows = fn.args[1:4]
         self.vector = F32.vec(tiling.lanes)
+        self.results = Results(fn, target, spec, slots)
         self.score = ScoreEmitter(fn, target, spec, slots, body, self.short)
         self.beside = Beside(fn, slots, self.score, tiling.lanes, tiling.vectors)
         self.causal = is_causal(spec, body)
@@ -86,7 +88,8 @@ class Stream(ABC):
         heads, groups = self.slots.dim(self.spec.heads), self.slots.dim(self.spec.groups)
         b, h = (i64(0), self.head) if self.spec.batch == 1 else (fn.udiv(self.head, heads), fn.urem(self.head, heads))
         g = h if self.spec.heads == self.spec.groups else fn.udiv(h, fn.udiv(heads, groups))
-        self.q, self.out = self._from_first(Q, self.spec.q, b, h), self._from_first(OUT, self.spec.out, b, h)
+        self.q = self._from_first(Q, self.spec.q, b, h, self.spec.dtype)
+        self.out = self._from_first(OUT, self.spec.out, b, h, self.spec.stored)
         self.k, self.v = self._operand(K, self.spec.k, b, g), self._operand(V, self.spec.v, b, g)
         self.batch_group = b, g
         self.limit = self.slots.dim(self.spec.s)
@@ -103,10 +106,10 @@ class Stream(ABC):
         state = fn.loop(i64(0), self.limit, tiling.block, start, self._block)
         self._finish(state[tiling.vectors :])
 
-    def _from_first(self, index: int, strides: HeadStrides, b: Val, h: Val) -> Val:
-        """Where the rows of this block begin."""
-        fn, row_bytes = self.fn, self.slots.dim(strides.row * self.spec.dtype.bytes)
-        return fn.gep(self._operand(index, strides, b, h), fn.mul(self.first, row_bytes))
+    def _from_first(self, index: int, strides: HeadStrides, b: Val, h: Val, dtype: DType) -> Val:
+        """Where the rows of this block begin, of elements of `dtype`."""
+        head = head_start(self.fn, self.slots, index, strides, convert.memory_type(dtype), b, h)
+        return self.fn.gep(head, self.fn.mul(self.first, self.slots.dim(strides.row * dtype.bytes)))
 
     def _operand(self, index: int, strides: HeadStrides, b: Val, h: Val) -> Val:
         """Where the rows of a head begin."""
@@ -239,7 +242,7 @@ class Stream(ABC):
     def _finish(self, sums: list[Val]) -> None:
         """Divides and rounds, puts neighbouring columns together in units of 32 bits, and transposes these into the valid rows."""
         fn, tiling, spec = self.fn, self.tiling, self.spec
-        each = 4 // spec.dtype.bytes
+        each = self.results.each
         units = -(-spec.width // each)
         factors = [self._inverse(total) for total in sums]
         fn.loop(i64(0), i64(units), 1, [], lambda unit, _: self._divided(unit, each, factors))
@@ -257,23 +260,22 @@ class Stream(ABC):
         for v, factor in enumerate(factors):
             rows = [self.row(fn.add(fn.mul(unit, i64(each)), i64(n))) for n in range(each)]
             parts = [fn.mul(fn.load(self.vector, self.place(self.sums, row, v)), factor) for row in rows]
-            value = parts[0] if each == 1 else together(fn, self.target, self.spec.dtype, *parts)
-            fn.store(value, self.place(self.sums, self.row(unit), v))
+            fn.store(self.results.units(parts), self.place(self.sums, self.row(unit), v))
         return []
 
     def _rows_in_place(self, units: int) -> list[Val]:
-        self._units_to_rows(units, self.out, self.slots.dim(self.spec.out.row * self.spec.dtype.bytes))
+        self._units_to_rows(units, self.out, self.slots.dim(self.spec.out.row * self.spec.stored.bytes))
         return []
 
     def _staged_rows(self, units: int) -> list[Val]:
         fn, spec, pitch = self.fn, self.spec, self.staging_pitch * 4
         self._units_to_rows(units, self.staging, i64(pitch))
-        row_bytes, col = self.slots.dim(spec.out.row * spec.dtype.bytes), self.slots.dim(spec.out.col)
-        lanes = self.tiling.lanes * 4 // spec.dtype.bytes
+        row_bytes, col = self.slots.dim(spec.out.row * spec.stored.bytes), self.slots.dim(spec.out.col)
+        lanes = self.tiling.lanes * self.results.each
 
         def row(index: Val, _: list[Val]) -> list[Val]:
             to = fn.gep(self.out, fn.mul(index, row_bytes))
-            write_row(fn, spec.dtype, fn.gep(self.staging, index, scale=pitch), spec.width, to, col, lanes)
+            write_row(fn, spec.stored, fn.gep(self.staging, index, scale=pitch), spec.width, to, col, lanes)
             return []
 
         fn.loop(i64(0), self.rows, 1, [], row)

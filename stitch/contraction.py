@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..graph import attrs as A
 from ..graph.dims import Shape, symbol
@@ -10,7 +11,8 @@ from ..graph.ir import Value
 from ..graph.types import boolean, f32, i64
 from .alike import Lowered, lowered
 from .domain import Axis, finish_epilogue
-from .loops import Node
+from .elementwise import quantized
+from .loops import COLUMN, Body, BodyBuilder, Node, hoist_numbers
 from .lower import Lowering, NeedsBuffer
 from .program import ContractionItem, Strided
 from .roots import PIECEWISE
@@ -54,7 +56,21 @@ def item(anchor: Value, roots: Sequence[Value], stored: set[Value], readable: se
             raise NeedsBuffer(operand, "it is no strided view of a buffer")
         pointers.append(Strided(*found))
     writes = (anchor,) if anchor.op == "attention" else tuple(roots)
-    return ContractionItem(anchor, tuple(pointers), body, params, made.operands, writes, tuple(made.inlined))
+    result, more = _result(anchor, len(params))
+    return ContractionItem(anchor, tuple(pointers), body, params + more, made.operands, writes, tuple(made.inlined), result)
+
+
+def _result(anchor: Value, first: int) -> tuple[Body | None, tuple[float, ...]]:
+    """What becomes of attention's results where they are quantized, and its numbers, which come after `first` others."""
+    attrs = anchor.attrs
+    if not isinstance(attrs, A.AttentionAttrs) or attrs.dtype is None or attrs.qparams is None:
+        return None, ()
+    b = BodyBuilder()
+    to = b.buffer(attrs.dtype)
+    b.store(to, COLUMN, quantized(b, b.op("acc", f32), attrs.dtype, attrs.qparams))
+    body, numbers = hoist_numbers(b.finish())
+    nodes = tuple(replace(node, value=node.value + first) if node.op == "param" else node for node in body.nodes)
+    return replace(body, nodes=nodes), numbers
 
 
 def _score(anchor: Value, stored: set[Value]) -> Lowering:

@@ -6,7 +6,7 @@ from math import inf
 
 from ..graph import attrs as A
 from ..graph.ir import Value
-from ..graph.types import boolean, f32, i32
+from ..graph.types import DType, QParams, boolean, f32, i32
 from .loops import BodyBuilder, Node
 
 # 1.5 * 2^23: a float of magnitude below 2^22 added to it is rounded to an integer, which the low bits of the sum are.
@@ -33,16 +33,20 @@ def _scale(b: BodyBuilder, scale: tuple[float, ...], axis: int | None, invert: b
 
 
 def _quantize(b: BodyBuilder, value: Value, x: int) -> int:
-    """clamp(round(x * (1 / scale)) + zero_point); a NaN becomes qmin, because the comparison is false for it."""
     assert isinstance(value.attrs, A.QuantizeAttrs)
-    q = value.attrs.qparams
+    return quantized(b, x, value.dtype, value.attrs.qparams, value.attrs.in_steps)
+
+
+def quantized(b: BodyBuilder, x: int, dtype: DType, q: QParams, in_steps: bool = False) -> int:
+    """clamp(round(x * (1 / scale)) + zero_point); a NaN becomes qmin, because the comparison is false for it. in_steps: x has been
+    multiplied before."""
     scaled = b.cast(x, f32)
-    if q.scale != (1.0,) and not value.attrs.in_steps:  # as it is where rows have scales of their own
+    if q.scale != (1.0,) and not in_steps:  # as it is where rows have scales of their own
         scaled = b.op("mul", f32, scaled, _scale(b, q.scale, q.axis, True))
     real = b.op("round", f32, scaled)
     if q.zero_point:
         real = b.op("add", f32, real, b.const(float(q.zero_point), f32))  # exact, or beyond the range anyway
-    return b.cast(_saturated(b, real, q.qmin, q.qmax), value.dtype)
+    return b.cast(_saturated(b, real, q.qmin, q.qmax), dtype)
 
 
 def _saturated(b: BodyBuilder, real: int, least: int | None, greatest: int | None) -> int:

@@ -42,7 +42,8 @@ class ContractionItem:
 
     `pointers`: the operands it reads itself. `epilogue`: loop IR over (r, c) of the result with an `acc` node; for attention it is the
     body that turns a score (acc, r = (b, h, i) row-major, c = key) into the value that softmax sees, its single store going nowhere.
-    `operands`/`writes` are those of the epilogue's buffers.
+    `operands`/`writes` are those of the epilogue's buffers. `result`: of attention, what its single store stores of its result (acc),
+    if it is quantized.
     """
 
     anchor: Value
@@ -52,6 +53,7 @@ class ContractionItem:
     operands: tuple[Value, ...]
     writes: tuple[Value, ...]
     fused: tuple[Value, ...]
+    result: Body | None = None
 
     @property
     def reads(self) -> tuple[Value, ...]:

@@ -129,6 +129,16 @@ def test_attention_is_its_equation(causal: bool, kind: str) -> None:
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 
+def test_attention_is_quantized_before_it_is_rounded() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 6, 8).bfloat16()
+    inputs, params = [b.input_(n, bf16, (1, 2, 6, 8)) for n in range(3)], QParams((0.01,), 128, None, 0, 255)
+    value = make("attention", *inputs, attrs=A.AttentionAttrs(0.3, False, u8, params))
+    wide = torch.softmax(q.double() @ k.double().transpose(-1, -2) * 0.3, -1) @ v.double()
+    assert value.type == TensorType(u8, (1, 2, 6, 8), params)
+    assert (evaluate(value, q, k, v).double() - (wide / 0.01 + 128).clamp(0, 255)).abs().max() <= 0.5 + 1e-3
+
+
 def test_narrow_products_accumulate_in_f32() -> None:
     x, w = torch.randn(3, 64).bfloat16(), torch.randn(4, 64).bfloat16()
     got = evaluate(b.linear(b.input_(0, bf16, (3, 64)), b.constant(w)), x)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.contract import BufferSlot, KernelCode, ParamSlot
+from sashiko.graph import attrs as A
 from sashiko.graph import build as b
 from sashiko.graph.dims import Dim, evaluate, product, symbol
 from sashiko.graph.ir import Value
-from sashiko.graph.types import DType, bf16, boolean, f16, f32, i64
+from sashiko.graph.ops import make
+from sashiko.graph.types import DType, QParams, bf16, boolean, f16, f32, i64
 from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec, HeadStrides, dense
 from sashiko.platforms.target import Target
 from sashiko.stitch.contraction import item
@@ -87,7 +89,8 @@ def to_array(tensor: torch.Tensor) -> Array:
     return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-def problem(case: Case, dtype: DType, seed: int = 0) -> Problem:
+def problem(case: Case, dtype: DType, seed: int = 0, quantized: tuple[DType, QParams] | None = None) -> Problem:
+    """quantized: the type of the result, and what its integers mean."""
     torch.manual_seed(seed)
     sizes: tuple[Dim, Dim, Dim] = (case.batch, case.m, case.s)
     if case.dynamic:
@@ -96,6 +99,9 @@ def problem(case: Case, dtype: DType, seed: int = 0) -> Problem:
     q, k, v, tensors, views = _operands(case, dtype, batch, m, s)
     mask, mask_input, mask_tensor, added = _mask(case, len(tensors), batch, m, s)
     anchor = b.attention(q, k, v, mask, scale=case.depth**-0.5, causal=case.mask == "causal")
+    if quantized is not None:
+        assert isinstance(anchor.attrs, A.AttentionAttrs)
+        anchor = make("attention", *anchor.inputs, attrs=replace(anchor.attrs, dtype=quantized[0], qparams=quantized[1]))
     inputs = {*tensors, *([mask_input] if mask_input is not None else [])}
     stitched = item(anchor, (anchor,), set(inputs), set(inputs))
     out = dense(case.heads, m, case.width)
@@ -103,7 +109,7 @@ def problem(case: Case, dtype: DType, seed: int = 0) -> Problem:
         out = HeadStrides(product((m, case.heads, case.width)), case.width, case.heads * case.width)
     q_at, k_at, v_at = (_strides(pointer) for pointer in stitched.pointers)
     sizes_of_heads = (batch, case.heads, case.groups, m, s, case.depth, case.width)
-    spec = AttentionSpec(dtype, *sizes_of_heads, q_at, k_at, v_at, out, stitched.epilogue, stitched.params)
+    spec = AttentionSpec(dtype, *sizes_of_heads, q_at, k_at, v_at, out, stitched.epilogue, stitched.params, stitched.result)
     arrays = tuple(to_array(tensors[pointer.value]) for pointer in stitched.pointers)
     masks = tuple(to_array(mask_tensor) for _ in stitched.operands) if mask_tensor is not None else ()
     scores = next(node.dtype for node in spec.score.nodes if node.op == "acc")
@@ -199,7 +205,8 @@ def run(runner: Runner, emit: Emit, given: Problem) -> torch.Tensor:
     """Runs the kernels, the domain cut in two, and returns the result as [batch, heads, m, width]."""
     module, spec, case = Module(), given.spec, given.case
     code = emit(module, runner.target, spec, "attention")
-    out = np.full(case.batch * case.heads * case.m * case.width, 77, given.arrays[0].dtype)
+    stored = given.arrays[0].dtype if spec.result is None else np.dtype(f"{spec.stored.kind}8")
+    out = np.full(case.batch * case.heads * case.m * case.width, 77, stored)
     workspace = np.full(evaluate(code.workspace_bytes, given.dims), 0xFF, np.uint8)
     arrays = [*given.arrays, out, workspace, *given.masks]
     calls: list[Call] = []
@@ -207,7 +214,7 @@ def run(runner: Runner, emit: Emit, given: Problem) -> torch.Tensor:
         if kernel is not None:
             calls += _calls(kernel, given.dims, arrays)
     result = torch.from_numpy(runner.run_calls(module.text(), arrays, calls)[3])
-    if spec.dtype == bf16:
+    if spec.stored == bf16:
         result = result.view(torch.int16).view(torch.bfloat16)
     shape = (case.batch, case.m, case.heads, case.width) if case.across else (case.batch, case.heads, case.m, case.width)
     result = result.view(shape)
@@ -230,3 +237,12 @@ def check(got: torch.Tensor, given: Problem) -> None:
     error = (got.double() - given.wanted).abs()
     worst = (error / given.tolerance).max().item()
     assert not got.isnan().any() and worst <= 1, f"{given.case.name}: {worst:.2f} times the tolerance"
+
+
+def check_quantized(got: torch.Tensor, given: Problem, qparams: QParams) -> None:
+    """Each integer is what a number within the tolerance is rounded to."""
+    (scale,), low, high = qparams.scale, qparams.qmin, qparams.qmax
+    exact, room = given.wanted / scale + qparams.zero_point, given.tolerance / scale
+    off = (got.double() - exact.clamp(low, high)).abs()
+    assert bool((off <= room + 0.501).all()), f"{given.case.name}: {off.max():.3f} steps off"
+    assert got.unique().numel() > 3, "the result is spread over several steps"

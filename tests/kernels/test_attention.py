@@ -11,7 +11,7 @@ import pytest
 from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.dims import Func, Poly, evaluate, symbols
-from sashiko.graph.types import DType, bf16, f16, f32, f64
+from sashiko.graph.types import DType, QParams, bf16, f16, f32, f64, i8, u8
 from sashiko.kernels.attention_amx import emit_amx
 from sashiko.kernels.attention_score import by_query, is_causal
 from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec
@@ -19,7 +19,7 @@ from sashiko.kernels.attention_table import ATTENTION, select
 from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4
 from sashiko.platforms.target import Target
 from tests.emulation import Runner, runners
-from tests.kernels.attention_cases import CASES, Case, Emit, check, problem, run
+from tests.kernels.attention_cases import CASES, Case, Emit, check, check_quantized, problem, run
 from tests.kernels.tile_emulation import tiles_on
 
 BY_NAME = {case.name: case for case in CASES}
@@ -87,6 +87,24 @@ def test_bf16_dots(runner: Runner, case: Case) -> None:
 def test_reference_row(runner: Runner, dtype: DType, name: str) -> None:
     given = problem(BY_NAME[name], dtype)
     check(run(runner, referenced, given), given)
+
+
+SIGNED, UNSIGNED = (i8, QParams((0.01,))), (u8, QParams((0.012,), 117, None, 0, 255))
+
+
+@pytest.mark.parametrize("runner", runners(few=True))
+@pytest.mark.parametrize(("name", "dtype", "result"), [("bert", f32, SIGNED), ("odd", f16, UNSIGNED), ("grouped", bf16, UNSIGNED)])
+def test_results_are_quantized_as_they_are_made(runner: Runner, name: str, dtype: DType, result: tuple[DType, QParams]) -> None:
+    given = problem(BY_NAME[name], dtype, quantized=result)
+    for emit in (selected, referenced):
+        check_quantized(run(runner, emit, given), given, result[1])
+
+
+@pytest.mark.parametrize("runner", AVX512)
+@pytest.mark.parametrize(("name", "result"), [("bert", UNSIGNED), ("causal_wide", UNSIGNED), ("grouped", SIGNED), ("decode", UNSIGNED)])
+def test_tiles_quantize_results(runner: Runner, name: str, result: tuple[DType, QParams]) -> None:
+    given = problem(BY_NAME[name], bf16, quantized=result)
+    check_quantized(run(runner, tiled, given), given, result[1])
 
 
 @pytest.mark.parametrize("emit", [selected, tiled, referenced])
