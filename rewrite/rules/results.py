@@ -56,9 +56,10 @@ def quantized_results(graph: Graph, constants: Collection[Value]) -> Graph:
 
 def _chain(graph: Graph, fixed: frozenset[Value], value: Value) -> list[Value]:
     """The values from the operand of a quantization down to an attention that nothing else reads; none where there is no such chain."""
-    attrs, columns = value.attrs, value.shape[-1] if value.shape else 1
+    attrs = value.attrs
     if not isinstance(attrs, A.QuantizeAttrs) or value.dtype.bits != 8 or len(attrs.qparams.scale) != 1 or attrs.in_steps:
         return []
+    columns = value.shape[-1] if value.shape else 0
     if not isinstance(columns, int) or columns % _GAP == 0:
         return []
     chain, at = list[Value](), value.inputs[0]
