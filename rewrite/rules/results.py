@@ -68,7 +68,7 @@ def _chain(graph: Graph, fixed: frozenset[Value], value: Value) -> list[Value]:
         if isinstance(at.attrs, A.AttentionAttrs):
             plain = at.attrs.dtype is None and at.dtype != f64
             return chain if plain and _movable(graph, fixed, chain) else []
-        if at.op == "mul" and len(chain) == 1 and not fixed.isdisjoint(at.inputs):
+        if at.op == "mul" and len(chain) == 1 and at.dtype == f32 and _split(at, fixed)[1] in fixed:
             at = _split(at, fixed)[0]
         elif at.op in _VIEWS or _widens(at):
             at = at.inputs[0]
@@ -90,7 +90,7 @@ def _movable(graph: Graph, fixed: frozenset[Value], chain: list[Value]) -> bool:
         return False
     y = values.inputs[0].inputs[0]
     alone = all(len(graph.users[v]) == 1 and not graph.is_output(v) for v in (values, values.inputs[0], y))
-    rows = c.shape[-1:] == chain[0].shape[-1:] and product(c.shape) == c.shape[-1]
+    rows = c.shape[-1:] == chain[0].shape[-1:] and product(c.shape) == c.shape[-1] and between[0].shape == chain[0].shape
     return alone and rows and _side_by_side(values.inputs[0], values, back=True) and (y.dtype == f32 or _narrows(y))
 
 

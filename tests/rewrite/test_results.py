@@ -46,6 +46,12 @@ def grouped() -> Value:
     return b.reshape(b.permute(b.attention(q, k, v, scale=0.5), (0, 2, 1, 3)), (2, ROWS, WIDTH))
 
 
+def single() -> Value:
+    """One head of one column."""
+    q, k, v = (b.permute(b.reshape(b.slice_(x, 2, 0, 1), (2, ROWS, 1, 1)), (0, 2, 1, 3)) for x in X)
+    return b.attention(q, k, v, scale=0.5)
+
+
 def read_twice() -> tuple[Value, ...]:
     x = side_by_side(attention())
     return b.quantize(x, i8, SIGNED), b.quantize(x, u8, UNSIGNED)
@@ -74,6 +80,8 @@ KEPT: dict[str, Callable[[], tuple[Value, ...]]] = {
     "by heads": lambda: (b.quantize(b.mul(attention(), numbers(COLUMNS)), i8, SIGNED),),
     "grouped and smoothed": lambda: (b.quantize(b.mul(grouped(), numbers(WIDTH)), i8, SIGNED),),
     "values read twice": values_read_twice,
+    "multiplied in bf16": lambda: (b.quantize(b.mul(side_by_side(attention(bf16), bf16), b.cast(numbers(WIDTH), bf16)), i8, SIGNED),),
+    "spread": lambda: (b.quantize(b.mul(b.reshape(b.permute(single(), (0, 2, 1, 3)), (2, ROWS, 1)), numbers(WIDTH)), i8, SIGNED),),
     "not constant": lambda: (b.quantize(b.mul(side_by_side(attention()), X[0]), i8, SIGNED),),
 }
 
