@@ -125,6 +125,11 @@ def reordered(value: Value, order: Order) -> Value:
     return Value(value.op, value.inputs, value.attrs, replace(value.tensor, order=order), value.origin, value.name)
 
 
+# Rows so many bytes apart, or a multiple of it, share a quarter of the sets of a first-level cache or less (its ways have 4096 bytes), and
+# processors take a load for one of what was just stored when both have the same place in 4096 bytes. A gap between them ends it.
+ALIKE = 1024
+
+
 def spread(value: Value, gap: int) -> Value:
     """The same operation with `gap` elements after each row of its result."""
     return Value(value.op, value.inputs, value.attrs, replace(value.tensor, gap=gap), value.origin, value.name)

@@ -100,6 +100,8 @@ def attention_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     if not (q.rank == k.rank == v.rank == 4) or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
         raise InvalidGraph(f"attention: {q}, {k}, {v} do not fit q[B,H,M,D], k[B,G,S,D], v[B,G,S,E]")
     assert isinstance(attrs, A.AttentionAttrs)
+    if (attrs.dtype is None) != (attrs.qparams is None) or (attrs.dtype is not None and attrs.dtype.bits != 8):
+        raise InvalidGraph(f"attention: a result is quantized to 8 bits with parameters, not to {attrs.dtype} with {attrs.qparams}")
     return TensorType(attrs.dtype or q.dtype, q.shape[:3] + (v.shape[-1],), attrs.qparams)
 
 

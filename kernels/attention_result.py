@@ -10,7 +10,7 @@ from ..cpu_codegen.epilogue import accumulator_node
 from ..cpu_codegen.slots import Slots
 from ..platforms.target import Target
 from .attention_rows import together
-from .attention_spec import FIRST_SCORE_BUFFER, AttentionSpec
+from .attention_spec import AttentionSpec
 
 _ANYWHERE = {"r": i64(0), "c": i64(0)}  # the body reads nothing that depends on where it is
 
@@ -20,7 +20,7 @@ class Results:
 
     def __init__(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots) -> None:
         self._fn, self._target, self._dtype = fn, target, spec.dtype
-        self._emitter = None if spec.result is None else BodyEmitter(fn, target, spec.result, slots, FIRST_SCORE_BUFFER)
+        self._emitter = None if spec.result is None else BodyEmitter(fn, target, spec.result, slots)
         self.each = 4 // spec.stored.bytes
 
     def units(self, parts: Sequence[Val]) -> Val:

@@ -91,7 +91,7 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
 def _attention(value: Value) -> Value:
     """softmax(q k^T scale + mask) v, with a row that is masked everywhere giving zeros."""
     assert isinstance(value.attrs, AttentionAttrs)
-    wide = f64 if value.dtype == f64 else f32
+    wide = f64 if value.inputs[0].dtype == f64 else f32
     q, k, v = (g.cast(x, wide) for x in value.inputs[:3])
     heads, groups = q.shape[1], k.shape[1]
     if heads != groups:
@@ -117,4 +117,5 @@ def _attention(value: Value) -> Value:
     masked = g.eq(top, float("-inf"))
     weight = g.exp(g.sub(score, g.where(masked, 0.0, top)))
     total = g.reduce(weight, "sum", -1, True)
-    return g.cast(g.div(g.matmul(weight, v), g.where(masked, 1.0, total)), value.dtype)
+    result = g.div(g.matmul(weight, v), g.where(masked, 1.0, total))
+    return g.cast(result, value.dtype) if value.attrs.qparams is None else g.quantize(result, value.dtype, value.attrs.qparams)

@@ -4,15 +4,13 @@ would lie in the same few sets of a cache are moved apart."""
 from __future__ import annotations
 
 from ..graph import attrs as A
-from ..graph.ir import Graph, Value, rebuild, reordered, spread, with_inputs
+from ..graph.ir import ALIKE, Graph, Value, rebuild, reordered, spread, with_inputs
 from ..graph.ops import OPS
 from .partition import Native, partition
 from .roots import PIECEWISE
 
 _BATCHED = ("attention", "matmul", "int_matmul")
-# Rows so many bytes apart, or a multiple of it, share a quarter of the sets of a first-level cache or less (its ways have 4096 bytes), and
-# processors take a load for one of what was just stored when both have the same place in 4096 bytes. A line between them ends it.
-_ALIKE, _LINE = 1024, 64
+_LINE = 64
 _NATIVE = ("elementwise", "quant", "reduce", "contraction")
 
 
@@ -67,7 +65,7 @@ def _rows_of(operand: Value) -> Value:
 def _lies_alike(value: Value) -> bool:
     if OPS[value.op].group not in _NATIVE or value.tensor.order is not None or value.tensor.rank < 2:
         return False
-    return isinstance(value.shape[-1], int) and value.shape[-1] * value.dtype.bytes % _ALIKE == 0
+    return isinstance(value.shape[-1], int) and value.shape[-1] * value.dtype.bytes % ALIKE == 0
 
 
 def _keeps_rows(user: Value, value: Value) -> bool:

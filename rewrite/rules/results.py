@@ -14,20 +14,20 @@ from dataclasses import replace
 
 from ...graph import attrs as A
 from ...graph.dims import product
-from ...graph.ir import Graph, Value, rebuild, with_inputs
+from ...graph.ir import ALIKE, Graph, Value, rebuild, with_inputs
 from ...graph.ops import make
 from ...graph.types import bf16, f16, f32, f64
+from .scales import constant_operand
 
 _VIEWS = ("reshape", "permute")
 _HEADS_LAST = (0, 2, 1, 3)  # from [batch, heads, rows, columns], and back
-_GAP = 1024  # rows that are a multiple of so many bytes apart are stored with gaps between them, which attention does not write
 
 
 def quantized_results(graph: Graph, constants: Collection[Value]) -> Graph:
     """The graph with attention in the place of it and of the quantization that alone reads its result. constants: the values that depend
     on no input."""
     fixed = frozenset(constants)
-    found = {v: chain for v in graph.order if (chain := _chain(graph, fixed, v))}
+    found = {v for v in graph.order if _chain(graph, fixed, v)}
     if not found:
         return graph
 
@@ -60,7 +60,7 @@ def _chain(graph: Graph, fixed: frozenset[Value], value: Value) -> list[Value]:
     if not isinstance(attrs, A.QuantizeAttrs) or value.dtype.bits != 8 or len(attrs.qparams.scale) != 1 or attrs.in_steps:
         return []
     columns = value.shape[-1] if value.shape else 0
-    if not isinstance(columns, int) or columns % _GAP == 0:
+    if not isinstance(columns, int) or columns % ALIKE == 0:  # stored with gaps between rows, which attention does not write
         return []
     chain, at = list[Value](), value.inputs[0]
     while len(graph.users[at]) == 1 and not graph.is_output(at):
@@ -117,8 +117,8 @@ def _multiplied(values: Value, factor: Value) -> Value:
 
 def _split(value: Value, fixed: Collection[Value]) -> tuple[Value, Value]:
     """What a product multiplies, and by which constants."""
-    x, c = value.inputs
-    return (x, c) if c in fixed else (c, x)
+    at = constant_operand(fixed, value)
+    return value.inputs[1 - at], value.inputs[at]
 
 
 def _widens(value: Value) -> bool:

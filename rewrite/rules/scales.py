@@ -51,12 +51,12 @@ def _has_constants(graph: Graph, fixed: frozenset[Value], x: Value) -> bool:
         return False
     if x.op == "relu":
         return _has_constants(graph, fixed, x.inputs[0])
-    at = _constant(fixed, x)
+    at = constant_operand(fixed, x)
     a = x.inputs[1 - at]
     return x.inputs[at] in fixed and a.shape == x.shape and (x.op == "mul" or (a.op == "mul" and _has_constants(graph, fixed, a)))
 
 
-def _constant(fixed: frozenset[Value], x: Value) -> int:
+def constant_operand(fixed: Collection[Value], x: Value) -> int:
     """Which operand of x is constant, if any is."""
     return 1 if x.inputs[1] in fixed else 0
 
@@ -65,7 +65,7 @@ def _scaled(old: Value, x: Value, fixed: frozenset[Value], inverse: float) -> Va
     """x * inverse by other constants. old: x in the old graph."""
     if x.op == "relu":
         return make("relu", _scaled(old.inputs[0], x.inputs[0], fixed, inverse), origin=x.origin, name=x.name)
-    at = _constant(fixed, old)
+    at = constant_operand(fixed, old)
     a = x.inputs[1 - at] if x.op == "mul" else _scaled(old.inputs[1 - at], x.inputs[1 - at], fixed, inverse)
     constant = make("mul", x.inputs[at], full(inverse, f32, (), x.origin), origin=x.origin)
     return make(x.op, a, constant, origin=x.origin, name=x.name)

@@ -134,6 +134,9 @@ def test_attention_is_quantized_before_it_is_rounded() -> None:
     q, k, v = torch.randn(3, 1, 2, 6, 8).bfloat16()
     inputs, params = [b.input_(n, bf16, (1, 2, 6, 8)) for n in range(3)], QParams((0.01,), 128, None, 0, 255)
     value = make("attention", *inputs, attrs=A.AttentionAttrs(0.3, False, u8, params))
+    for half in (A.AttentionAttrs(0.3, False, u8), A.AttentionAttrs(0.3, False, None, params), A.AttentionAttrs(0.3, False, f32, params)):
+        with pytest.raises(InvalidGraph, match="quantized to 8 bits"):
+            make("attention", *inputs, attrs=half)
     wide = torch.softmax(q.double() @ k.double().transpose(-1, -2) * 0.3, -1) @ v.double()
     assert value.type == TensorType(u8, (1, 2, 6, 8), params)
     assert (evaluate(value, q, k, v).double() - (wide / 0.01 + 128).clamp(0, 255)).abs().max() <= 0.5 + 1e-3

@@ -16,6 +16,7 @@ from sashiko.graph.ir import Graph, Value
 from sashiko.graph.types import DType, QParams, bf16, f16, f32, i8, u8
 from sashiko.rewrite.rules.results import quantized_results
 from sashiko.stitch.constants import constant_values
+from sashiko.stitch.expand import expand_unsupported
 
 HEADS, ROWS, COLUMNS = 3, 10, 8
 WIDTH = HEADS * COLUMNS
@@ -117,6 +118,15 @@ def test_rows_that_get_a_gap_stay() -> None:
     x = b.reshape(b.permute(b.attention(q, q, q, scale=0.1), (0, 2, 1, 3)), (1, 4, 1024))
     graph = Graph((q,), (b.quantize(x, u8, UNSIGNED),))
     assert quantized_results(graph, ()) is graph
+
+
+def test_spelled_out_it_is_quantized_too() -> None:
+    _, found = rewritten(MOVED["side by side"]())
+    spelled = expand_unsupported(found, lambda value: value.op != "attention")
+    assert not any(v.op == "attention" for v in spelled.order)
+    inputs = list(torch.randn(3, 2, ROWS, WIDTH, generator=torch.Generator().manual_seed(1)))
+    [want], [got] = run(found, inputs), run(spelled, inputs)
+    assert got.dtype == torch.uint8 and (want.int() - got.int()).abs().max() <= 1
 
 
 class Attention(nn.Module):
