@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ..platforms.target import Target
 from . import table
-from .blocking import Blocking, choose, tailored
+from .blocking import Blocking, choose
+from .known_rows import tailored
 from .spec import Choice, GemmSpec
 from .table import Kernel
 

@@ -9,7 +9,8 @@ from math import gcd
 
 from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
-from .few_rows import PASS_COST, heights, taker, takers, tile_cost
+from .few_rows import fewest_rows, heights, least_of, takers
+from .known_rows import rows_of_last
 from .micro import MicroKernel, shares_of
 from .spec import GemmSpec
 
@@ -29,7 +30,8 @@ class Variant:
     rows: rows of a block, a multiple of mr, whose lhs is at hand while a panel is used. least: a rest of fewer rows is left to the next
     variant. pitch, piece: bytes from row to row and from piece to piece of the lhs in the form that the tile reads. direct: whole tiles
     are read in place, and what is packed lies as it does there. shares: as in `Tile`; a rest of a tile has the same code. overlaps: whether
-    the epilogue of a tile is done with the next one, be that narrower.
+    the epilogue of a tile is done with the next one, be that narrower. last_rows: rows of the last tile of all, where they are known to be
+    fewer, and it can be lower; else it is computed as if it were whole.
     """
 
     micro: MicroKernel
@@ -41,6 +43,7 @@ class Variant:
     shares: int
     alone: bool = False
     overlaps: bool = False
+    last_rows: int = 0
 
     @property
     def packed_bytes(self) -> int:
@@ -55,6 +58,12 @@ class Variant:
         """The variant for those of so many panels that do not fill a tile of this one, if there are any and it can be narrower."""
         left = panels % self.micro.panels if isinstance(panels, int) else 0
         micro = self.micro.resized(self.micro.mr, left) if left else None
+        return None if micro is None else replace(self, micro=micro)
+
+    @property
+    def lower(self) -> Variant | None:
+        """The variant for the last tile of all rows, where that is lower than the others."""
+        micro = self.micro.resized(self.last_rows, self.micro.panels) if self.last_rows else None
         return None if micro is None else replace(self, micro=micro)
 
 
@@ -116,7 +125,7 @@ class Blocking:
 def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blocking:
     """Returns the blocking of `spec` with these tiles (most rows first) for the caches of `target`."""
     micros = _used(spec, micros)
-    least = dict(zip(micros, _least_of(micros), strict=True))
+    least = dict(zip(micros, least_of(micros), strict=True))
     few = () if isinstance(spec.rows, int) else takers(bounds(spec.rows)[1], micros, list(least.values()), heights(micros))
     micros = sorted(dict.fromkeys((*micros, *(micro for micro in few if micro is not None))), key=lambda micro: -micro.mr)
     pieces, k_block = _pieces(target, spec, micros)
@@ -126,6 +135,7 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     most = _packed_most(target, micros[0])
     out_pitch = gcd(*(micro.nr for micro in micros))
     variants: list[Variant] = []
+    last_rows = rows_of_last(spec.rows, micros[0]) if len(micros) == 1 else 0
     for micro in micros:
         overlaps = micro.overlaps and micro.nr == out_pitch
         pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
@@ -135,50 +145,15 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         # Rows that are used for one group of columns after the other are better copied, where that gives them a better form.
         again = micro.overlaps and rows > micro.mr and spec.lhs_pieces is None
         if isinstance(row, int) and not again and _direct(target, spec, micro, row * spec.lhs.bytes, most):
-            variants.append(Variant(micro, rows, fewest, row * spec.lhs.bytes, k_block * spec.lhs.bytes, True, shares, alone, overlaps))
+            there = row * spec.lhs.bytes, k_block * spec.lhs.bytes
+            variants.append(Variant(micro, rows, fewest, *there, True, shares, alone, overlaps, last_rows))
             continue
         form = micro.copied if spec.lhs_pieces is None else micro
         pitch -= _LINE if form != micro else 0
-        variants.append(Variant(form, rows, fewest, pitch, rows * pitch, False, shares, alone, overlaps))
+        variants.append(Variant(form, rows, fewest, pitch, rows * pitch, False, shares, alone, overlaps, last_rows))
     numbers = {micro: number for number, micro in enumerate(micros)}
     taken = tuple(len(micros) if micro is None else numbers[micro] for micro in few)
     return Blocking(tuple(variants), k_block, pieces, panel_block, out_pitch, most, taken)
-
-
-def tailored(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
-    """The tiles for a product, most rows first: where the number of rows is known and tiles can have any, these are as few and as
-    full as possible, and as wide as a result of one or three panels. Where they cannot, few rows are all one tile's
-    if that is faster (`few_rows.taker`), and others the family's as it is."""
-    first, m = _as_wide(spec, micros[0]), spec.rows
-    if not isinstance(m, int) or m < 1:
-        return micros
-    if first.resized(first.mr, first.panels) is None:
-        alone = taker(m, micros, _least_of(micros))
-        return micros if alone is None else (alone,)
-    widths = [first.panels] if first != micros[0] else sorted({micro.panels for micro in micros}, reverse=True)
-    full, rest = divmod(m, first.mr)
-    tiles = -(-m // first.mr)
-    even = _of_height(-(-m // tiles), first, widths)
-    if rest == 0 or full == 0:
-        return (even,)
-    last = _of_height(rest, first, widths)
-    apart = full * tile_cost(first) + tile_cost(last) + PASS_COST
-    return (even,) if tiles * tile_cost(even) <= apart else (first, last)
-
-
-def _as_wide(spec: GemmSpec, micro: MicroKernel) -> MicroKernel:
-    """The tile as wide as the whole result, with as many accumulators, where that is less than two tiles and no whole number of them."""
-    panels = micro.packing.panels(spec.n)
-    if not isinstance(panels, int) or panels % micro.panels == 0 or panels >= 2 * micro.panels:
-        return micro
-    return micro.resized(micro.mr * micro.panels // panels, panels) or micro
-
-
-def _of_height(rows: int, tallest: MicroKernel, widths: Sequence[int]) -> MicroKernel:
-    """The lowest tile of at least `rows` rows, with as many panels of `widths` (most first) as registers allow."""
-    held = tallest.mr * tallest.panels + tallest.panels  # accumulators and the vectors of the rhs, in panels
-    fitting = (width for width in widths if rows == 1 or rows * width + width <= held)
-    return tallest.resized(rows, next(fitting, widths[-1])) or _of_height(rows + 1, tallest, widths)
 
 
 def up(value: int, step: int) -> int:
@@ -229,10 +204,10 @@ def _of_far(target: Target, spec: GemmSpec, micro: MicroKernel, tile_bytes: int)
 def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
     """The tiles that so few rows may need, the last one at least, up to the one that leaves none over."""
     most, left = bounds(spec.rows)[1], spec.rows
-    first = next((n for n in range(len(micros)) if most is None or _least(micros[n:]) <= most), len(micros) - 1)
+    first = next((n for n in range(len(micros)) if most is None or fewest_rows(micros[n:]) <= most), len(micros) - 1)
     for last in range(first, len(micros)):
         left = mod(left, micros[last].mr)
-        if left == 0 or (isinstance(left, int) and left >= _least(micros[last:])):
+        if left == 0 or (isinstance(left, int) and left >= fewest_rows(micros[last:])):
             return micros[first : last + 1]
     return micros[first:]
 
@@ -276,32 +251,6 @@ def _sharing_tiles(spec: GemmSpec, micro: MicroKernel) -> int:
     if micro.overlaps or (isinstance(panels, int) and panels <= micro.panels):
         return 1  # in the second case all columns are one tile's, which nothing is read for again
     return _SHARING
-
-
-def _least_of(micros: Sequence[MicroKernel]) -> list[int]:
-    """`_least` of each variant, with those after it for what it leaves."""
-    return [_least(micros[n:]) for n in range(len(micros))]
-
-
-def _least(micros: Sequence[MicroKernel]) -> int:
-    """The fewest rows from which on one tile of the first variant costs no more than what the other variants need for them."""
-    first, others = micros[0], micros[1:]
-    if not others:
-        return 1
-    count = first.mr
-    while count > 1 and tile_cost(first) <= _cover_cost(count - 1, others):
-        count -= 1
-    return count
-
-
-def _cover_cost(count: int, micros: Sequence[MicroKernel]) -> float:
-    """Time for `count` rows with these variants: full tiles of the first, and the best for the rest."""
-    first, others = micros[0], micros[1:]
-    full, rest = divmod(count, first.mr)
-    if rest == 0:
-        return full * tile_cost(first)
-    whole = (full + 1) * tile_cost(first)
-    return min(whole, full * tile_cost(first) + _cover_cost(rest, others)) if others else whole
 
 
 def _direct(target: Target, spec: GemmSpec, micro: MicroKernel, pitch: int, most: int) -> bool:

@@ -14,7 +14,7 @@ PASS_COST = 3.0
 """Of another variant, which reads all panels once more; in rows, like the cost of a tile."""
 _MOST_TILES = 8  # of the tallest kind: with more, what is left of the rows is little
 _PARTS = (5 / 7, 4 / 7, 3 / 7)  # of the tallest tile's rows
-_LOWEST = 4  # rows of a tile between others; with fewer, reading the panels takes longer than the products
+LOWEST = 4  # rows of a tile between others; with fewer, reading the panels takes longer than the products
 
 
 def heights(micros: Sequence[MicroKernel]) -> tuple[MicroKernel, ...]:
@@ -22,7 +22,7 @@ def heights(micros: Sequence[MicroKernel]) -> tuple[MicroKernel, ...]:
     the operands."""
     first, next_one = micros[0], micros[1].mr if len(micros) > 1 else 1
     wanted = dict.fromkeys(round(first.mr * part) for part in _PARTS)
-    found = (first.resized(rows, first.panels) for rows in wanted if max(next_one + 1, _LOWEST) <= rows < first.mr)
+    found = (first.resized(rows, first.panels) for rows in wanted if max(next_one + 1, LOWEST) <= rows < first.mr)
     return tuple(micro for micro in found if micro is not None)
 
 
@@ -66,3 +66,29 @@ def takers(
     while found and found[-1] is None:
         found.pop()
     return tuple(found)
+
+
+def least_of(micros: Sequence[MicroKernel]) -> list[int]:
+    """`fewest_rows` of each variant, with those after it for what it leaves."""
+    return [fewest_rows(micros[n:]) for n in range(len(micros))]
+
+
+def fewest_rows(micros: Sequence[MicroKernel]) -> int:
+    """The fewest rows from which on one tile of the first variant costs no more than what the other variants need for them."""
+    first, others = micros[0], micros[1:]
+    if not others:
+        return 1
+    count = first.mr
+    while count > 1 and tile_cost(first) <= _cover_cost(count - 1, others):
+        count -= 1
+    return count
+
+
+def _cover_cost(count: int, micros: Sequence[MicroKernel]) -> float:
+    """Time for `count` rows with these variants: full tiles of the first, and the best for the rest."""
+    first, others = micros[0], micros[1:]
+    full, rest = divmod(count, first.mr)
+    if rest == 0:
+        return full * tile_cost(first)
+    whole = (full + 1) * tile_cost(first)
+    return min(whole, full * tile_cost(first) + _cover_cost(rest, others)) if others else whole

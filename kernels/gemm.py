@@ -20,9 +20,10 @@ from ..cpu_codegen.epilogue import emit_tile_epilogue
 from ..cpu_codegen.slots import Slots
 from ..graph.dims import Dim, ceildiv
 from ..platforms.target import Target
-from .blocking import Blocking, choose, tailored
+from .blocking import Blocking, choose
 from .fetch import accesses, emit_fetch
 from .indexing import batch_offset, request, wanted_slots
+from .known_rows import tailored
 from .micro import MicroKernel
 from .nest import Body
 from .pack_rhs import emit_pack_rhs

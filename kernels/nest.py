@@ -7,6 +7,8 @@
                 for panels of the group:    write them out, where a tile does not read them as they are stored
                     for tiles of the block:     tile function into scratch; with the last piece: epilogue
 
+The last tile of all rows may be lower than the others. It takes its turn with them, as panels are read from far away once for all rows.
+
 Where tiles overlap, one is stored and its epilogue done while the next is computed: loops carry what is pending (see `_later`).
 """
 
@@ -22,10 +24,9 @@ from ..platforms.target import Target
 from . import finished
 from .blocking import Blocking, Variant
 from .micro import MicroKernel, Start, emit_tile
-from .pack_lhs import emit_pack_lhs
 from .panels import PanelReader, Panels
 from .pending import Epilogue, Pending
-from .pieces import PieceReader
+from .rows import RowReader, Rows
 from .shares import shares_of
 from .spec import GemmSpec
 
@@ -34,17 +35,16 @@ State = list[Val]  # the arguments of the epilogue that is pending, after the sl
 
 @dataclass(frozen=True)
 class _Block:
-    """A block of rows [row, row + rows) under one variant, and panels [begin, end).
+    """A block of rows under one variant, and panels [begin, end).
 
-    a: its lhs, in place or packed. last: the last panels of all may be among them.
+    height: rows from tile to tile. last: the last panels of all may be among them.
     """
 
     variant: Variant
-    row: Val
-    rows: Val
+    lhs: Rows
     begin: Val
     end: Val
-    a: Val
+    height: int
     last: bool = True
 
 
@@ -60,40 +60,32 @@ class Body:
     def __init__(self, fn: Function, slots: Slots, target: Target, spec: GemmSpec, blocking: Blocking, name: str) -> None:
         self.fn, self.slots, self.target, self.spec, self.blocking, self.name = fn, slots, target, spec, blocking, name
         self.packing = blocking.variants[0].micro.packing
-        _, self.lhs, self.rhs, self.row_base, self.r0, self.r1, self.p0, self.p1 = fn.args
-        self.row_bytes = slots.dim(spec.lhs_strides.row * spec.lhs.bytes)
-        self.col_bytes = slots.dim(spec.lhs_strides.col * spec.lhs.bytes)
+        _, lhs, rhs, self.row_base, self.r0, self.r1, self.p0, self.p1 = fn.args
         self.k = slots.dim(spec.k)
         self.panels = self.packing.panels(spec.n)
-        self.rows_scratch = fn.alloca(max(blocking.packed_bytes(v) for v in blocking.variants))
         # Tiles take turns at distances that are no multiple of 4096, so that stores of one do not stall loads of the other.
         self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v, v.narrow(self.panels) is not None) for v in blocking.variants))
-        pieces = spec.lhs_pieces
-        self.pieces = None if pieces is None else PieceReader(fn, slots, target, spec, pieces, blocking)
-        self.columns = PanelReader(fn, slots, target, spec, blocking, self.rhs)
+        self.rows = RowReader(fn, slots, target, spec, blocking, lhs)
+        self.columns = PanelReader(fn, slots, target, spec, blocking, rhs)
 
     def emit(self) -> None:
         blocking, shares = self.blocking, shares_of(self.fn, self.blocking, self.r0, self.r1)
         each = zip(blocking.variants, blocking.partial_tiles(self.spec.rows), shares, strict=True)
-        for variant, partial_tiles, (begin, whole, end) in each:
-            if variant.direct and variant.rows > variant.micro.mr:  # a last tile that is not whole is packed alone
-                self._blocks(variant, begin, whole)
-                if partial_tiles:
-                    self._blocks(replace(variant, rows=variant.micro.mr), whole, end)
-            else:
-                self._blocks(variant, begin, end)
+        for variant, partial_tiles, (begin, end) in each:
+            self._blocks(variant, begin, end, partial_tiles)
 
-    def _blocks(self, variant: Variant, begin: Val, end: Val) -> None:
+    def _blocks(self, variant: Variant, begin: Val, end: Val, partial_tiles: bool) -> None:
         """Rows [begin, end) in blocks of one variant."""
         fn = self.fn
 
-        def lhs(row: Val) -> _Block:
-            return self._lhs(variant, row, fn.smin(fn.sub(end, row), i64(variant.rows)))
+        def rows(row: Val) -> _Block:
+            lhs = self.rows.enter(variant, row, fn.smin(fn.sub(end, row), i64(variant.rows)), partial_tiles)
+            return _Block(variant, lhs, self.p0, self.p1, variant.micro.mr)
 
         nothing = [i64(0), *self._nothing(variant)]
 
         def block(row: Val, at: list[Val]) -> list[Val]:
-            parts = self._parts(lhs(row))
+            parts = self._parts(rows(row))
             for part in parts:
                 at = self._one_piece(part, at)
                 if len(parts) > 1:
@@ -106,7 +98,7 @@ class Body:
             self._catch_up(variant.micro, state)
         else:
             width = self.blocking.panel_block
-            fn.loop(begin, end, variant.rows, [], lambda row, _: fn.loop(self.p0, self.p1, width, [], partial(self._group, lhs(row))))
+            fn.loop(begin, end, variant.rows, [], lambda row, _: fn.loop(self.p0, self.p1, width, [], partial(self._group, rows(row))))
 
     def _parts(self, block: _Block) -> list[_Block]:
         """The block over the panels that fill its tiles, and with narrower ones over the last panels of all."""
@@ -117,64 +109,22 @@ class Body:
         edge = i64(self.panels - narrow.micro.panels)
         return [replace(block, end=fn.smin(self.p1, edge), last=False), replace(block, variant=narrow, begin=fn.smax(self.p0, edge))]
 
-    # -- lhs ----------------------------------------------------------------------------------------------------
-    def _lhs(self, variant: Variant, row: Val, rows: Val) -> _Block:
-        """The block with its lhs: in place where that is possible, else packed, else still to be packed piece by piece."""
-        fn, blocking = self.fn, self.blocking
-        if self.pieces is not None:
-            self.pieces.enter_block(row, rows)
-        start = self.lhs if self.pieces is not None else fn.gep(self.lhs, fn.mul(row, self.row_bytes))
-
-        def packed() -> list[Val]:
-            for piece in range(blocking.pieces or 0):
-                at = fn.gep(self.rows_scratch, i64(piece * variant.piece))
-                self._pack(variant, start, rows, i64(piece * blocking.k_block), at)
-            return [self.rows_scratch]
-
-        if blocking.pack_late(variant):
-            return _Block(variant, row, rows, self.p0, self.p1, start)
-        if not variant.direct:
-            return _Block(variant, row, rows, self.p0, self.p1, packed()[0])
-        if variant.rows > variant.micro.mr:
-            return _Block(variant, row, rows, self.p0, self.p1, start)
-        whole = fn.icmp("eq", rows, i64(variant.micro.mr))
-        return _Block(variant, row, rows, self.p0, self.p1, fn.branch(whole, lambda: [start], packed)[0])
-
-    def _pack(self, variant: Variant, start: Val, rows: Val, k0: Val, to: Val) -> None:
-        """Packs a piece of k of a block that begins at `start`."""
-        fn, micro, count = self.fn, variant.micro, self._count(k0)
-        total = fn.mul(fn.udiv(fn.add(rows, i64(micro.mr - 1)), i64(micro.mr)), i64(micro.mr))
-        if self.pieces is not None:
-            self.pieces.pack(variant, start, rows, total, k0, count, to)
-            return
-        name = emit_pack_lhs(fn.module, self.target, micro, variant.pitch, self.spec.lhs_strides.col == 1, variant.direct)
-        first = fn.gep(start, fn.mul(k0, self.col_bytes))
-        fn.call(name, VOID, [first, self.row_bytes, self.col_bytes, rows, total, count, to])
-
-    def _count(self, k0: Val) -> Val:
-        """How many k the piece that begins at k0 has."""
-        return self.fn.smin(self.fn.sub(self.k, k0), i64(self.blocking.k_block))
-
-    def _steps(self, variant: Variant, count: Val) -> Val:
-        step = variant.micro.step_k
-        return self.fn.udiv(count if variant.direct else self.fn.add(count, i64(step - 1)), i64(step))
-
     # -- k in one piece -----------------------------------------------------------------------------------------
     def _one_piece(self, block: _Block, at: list[Val]) -> list[Val]:
         """at: which of the two tiles in scratch is next, and what is pending."""
         fn, micro = self.fn, block.variant.micro
-        steps = self._steps(block.variant, self.k)
+        steps = self.rows.steps(block.variant, self.k)
         turn = self.blocking.turn_bytes(block.variant)
 
         def panel(p: Val, at: list[Val]) -> list[Val]:
             panels = self.columns.read(micro, p, i64(0), self.k)
 
-            def tile(i: Val, state: list[Val]) -> list[Val]:
+            def tile(block: _Block, i: Val, state: State) -> State:
                 out = fn.gep(self.tiles, state[0])
                 self._fetch(block, i, p)
 
                 def through_memory() -> State:
-                    self._tile(block, micro.begins, block.a, i, steps, out, p, panels, block.variant.left(self.spec.k), state[1:])
+                    self._tile(block, micro.begins, i, steps, out, p, panels, block.variant.left(self.spec.k), state[1:])
                     return self._later(block, out, i, p)
 
                 if finished.applies(self.target, self.spec, micro) and not block.variant.alone:
@@ -183,9 +133,19 @@ class Body:
                     later = through_memory()
                 return [fn.sub(i64(turn), state[0]), *later]
 
-            return fn.loop(i64(0), block.rows, micro.mr, at, tile)
+            return self._in_turn(block, at, tile)
 
         return fn.loop(block.begin, block.end, micro.panels, at, panel)
+
+    def _in_turn(self, block: _Block, state: State, tile: Callable[[_Block, Val, State], State]) -> State:
+        """state = tile(block of the tile's height, row in it, state) for all tiles of a block."""
+        fn, lower = self.fn, block.variant.lower
+        if lower is None:
+            return fn.loop(i64(0), block.lhs.count, block.height, state, lambda i, state: tile(block, i, state))
+        whole = fn.sub(block.lhs.count, fn.urem(block.lhs.count, i64(block.height)))
+        state = fn.loop(i64(0), whole, block.height, state, lambda i, state: tile(block, i, state))
+        some = fn.icmp("slt", whole, block.lhs.count)
+        return fn.branch(some, lambda: tile(replace(block, variant=lower), whole, state), lambda: state)
 
     def _in_registers(self, block: _Block, i: Val, steps: Val, p: Val, panels: Panels, otherwise: Callable[[], State]) -> State:
         """A tile whose epilogue takes the accumulators from registers, if all its rows and vectors count, else `otherwise`."""
@@ -198,8 +158,8 @@ class Body:
 
         def finish() -> State:
             name = finished.emit_finished(fn.module, self.target, spec, self.slots.order, variant, variant.left(spec.k), masked, self.name)
-            operands = self.columns.operands(variant, p, i, steps, panels, micro.begins)
-            lhs = self._rows(block, block.a, i, steps)
+            operands = self.columns.operands(variant, p, fn.udiv(i, i64(block.height)), steps, panels, micro.begins)
+            lhs = self.rows.tile(variant, block.lhs, i, steps)
             fn.call(name, VOID, [fn.args[0], lhs, steps, row, first, fn.sub(columns, i64(before)), *operands])
             return []
 
@@ -212,7 +172,7 @@ class Body:
         last = fn.smin(fn.add(first, i64(self.blocking.panel_block)), self.p1)
 
         def start(part: _Block, p: Val, i: Val, out: Val, panels: Panels, _: State) -> State:
-            self._tile(part, part.variant.micro.begins, self.rows_scratch, i, i64(0), out, p, panels)
+            self._tile(part, part.variant.micro.begins, i, i64(0), out, p, panels)
             return []
 
         def finish(part: _Block, p: Val, i: Val, out: Val, panels: Panels, _: State) -> State:
@@ -234,19 +194,15 @@ class Body:
 
     def _piece(self, block: _Block, first: Val, last: Val, k0: Val, kind: Start, finishes: bool = False) -> list[Val]:
         fn, variant, micro = self.fn, block.variant, block.variant.micro
-        count = self._count(k0)
-        if self.blocking.pack_late(variant):
-            self._pack(variant, block.a, block.rows, k0, self.rows_scratch)
-            a = self.rows_scratch
-        else:
-            a = fn.gep(block.a, fn.mul(fn.udiv(k0, i64(self.blocking.k_block)), i64(variant.piece)))
-        steps = self._steps(variant, count)
+        count = self.rows.count(k0)
+        block = replace(block, lhs=self.rows.piece(variant, block.lhs, k0))
+        steps = self.rows.steps(variant, count)
         skip = fn.mul(fn.udiv(k0, i64(self.packing.unit_k)), i64(self.packing.unit_bytes(micro.rhs)))
 
         def act(part: _Block, p: Val, i: Val, out: Val, panels: Panels, state: State) -> State:
             if finishes:
                 self._fetch(part, i, p)
-            self._tile(part, kind, a, i, steps, out, p, panels, variant.left(self.spec.k) if finishes else 0, state)
+            self._tile(part, kind, i, steps, out, p, panels, variant.left(self.spec.k) if finishes else 0, state)
             return self._later(part, out, i, p) if finishes else []
 
         state = self._nothing(block.variant) if finishes else []
@@ -270,13 +226,13 @@ class Body:
         def panel(p: Val, state: State, part: _Block) -> State:
             # Rounded up: a narrower tile comes after one that may reach beyond its first panel.
             column = fn.udiv(fn.add(fn.sub(p, first), i64(wide - 1)), i64(wide))
-            operands, mr = panels(part, p), part.variant.micro.mr
+            operands = panels(part, p)
 
-            def tile(i: Val, state: State) -> State:
-                number = fn.add(fn.mul(fn.udiv(i, i64(mr)), i64(across)), column)
+            def tile(part: _Block, i: Val, state: State) -> State:
+                number = fn.add(fn.mul(fn.udiv(i, i64(part.height)), i64(across)), column)
                 return act(part, p, i, fn.gep(self.tiles, fn.mul(number, i64(turn))), operands, state)
 
-            return fn.loop(i64(0), part.rows, mr, state, tile)
+            return self._in_turn(part, state, tile)
 
         for part in parts:
             begin, end = fn.smax(first, part.begin), fn.smin(last, part.end)
@@ -284,22 +240,16 @@ class Body:
 
     # -- tiles --------------------------------------------------------------------------------------------------
     def _tile(
-        self, block: _Block, kind: Start, a: Val, i: Val, steps: Val, out: Val, p: Val, panels: Panels, left: int = 0,
-        state: Sequence[Val] = (),
+        self, block: _Block, kind: Start, i: Val, steps: Val, out: Val, p: Val, panels: Panels, left: int = 0, state: Sequence[Val] = ()
     ) -> None:
-        """Calls the function of a tile: rows from i on of the piece at a; panels: where panels p, p + 1, ... are; left: of `Tile`."""
+        """Calls the function of a tile: rows from i on of the block; panels: where panels p, p + 1, ... are; left: of `Tile`."""
         fn, variant, micro = self.fn, block.variant, block.variant.micro
         epilogue = self._epilogue if state else None
         name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue)
         pending = [fn.args[0], *state, epilogue.share(fn, steps, micro.mr)] if epilogue else []
-        rows, operands = self._rows(block, a, i, steps), self.columns.operands(variant, p, i, steps, panels, kind)
+        rows = self.rows.tile(variant, block.lhs, i, steps)
+        operands = self.columns.operands(variant, p, fn.udiv(i, i64(block.height)), steps, panels, kind)
         fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands, *pending])
-
-    def _rows(self, block: _Block, a: Val, i: Val, steps: Val) -> Val:
-        """Where rows from i on of a piece of the lhs are."""
-        fn, micro = self.fn, block.variant.micro
-        group_bytes = fn.mul(steps, i64(micro.step_k * micro.layout.element.bits // 8))
-        return fn.gep(a, fn.mul(i, group_bytes if micro.layout.group else i64(block.variant.pitch)))
 
     def _fetch(self, block: _Block, i: Val, p: Val) -> None:
         """Asks for what the epilogue of a tile will read and write."""
@@ -335,7 +285,7 @@ class Body:
         first = fn.mul(p, i64(self.packing.nr))
         end = fn.smin(self.slots.dim(self.spec.n), fn.mul(block.end, i64(self.packing.nr)))
         end = fn.smin(end, fn.add(first, i64(micro.nr)))
-        return fn.add(self.row_base, fn.add(block.row, i)), fn.smin(i64(micro.mr), fn.sub(block.rows, i)), first, end
+        return fn.add(self.row_base, fn.add(block.lhs.row, i)), fn.smin(i64(micro.mr), fn.sub(block.lhs.count, i)), first, end
 
     def _finish(self, block: _Block, out: Val, i: Val, p: Val) -> None:
         """The epilogue of a finished tile, over its valid rows and columns, block by block."""

@@ -48,12 +48,12 @@ class PanelReader:
             fn.call(name, VOID, [panel, to, i64(apart), fn.mul(steps, i64(self.packing.pad // step))])
         return places
 
-    def operands(self, variant: Variant, p: Val, i: Val, steps: Val, panels: Panels, kind: Start) -> list[Val]:
+    def operands(self, variant: Variant, p: Val, number: Val, steps: Val, panels: Panels, kind: Start) -> list[Val]:
         """What the function of a tile takes: the way to its share of the panels that follow, its panels, and their column sums where it
-        needs them. i: the first row of the tile in its block."""
+        needs them. number: of the tile in its block."""
         fn, spec, micro = self.fn, self.spec, variant.micro
         following = fn.mul(self.size, i64(micro.panels))
-        following = share_of(fn, micro, variant.shares, fn.udiv(i, i64(micro.mr)), steps, following)
+        following = share_of(fn, micro, variant.shares, number, steps, following)
         if kind is not Start.SUMS:
             return [following, *panels]
         sums = fn.gep(self.rhs, self.slots.dim(self.packing.sums_offset(spec.n, spec.k, spec.rhs)))

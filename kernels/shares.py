@@ -8,9 +8,9 @@ from ..cpu_codegen.builder import I64, Function, Val, i64
 from .blocking import Blocking
 
 
-def shares_of(fn: Function, blocking: Blocking, first: Val, last: Val) -> Iterator[tuple[Val, Val, Val]]:
-    """Cuts rows [first, last): for each variant where its rows begin, where its last whole tile ends, and where its rows end. What is
-    emitted for one variant comes before what belongs to the next."""
+def shares_of(fn: Function, blocking: Blocking, first: Val, last: Val) -> Iterator[tuple[Val, Val]]:
+    """Cuts rows [first, last): for each variant where its rows begin and where they end. What is emitted for one variant comes
+    before what belongs to the next."""
     taker, none = _taker(fn, blocking, fn.sub(last, first)), i64(len(blocking.variants))
     begin = first
     for number, variant in enumerate(blocking.variants):
@@ -20,9 +20,8 @@ def shares_of(fn: Function, blocking: Blocking, first: Val, last: Val) -> Iterat
         if taker is not None:
             in_turn = i64(0) if variant.alone else fn.select(fn.icmp("eq", taker, none), taken, i64(0))
             taken = fn.select(fn.icmp("eq", taker, i64(number)), left, in_turn)
-            full = fn.smin(full, taken)
         end = fn.add(begin, taken)
-        yield begin, fn.add(begin, full), end
+        yield begin, end
         begin = end
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from sashiko.graph.dims import Dim
 from sashiko.graph.types import bf16, f32, i8
-from sashiko.kernels import amx, neon, table, x86_vector
-from sashiko.kernels.blocking import Variant, choose, tailored
+from sashiko.kernels import amx, neon, x86_vector
+from sashiko.kernels.blocking import Variant, choose
+from sashiko.kernels.known_rows import tailored
 from sashiko.kernels.spec import GemmSpec, Strides
-from sashiko.platforms.catalogue import CATALOGUE, X86_64_V3
+from sashiko.platforms.catalogue import CATALOGUE
 from tests.kernels.products import Case, M, Micros, plain_store, spec_of
 
 TARGET = replace(CATALOGUE[0], l1d=32 << 10, l2=1 << 20)  # 8 ways of 4096 bytes
@@ -88,14 +89,6 @@ def test_tiles_of_rows_share_panels_that_are_read_again(n: int, tiles: int) -> N
     spec = spec_of(Case(424, n, 626), f32, f32, m=424)
     variant = choose(TARGET, spec, tailored(spec, x86_vector.fma(16))).variants[0]
     assert variant.rows == tiles * variant.micro.mr
-
-
-@pytest.mark.parametrize("m", [1, 2, 3, 4])
-def test_few_rows_read_the_panels_once(m: int) -> None:
-    """One tile has them all, as wide as sixteen registers allow."""
-    spec = spec_of(Case(m, 320, 64), f32, f32, m=m)
-    micros = table.select(X86_64_V3, spec).kernel.micros
-    assert [(micro.mr, micro.panels) for micro in tailored(spec, micros)] == [(m, {1: 4, 2: 2}.get(m, 1))]
 
 
 @pytest.mark.parametrize(

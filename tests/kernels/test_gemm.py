@@ -16,7 +16,7 @@ from sashiko.graph import sums16
 from sashiko.graph.dims import Dim, evaluate, floordiv, mod, symbol
 from sashiko.graph.types import DType, bf16, f16, f32, i8, u8
 from sashiko.kernels import amx, gemm, neon, reference, x86_vector
-from sashiko.kernels.blocking import choose, tailored
+from sashiko.kernels.blocking import choose
 from sashiko.kernels.packing import int_of, pack_rhs
 from sashiko.kernels.spec import BATCH, GemmSpec, Packing, Strides, dense
 from sashiko.kernels.table import TABLE
@@ -129,24 +129,6 @@ def test_tiles_that_fit_a_known_number_of_rows(micros: Micros, runner: Runner) -
     cases = [Case(9, 10, 7), Case(13, 40, 6), Case(15, 70, 9), Case(31, 47, 10, 2)]
     cases += [Case(30, 80, 300, 0, small), Case(86, 105, 260, 0, small)]
     run(runner, micros, cases, known_rows=True)
-
-
-@pytest.mark.parametrize(
-    ("shape", "tiles"),
-    [
-        ((1, 320), [(1, 4)]),
-        ((9, 320), [(9, 2)]),
-        ((14, 320), [(14, 2)]),
-        ((20, 320), [(10, 2)]),
-        ((64, 320), [(13, 2)]),
-        ((394, 320), [(14, 2), (2, 4)]),
-        ((64, 16), [(22, 1)]),
-        ((394, 48), [(9, 3)]),
-    ],
-)
-def test_tiles_are_few_and_full(shape: tuple[int, int], tiles: list[tuple[int, int]]) -> None:
-    spec = spec_of(Case(*shape, 64), f32, f32, m=shape[0])
-    assert [(micro.mr, micro.panels) for micro in tailored(spec, x86_vector.fma(16))] == tiles
 
 
 @pytest.mark.parametrize(("micros", "runner"), INTEGERS)

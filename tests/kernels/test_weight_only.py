@@ -17,7 +17,8 @@ from sashiko.diagnostics.errors import InputError, InvalidGraph
 from sashiko.graph.dims import Dim, evaluate, symbol
 from sashiko.graph.types import DType, bf16, f32, i4, i8
 from sashiko.kernels import amx, table
-from sashiko.kernels.blocking import choose, tailored
+from sashiko.kernels.blocking import choose
+from sashiko.kernels.known_rows import tailored
 from sashiko.kernels.packing import pack_grouped, packed_group
 from sashiko.kernels.spec import GemmSpec, Packing
 from sashiko.kernels.table import Kernel
