@@ -35,7 +35,7 @@ def _blockings(target: Target, spec: GemmSpec, first: Kernel) -> Iterator[Choice
 
     def blocking(choice: Choice) -> Blocking:
         chosen = replace(spec, choice=choice)
-        return choose(target, chosen, tailored(chosen, first.micros))
+        return choose(target, chosen, tailored(target, chosen, first.micros))
 
     usual = blocking(Choice())
     known, wanted = [usual], [Choice(tiles=tiles) for tiles in _TILES]

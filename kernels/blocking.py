@@ -9,7 +9,7 @@ from math import gcd
 
 from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
-from .few_rows import fewest_rows, heights, least_of, takers
+from .few_rows import fewest_rows, heights, least_of, pass_cost, stays, takers
 from .known_rows import rows_of_last
 from .micro import MicroKernel, shares_of
 from .spec import GemmSpec
@@ -126,7 +126,8 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     """Returns the blocking of `spec` with these tiles (most rows first) for the caches of `target`."""
     micros = _used(spec, micros)
     least = dict(zip(micros, least_of(micros), strict=True))
-    few = () if isinstance(spec.rows, int) else takers(bounds(spec.rows)[1], micros, list(least.values()), heights(micros))
+    another = pass_cost(target, spec, micros[0])
+    few = () if isinstance(spec.rows, int) else takers(bounds(spec.rows)[1], micros, list(least.values()), another, heights(micros))
     micros = sorted(dict.fromkeys((*micros, *(micro for micro in few if micro is not None))), key=lambda micro: -micro.mr)
     pieces, k_block = _pieces(target, spec, micros)
     widest = max(micro.panels for micro in micros)
@@ -187,7 +188,7 @@ def _streams(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
     """Whether the rows of a block stream past one group of panels after the other. Tile registers are faster than weights come from beyond
     L2, so that many rows share them there; weights that stay in L2 stream past one tile of rows instead."""
     most = bounds(spec.rows)[1]
-    return micro.overlaps and not _stays(target, spec, micro) and (most is None or most > micro.mr)
+    return micro.overlaps and not stays(target, spec, micro) and (most is None or most > micro.mr)
 
 
 def _of_far(target: Target, spec: GemmSpec, micro: MicroKernel, tile_bytes: int) -> int:
@@ -214,7 +215,7 @@ def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel
 
 def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int) -> int:
     """Rows of a block: some tiles while the weights stay in L2, else as many as fit a part of it, so that weights are read less often."""
-    tiles = spec.choice.tiles or (_sharing_tiles(spec, micro) if _stays(target, spec, micro) else _MOST_TILES)
+    tiles = spec.choice.tiles or (_sharing_tiles(spec, micro) if stays(target, spec, micro) else _MOST_TILES)
     if _streams(target, spec, micro):
         row_bytes = (row_bytes - _LINE) * (pieces or 1)
     by_lhs = _packed_most(target, micro) // (micro.mr * row_bytes)
@@ -230,12 +231,6 @@ def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pi
 def _packed_most(target: Target, micro: MicroKernel) -> int:
     """Room for the packed rows of a block, in bytes."""
     return min(target.l2 * 3 // 8, 2 * _STACK_BYTES) if micro.overlaps else min(target.l2 // 2, _STACK_BYTES)
-
-
-def _stays(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
-    """Whether the weights are small enough for L2; those of tile registers share it with the rows of one tile."""
-    weights, room = bounds(spec.n * spec.k)[1], target.l2 * 5 // 8 if micro.overlaps else target.l2 // 2
-    return weights is not None and weights * spec.rhs.bits // 8 <= room and not micro.unpacked_bytes(1)
 
 
 def _group_columns(target: Target, spec: GemmSpec, micro: MicroKernel) -> int:

@@ -136,7 +136,7 @@ def _emit_entry(
 class _Gemm:
     def __init__(self, module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> None:
         self.module, self.target, self.spec, self.name = module, target, spec, name
-        self.blocking: Blocking = choose(target, spec, tailored(spec, micros))
+        self.blocking: Blocking = choose(target, spec, tailored(target, spec, micros))
         self.micros = [variant.micro for variant in self.blocking.variants]
         self.packing = self.micros[0].packing
         self.panels = self.packing.panels(spec.n)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph.dims import Dim
-from .few_rows import LOWEST, PASS_COST, least_of, taker, tile_cost
+from ..platforms.target import Target
+from .few_rows import LOWEST, least_of, pass_cost, taker, tile_cost
 from .micro import MicroKernel
 from .spec import GemmSpec
 
 
-def tailored(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
+def tailored(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
     """The tiles for a product, most rows first: where the number of rows is known and tiles can have any, these are as few and as
     full as possible, the last one lower than the others, and as wide as a result of one or three panels. Where they cannot, few rows are
     all one tile's if that is faster (`few_rows.taker`), and others the family's as it is."""
@@ -18,26 +19,26 @@ def tailored(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKer
     if not isinstance(m, int) or m < 1:
         return micros
     if first.resized(first.mr, first.panels) is None:
-        alone = taker(m, micros, least_of(micros))
+        alone = taker(m, micros, least_of(micros), pass_cost(target, spec, first))
         return micros if alone is None else (alone,)
     widths = [first.panels] if first != micros[0] else sorted({micro.panels for micro in micros}, reverse=True)
     if m <= first.mr:
         return (_of_height(m, first, widths),)
     if first.layout.group:
-        return _in_turn(m, first, widths)
+        return _in_turn(m, first, widths, pass_cost(target, spec, first))
     tiles = (first.resized(rows, first.panels) for rows in range(first.mr, first.mr // 2, -1))
     return (min((tile for tile in tiles if tile is not None), key=lambda tile: (_in_one_pass(m, tile), m % tile.mr)),)
 
 
-def _in_turn(rows: int, first: MicroKernel, widths: Sequence[int]) -> Sequence[MicroKernel]:
-    """Tiles of one height, or of two whose form the packed lhs has, so that the last rows are another pass."""
+def _in_turn(rows: int, first: MicroKernel, widths: Sequence[int], another: float) -> Sequence[MicroKernel]:
+    """Tiles of one height, or of two whose form the packed lhs has, so that the last rows are another pass, which costs so much."""
     full, rest = divmod(rows, first.mr)
     tiles = -(-rows // first.mr)
     even = _of_height(-(-rows // tiles), first, widths)
     if rest == 0:
         return (even,)
     last = _of_height(rest, first, widths)
-    apart = full * tile_cost(first) + tile_cost(last) + PASS_COST
+    apart = full * tile_cost(first) + tile_cost(last) + another
     return (even,) if tiles * tile_cost(even) <= apart else (first, last)
 
 

@@ -87,7 +87,7 @@ def test_tile_registers_read_rows_in_place_that_begin_within_lines_for_few_colum
 def test_tiles_of_rows_share_panels_that_are_read_again(n: int, tiles: int) -> None:
     """The weights stay in L2, and a result of three panels is one tile wide."""
     spec = spec_of(Case(424, n, 626), f32, f32, m=424)
-    variant = choose(TARGET, spec, tailored(spec, x86_vector.fma(16))).variants[0]
+    variant = choose(TARGET, spec, tailored(TARGET, spec, x86_vector.fma(16))).variants[0]
     assert variant.rows == tiles * variant.micro.mr
 
 

@@ -9,7 +9,7 @@ import pytest
 from sashiko.graph.types import bf16, f32, i8
 from sashiko.kernels import amx, neon, x86_vector
 from sashiko.kernels.blocking import Blocking, choose
-from sashiko.kernels.few_rows import evenly, heights, in_turn, takers
+from sashiko.kernels.few_rows import evenly, heights, in_turn, pass_cost, takers
 from sashiko.platforms.catalogue import CATALOGUE
 from tests.emulation import Runner
 from tests.kernels.products import Case, M, Micros, run, spec_of
@@ -47,20 +47,35 @@ def test_the_height_that_wastes_least_takes_all_rows() -> None:
 def test_what_rows_cost() -> None:
     """A tile costs its rows and two for reading the panels; another kind of tile reads them once more, for three."""
     least = [12, 2, 1]
-    assert [in_turn(rows, FMA, least) for rows in (0, 4, 9, 13, 14, 16)] == [0, 6, 6 + 6 + 3 + 3, 16, 16, 16 + 6 + 3]
+    assert [in_turn(rows, FMA, least, 3.0) for rows in (0, 4, 9, 13, 14, 16)] == [0, 6, 6 + 6 + 3 + 3, 16, 16, 16 + 6 + 3]
     assert [evenly(16, micro) for micro in (FMA[0], *heights(FMA))] == [32, 24, 20, 24]
+
+
+@pytest.mark.parametrize(
+    ("micros", "near"), [(FMA, 3.0), (x86_vector.vnni(i8, 16), 3.0), (amx.amx(bf16, bf16), 0.0)], ids=("fma", "vnni", "amx")
+)
+def test_what_another_pass_over_the_panels_costs(micros: Micros, near: float) -> None:
+    """Little where they are in L2, and nothing where they pass each tile of rows anyway; much from beyond it."""
+    lhs, rhs = micros[0].lhs, micros[0].rhs
+    assert pass_cost(TARGET, spec_of(Case(100, 256, 256), lhs, rhs), micros[0]) == near
+    assert pass_cost(TARGET, spec_of(Case(100, 2048, 2048), lhs, rhs), micros[0]) == 10.0
+
+
+def test_rows_of_unknown_number_avoid_a_pass_from_beyond_l2() -> None:
+    near, far = (choose(TARGET, spec_of(Case(100, n, 500), f32, f32), FMA) for n in (80, 4000))
+    assert (height(near, 43), height(far, 43)) == (None, 10)
 
 
 def test_few_rows_are_wasted() -> None:
     """By tiles of one height: three rows of fourteen at most, for eleven rows."""
-    found = takers(None, FMA, [12, 2, 1], heights(FMA))
+    found = takers(None, FMA, [12, 2, 1], 3.0, heights(FMA))
     computed = {rows: -(-rows // micro.mr) * micro.mr for rows, micro in enumerate(found) if micro is not None}
     assert len(computed) > 20
     assert all((total - rows) / total <= 3 / 14 for rows, total in computed.items())
 
 
 def test_heights_that_so_few_rows_do_not_need_are_left_out() -> None:
-    assert {micro.mr for micro in takers(7, FMA, [12, 2, 1], heights(FMA)) if micro is not None} == {6, 8}
+    assert {micro.mr for micro in takers(7, FMA, [12, 2, 1], 3.0, heights(FMA)) if micro is not None} == {6, 8}
 
 
 def test_other_heights_take_all_rows_or_none() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sashiko.graph.types import f32
-from sashiko.kernels import neon, table, x86_vector
+from sashiko.graph.types import f32, i8
+from sashiko.kernels import amx, neon, table, x86_vector
 from sashiko.kernels.blocking import choose
 from sashiko.kernels.known_rows import tailored
-from sashiko.platforms.catalogue import CATALOGUE, X86_64_V3
+from sashiko.platforms.catalogue import CATALOGUE, X86_64_AMX, X86_64_V3
 from tests.kernels.products import Case, spec_of
 
 
@@ -28,7 +28,7 @@ from tests.kernels.products import Case, spec_of
 )
 def test_tiles_are_few_and_full(shape: tuple[int, int], tile: tuple[int, int], last: int) -> None:
     spec = spec_of(Case(*shape, 64), f32, f32, m=shape[0])
-    (variant,) = choose(CATALOGUE[0], spec, tailored(spec, x86_vector.fma(16))).variants
+    (variant,) = choose(CATALOGUE[0], spec, tailored(CATALOGUE[0], spec, x86_vector.fma(16))).variants
     assert (variant.micro.mr, variant.micro.panels, variant.last_rows) == (*tile, last)
     assert (variant.lower.micro.mr if variant.lower else 0) == last
 
@@ -38,11 +38,18 @@ def test_few_rows_read_the_panels_once(m: int) -> None:
     """One tile has them all, as wide as sixteen registers allow."""
     spec = spec_of(Case(m, 320, 64), f32, f32, m=m)
     micros = table.select(X86_64_V3, spec).kernel.micros
-    assert [(micro.mr, micro.panels) for micro in tailored(spec, micros)] == [(m, {1: 4, 2: 2}.get(m, 1))]
+    assert [(micro.mr, micro.panels) for micro in tailored(X86_64_V3, spec, micros)] == [(m, {1: 4, 2: 2}.get(m, 1))]
 
 
 @pytest.mark.parametrize(("m", "heights"), [(100, [8, 4]), (99, [8, 4]), (101, [8]), (12, [8, 4])])
 def test_tiles_whose_height_is_part_of_the_packed_form_come_in_turn(m: int, heights: list[int]) -> None:
     spec = spec_of(Case(m, 320, 64), f32, f32, m=m)
-    found = choose(CATALOGUE[0], spec, tailored(spec, neon.fmla())).variants
+    found = choose(CATALOGUE[0], spec, tailored(CATALOGUE[0], spec, neon.fmla())).variants
     assert [variant.micro.mr for variant in found] == heights and all(variant.lower is None for variant in found)
+
+
+@pytest.mark.parametrize(("n", "heights"), [(384, [32, 16]), (4096, [32])])
+def test_tile_registers_leave_rows_to_a_lower_tile_while_panels_stay_in_l2(n: int, heights: list[int]) -> None:
+    spec = spec_of(Case(197, n, 1024), i8, i8, m=197)
+    found = choose(X86_64_AMX, spec, tailored(X86_64_AMX, spec, amx.amx(i8, i8))).variants
+    assert [variant.micro.mr for variant in found] == heights

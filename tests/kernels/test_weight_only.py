@@ -223,7 +223,7 @@ def test_a_known_number_of_rows_takes_the_tile_that_is_fastest_with_all_of_them(
     """Six rows at a time are multiplied by weights that have been written out as floats; eight are two times four, not six and two."""
     spec = weight_spec(Case(rows, 64, 256), f32, i8, 0, rows)
     row = next(row for row in ROWS if row.name == "gemm_f32_f32_i8_6x16x1_avx2unpack")
-    assert [variant.micro.mr for variant in choose(X86_64_V3, spec, tailored(spec, row.micros)).variants] == heights
+    assert [variant.micro.mr for variant in choose(X86_64_V3, spec, tailored(X86_64_V3, spec, row.micros)).variants] == heights
 
 
 @pytest.mark.parametrize("target", swept(CATALOGUE, (X86_64_V3, X86_64_AMX, NEOVERSE_N2)), ids=lambda target: target.name)
