@@ -69,7 +69,7 @@ def evenly(rows: int, micro: MicroKernel) -> float:
 
 
 def taker(
-    rows: int, micros: Sequence[MicroKernel], least: Sequence[int], another: float, more: Sequence[MicroKernel] = ()
+    rows: int, micros: Sequence[MicroKernel], least: Sequence[int], another: float, more: Sequence[MicroKernel]
 ) -> MicroKernel | None:
     """The tile, of `micros` and `more`, that takes all of so many rows; None where `micros` take them in turn, as they do with more than a
     few tiles. least: the smallest rest that each of `micros` takes. another: of `pass_cost`."""

@@ -6,31 +6,32 @@ from collections.abc import Sequence
 
 from ..graph.dims import Dim
 from ..platforms.target import Target
-from .few_rows import LOWEST, least_of, pass_cost, taker, tile_cost
+from .few_rows import LOWEST, evenly, in_turn, least_of, pass_cost, tile_cost
 from .micro import MicroKernel
 from .spec import GemmSpec
 
 
 def tailored(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
     """The tiles for a product, most rows first: where the number of rows is known and tiles can have any, these are as few and as
-    full as possible, the last one lower than the others, and as wide as a result of one or three panels. Where they cannot, few rows are
-    all one tile's if that is faster (`few_rows.taker`), and others the family's as it is."""
+    full as possible, the last one lower than the others, and as wide as a result of one or three panels. Where they cannot, all rows are
+    one kind of tile's unless the family, as it is, is faster with what that leaves."""
     first, m = _as_wide(spec, micros[0]), spec.rows
     if not isinstance(m, int) or m < 1:
         return micros
     if first.resized(first.mr, first.panels) is None:
-        alone = taker(m, micros, least_of(micros), pass_cost(target, spec, first))
-        return micros if alone is None else (alone,)
+        best = min(micros, key=lambda micro: (evenly(m, micro), -micro.mr))
+        apart = in_turn(m, micros, least_of(micros), pass_cost(target, spec, first))
+        return (best.alone(m),) if evenly(m, best) <= apart else micros
     widths = [first.panels] if first != micros[0] else sorted({micro.panels for micro in micros}, reverse=True)
     if m <= first.mr:
         return (_of_height(m, first, widths),)
     if first.layout.group:
-        return _in_turn(m, first, widths, pass_cost(target, spec, first))
+        return _heights_in_turn(m, first, widths, pass_cost(target, spec, first))
     tiles = (first.resized(rows, first.panels) for rows in range(first.mr, first.mr // 2, -1))
     return (min((tile for tile in tiles if tile is not None), key=lambda tile: (_in_one_pass(m, tile), m % tile.mr)),)
 
 
-def _in_turn(rows: int, first: MicroKernel, widths: Sequence[int], another: float) -> Sequence[MicroKernel]:
+def _heights_in_turn(rows: int, first: MicroKernel, widths: Sequence[int], another: float) -> Sequence[MicroKernel]:
     """Tiles of one height, or of two whose form the packed lhs has, so that the last rows are another pass, which costs so much."""
     full, rest = divmod(rows, first.mr)
     tiles = -(-rows // first.mr)

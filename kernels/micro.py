@@ -137,6 +137,10 @@ class MicroKernel(ABC):
         del mr, panels
         return None
 
+    def alone(self, rows: int) -> MicroKernel:
+        """The tile for a product of so many rows, which has no other: as low as they are if they are fewer, where it can be."""
+        return (self.resized(rows, self.panels) if rows < self.mr else None) or self
+
     @property
     def copied(self) -> MicroKernel:
         """The same tile for a lhs that is copied first, where that has a better form than rows."""

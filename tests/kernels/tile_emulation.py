@@ -1,10 +1,13 @@
-"""The seven operations on AMX tiles in plain LLVM IR: tile registers are 1 KiB arrays in memory that this process keeps.
+"""The operations on AMX tiles in plain LLVM IR: tile registers are 1 KiB arrays in memory that this process keeps.
 
 As in Intel's description of the instructions: integers are multiplied and added exactly in 32 bits; products of bf16 are added up in f32,
 the even and the odd ones of a row apart, and the two sums together to the accumulator, where denormals count as zero and become zero.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
 
 import numpy as np
 
@@ -14,11 +17,17 @@ from sashiko.platforms.target import Target
 
 
 class EmulatedTiles(Tiles):
-    """Tiles without AMX. `calls` counts what was emitted."""
+    """Tiles without AMX. `calls` counts what was emitted; that of tiles with fewer rows is the same."""
 
     def __init__(self) -> None:
         self._memory = np.zeros(9 * TILE_BYTES, np.int8)
+        self._height = ROWS
         self.calls: dict[str, int] = {}
+
+    def low(self, rows: int) -> EmulatedTiles:
+        found = copy(self)
+        found._height = rows
+        return found
 
     def _count(self, name: str) -> None:
         self.calls[name] = self.calls.get(name, 0) + 1
@@ -36,17 +45,25 @@ class EmulatedTiles(Tiles):
     def zero(self, fn: Function, tile: int) -> None:
         self._count("zero")
         place = self._tile(fn, tile)
-        self._rows(fn, lambda row: fn.store(const(I32.vec(16), 0), fn.gep(place, row, scale=ROW_BYTES)))
+        self._rows(fn, tile, lambda row: fn.store(const(I32.vec(16), 0), fn.gep(place, row, scale=ROW_BYTES)))
 
     def load(self, fn: Function, tile: int, pointer: Val, pitch: Val, streamed: bool) -> None:
         self._count("load streamed" if streamed else "load")
         place = self._tile(fn, tile)
-        self._rows(fn, lambda row: fn.store(fn.load(I8.vec(64), fn.gep(pointer, fn.mul(row, pitch))), fn.gep(place, row, scale=ROW_BYTES)))
+
+        def row(index: Val) -> None:
+            fn.store(fn.load(I8.vec(64), fn.gep(pointer, fn.mul(index, pitch))), fn.gep(place, index, scale=ROW_BYTES))
+
+        self._rows(fn, tile, row)
 
     def store(self, fn: Function, tile: int, pointer: Val, pitch: Val) -> None:
         self._count("store")
         place = self._tile(fn, tile)
-        self._rows(fn, lambda row: fn.store(fn.load(I8.vec(64), fn.gep(place, row, scale=ROW_BYTES)), fn.gep(pointer, fn.mul(row, pitch))))
+
+        def row(index: Val) -> None:
+            fn.store(fn.load(I8.vec(64), fn.gep(place, index, scale=ROW_BYTES)), fn.gep(pointer, fn.mul(index, pitch)))
+
+        self._rows(fn, tile, row)
 
     def dot(self, fn: Function, kind: str, acc: int, a: int, b: int) -> None:
         self._count(kind)
@@ -66,14 +83,14 @@ class EmulatedTiles(Tiles):
             fn.store(_added(fn, old, _added(fn, *sums)) if bf16 else sums[0], place)
             return []
 
-        fn.loop(i64(0), i64(ROWS), 1, [], row)
+        fn.loop(i64(0), i64(self._height), 1, [], row)
 
-    def _rows(self, fn: Function, act: object) -> None:
+    def _rows(self, fn: Function, tile: int, act: Callable[[Val], None]) -> None:
         def row(index: Val, _: list[Val]) -> list[Val]:
-            act(index)  # type: ignore[operator]
+            act(index)
             return []
 
-        fn.loop(i64(0), i64(ROWS), 1, [], row)
+        fn.loop(i64(0), i64(ROWS if tile > 4 else self._height), 1, [], row)
 
 
 def tiles_on(target: Target) -> Tiles:
