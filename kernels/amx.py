@@ -26,12 +26,20 @@ TILE_BYTES = ROWS * ROW_BYTES
 _A, _REGISTERS = 4, 8
 
 
+def heights(rows: int) -> list[int]:
+    """Rows of each register where the lhs has so many, 32 at most."""
+    first, second = min(rows, ROWS), rows - ROWS
+    if second <= 0:
+        return [first] * (_A + 1) + [ROWS] * (_REGISTERS - _A - 1)
+    return [first, first, second, second, first, second, ROWS, ROWS]
+
+
 class Tiles(ABC):
     """The operations on tile registers, each of which holds 16 rows of 64 bytes. Pitches are in bytes."""
 
     @abstractmethod
     def low(self, rows: int) -> Tiles:
-        """The same with so many rows in the accumulators and in the first register of the lhs, which is the only one then."""
+        """The same for so many rows in all: accumulators and registers of the lhs have no others."""
 
     @abstractmethod
     def configure(self, fn: Function) -> None: ...
@@ -58,15 +66,15 @@ class Tiles(ABC):
 class TileInstructions(Tiles):
     """The instructions themselves, on fixed registers."""
 
-    rows: int = ROWS
+    rows: int = 2 * ROWS
 
     def low(self, rows: int) -> Tiles:
         return TileInstructions(rows)
 
     def configure(self, fn: Function) -> None:
         # Palette 1; from byte 16 the bytes of a row of each tile, 16 bits each; from byte 48 the rows of each tile.
-        rows, widths = [self.rows] * (_A + 1) + [ROWS] * (_REGISTERS - _A - 1), [ROW_BYTES, 0] * 8
-        config = fn.module.table(I8, [1, *[0] * 15, *widths, *[0] * 16, *rows, *[0] * 8])
+        widths = [ROW_BYTES, 0] * 8
+        config = fn.module.table(I8, [1, *[0] * 15, *widths, *[0] * 16, *heights(self.rows), *[0] * 8])
         fn.call("llvm.x86.ldtilecfg", VOID, [config])
 
     def release(self, fn: Function) -> None:
@@ -125,7 +133,8 @@ class AmxMicro(MicroKernel):
         return replace(self, panels=panels) if mr == self.mr and panels < self.panels else None
 
     def alone(self, rows: int) -> MicroKernel:
-        return replace(self, mr=rows, tiles=self.tiles.low(rows)) if rows < self.mr <= ROWS else self
+        fewer = self.mr - ROWS < rows < self.mr  # with as many registers
+        return replace(self, mr=rows, tiles=self.tiles.low(rows)) if fewer else self
 
     @property
     def step_k(self) -> int:
@@ -140,6 +149,10 @@ class AmxMicro(MicroKernel):
         """The instruction."""
         return "tdpbf16ps" if self.lhs == bf16 else "tdpbssd" if self.lhs == i8 else "tdpbusd"
 
+    @property
+    def mode(self) -> object:
+        return self.tiles
+
     def enter(self, fn: Function) -> None:
         self.tiles.configure(fn)
 
@@ -153,12 +166,17 @@ class AmxMicro(MicroKernel):
 
     def _place(self, fn: Function, out: Val, out_pitch: int, register: int) -> Val:
         """Where an accumulator lies in `out`."""
-        i, j = divmod(register, self.panels)
+        i, j = divmod(register, self._across)
         return offset(fn, out, self.out_bytes(out_pitch, ROWS * i, ROWS * j))
 
     @property
-    def _accumulators(self) -> range:
-        return range(len(self._heights) * self.panels)
+    def _across(self) -> int:
+        """Accumulators from one tile of the lhs to the next, which may be lower, in a narrower tile, too."""
+        return _A // len(self._heights)
+
+    @property
+    def _accumulators(self) -> list[int]:
+        return [i * self._across + j for i in self._heights for j in range(self.panels)]
 
     def start(self, fn: Function, tile: Tile, kind: Start) -> list[Val]:
         for register in self._accumulators:
@@ -205,8 +223,9 @@ class AmxMicro(MicroKernel):
             for j in range(self.panels):
                 if j >= turns:
                     panel(j)
-                ready(i * self.panels + j)
-                self.tiles.dot(fn, self.product, i * self.panels + j, _A + i, first + j % turns)
+                register = i * self._across + j
+                ready(register)
+                self.tiles.dot(fn, self.product, register, _A + i, first + j % turns)
 
     def _rows(self, fn: Function, tile: Tile, index: Val) -> tuple[Val, Val]:
         """Where the rows of step `index` are, and how far apart."""

@@ -14,14 +14,12 @@ from .spec import GemmSpec
 def tailored(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
     """The tiles for a product, most rows first: where the number of rows is known and tiles can have any, these are as few and as
     full as possible, the last one lower than the others, and as wide as a result of one or three panels. Where they cannot, all rows are
-    one kind of tile's unless the family, as it is, is faster with what that leaves."""
+    one kind of tile's, or the tallest takes what fills it and another kind the rest, or the family is as it is."""
     first, m = _as_wide(spec, micros[0]), spec.rows
     if not isinstance(m, int) or m < 1:
         return micros
     if first.resized(first.mr, first.panels) is None:
-        best = min(micros, key=lambda micro: (evenly(m, micro), -micro.mr))
-        apart = in_turn(m, micros, least_of(micros), pass_cost(target, spec, first))
-        return (best.alone(m),) if evenly(m, best) <= apart else micros
+        return _of_family(m, micros, pass_cost(target, spec, first))
     widths = [first.panels] if first != micros[0] else sorted({micro.panels for micro in micros}, reverse=True)
     if m <= first.mr:
         return (_of_height(m, first, widths),)
@@ -29,6 +27,18 @@ def tailored(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> S
         return _heights_in_turn(m, first, widths, pass_cost(target, spec, first))
     tiles = (first.resized(rows, first.panels) for rows in range(first.mr, first.mr // 2, -1))
     return (min((tile for tile in tiles if tile is not None), key=lambda tile: (_in_one_pass(m, tile), m % tile.mr)),)
+
+
+def _of_family(rows: int, micros: Sequence[MicroKernel], another: float) -> Sequence[MicroKernel]:
+    """The fastest choice for so many rows where the heights of tiles are given, but for one that takes all of its rows at once. another: of
+    `pass_cost`."""
+    first, rest = micros[0], rows % micros[0].mr
+    choices: list[tuple[float, Sequence[MicroKernel]]] = [(evenly(rows, micro), (micro.alone(rows),)) for micro in micros]
+    if rows > rest > 0:
+        last = min((micro.alone(rest) for micro in micros if rest <= micro.mr), key=tile_cost)
+        choices.append((rows // first.mr * tile_cost(first) + another + tile_cost(last), (first, last)))
+    choices.append((in_turn(rows, micros, least_of(micros), another), micros))
+    return min(choices, key=lambda choice: choice[0])[1]
 
 
 def _heights_in_turn(rows: int, first: MicroKernel, widths: Sequence[int], another: float) -> Sequence[MicroKernel]:

@@ -206,8 +206,13 @@ class MicroKernel(ABC):
         """
         raise AssertionError(f"{self.name} reads panels as they are")
 
+    @property
+    def mode(self) -> object:
+        """Tiles of different ones must be entered by turns; None: those of any."""
+        return None
+
     def enter(self, fn: Function) -> None:
-        """What must happen once in a call of a kernel before the first tile; for most nothing."""
+        """What must happen once in a call of a kernel before the first tile, and before the first of another mode; for most nothing."""
         del fn
 
     def leave(self, fn: Function) -> None:

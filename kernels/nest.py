@@ -71,7 +71,10 @@ class Body:
     def emit(self) -> None:
         blocking, shares = self.blocking, shares_of(self.fn, self.blocking, self.r0, self.r1)
         each = zip(blocking.variants, blocking.partial_tiles(self.spec.rows), shares, strict=True)
+        modes = {variant.micro.mode for variant in blocking.variants} - {None}
         for variant, partial_tiles, (begin, end) in each:
+            if len(modes) > 1:
+                variant.micro.enter(self.fn)
             self._blocks(variant, begin, end, partial_tiles)
 
     def _blocks(self, variant: Variant, begin: Val, end: Val, partial_tiles: bool) -> None:

@@ -127,7 +127,8 @@ def test_tiles_that_fit_a_known_number_of_rows(micros: Micros, runner: Runner) -
     """One tile, several of one height, two heights; one, three and five panels; several tiles of few rows; pieces of k."""
     small = (1 << 10, 1 << 12)
     cases = [Case(9, 10, 7), Case(13, 40, 6), Case(15, 70, 9), Case(31, 47, 10, 2)]
-    cases += [Case(5, 200, 331), Case(3, 150, 192, 5), Case(30, 80, 300, 0, small), Case(86, 105, 260, 0, small)]
+    cases += [Case(5, 200, 331), Case(3, 150, 192, 5), Case(50, 70, 192), Case(69, 100, 331)]
+    cases += [Case(30, 80, 300, 0, small), Case(86, 105, 260, 0, small)]
     run(runner, micros, cases, known_rows=True)
 
 

@@ -12,7 +12,7 @@ from copy import copy
 import numpy as np
 
 from sashiko.cpu_codegen.builder import F32, I8, I16, I32, PTR, Function, Val, const, i64
-from sashiko.kernels.amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles
+from sashiko.kernels.amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles, heights
 from sashiko.platforms.target import Target
 
 
@@ -21,12 +21,12 @@ class EmulatedTiles(Tiles):
 
     def __init__(self) -> None:
         self._memory = np.zeros(9 * TILE_BYTES, np.int8)
-        self._height = ROWS
+        self._heights = heights(2 * ROWS)
         self.calls: dict[str, int] = {}
 
     def low(self, rows: int) -> EmulatedTiles:
         found = copy(self)
-        found._height = rows
+        found._heights = heights(rows)
         return found
 
     def _count(self, name: str) -> None:
@@ -83,14 +83,14 @@ class EmulatedTiles(Tiles):
             fn.store(_added(fn, old, _added(fn, *sums)) if bf16 else sums[0], place)
             return []
 
-        fn.loop(i64(0), i64(self._height), 1, [], row)
+        fn.loop(i64(0), i64(self._heights[acc]), 1, [], row)
 
     def _rows(self, fn: Function, tile: int, act: Callable[[Val], None]) -> None:
         def row(index: Val, _: list[Val]) -> list[Val]:
             act(index)
             return []
 
-        fn.loop(i64(0), i64(ROWS if tile > 4 else self._height), 1, [], row)
+        fn.loop(i64(0), i64(self._heights[tile]), 1, [], row)
 
 
 def tiles_on(target: Target) -> Tiles:
