@@ -15,7 +15,7 @@ from .spec import GemmSpec
 
 # Of another variant, which reads all panels once more, from L2 or from beyond it; in rows, like the cost of a tile.
 _NEAR, _FAR = 3.0, 10.0
-_MOST_TILES = 8  # of the tallest kind: with more, what is left of the rows is little
+MOST_TILES = 8  # of the tallest kind: with more, what is left of the rows is little
 _PARTS = (5 / 7, 4 / 7, 3 / 7)  # of the tallest tile's rows
 LOWEST = 4  # rows of a tile between others; with fewer, reading the panels takes longer than the products
 
@@ -34,10 +34,15 @@ def tile_cost(micro: MicroKernel) -> float:
     return micro.mr * micro.row_cost + micro.panel_cost
 
 
-def stays(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
+def _near(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
     """Whether the weights are small enough for L2; those of tile registers share it with the rows of one tile."""
     weights, room = bounds(spec.n * spec.k)[1], target.l2 * 5 // 8 if micro.overlaps else target.l2 // 2
-    return weights is not None and weights * spec.rhs.bits // 8 <= room and not micro.unpacked_bytes(1)
+    return weights is not None and weights * spec.rhs.bits // 8 <= room
+
+
+def stays(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
+    """Whether what tiles read of the weights stays in L2."""
+    return _near(target, spec, micro) and not micro.unpacked_bytes(1)
 
 
 def pass_cost(target: Target, spec: GemmSpec, micro: MicroKernel) -> float:
@@ -46,9 +51,9 @@ def pass_cost(target: Target, spec: GemmSpec, micro: MicroKernel) -> float:
     Measured on Emerald Rapids with tile registers, 100 rows of 768 k in bf16 (`benchmarks/products.py`): without such a pass 768 columns
     take 20 % longer, 3072 columns, from beyond L2, 24 % less.
     """
-    if not stays(target, spec, micro):
-        return _FAR
-    return 0.0 if micro.overlaps else _NEAR
+    if micro.overlaps and stays(target, spec, micro):
+        return 0.0
+    return _NEAR if _near(target, spec, micro) else _FAR
 
 
 def in_turn(rows: int, micros: Sequence[MicroKernel], least: Sequence[int], another: float) -> float:
@@ -73,7 +78,7 @@ def taker(
 ) -> MicroKernel | None:
     """The tile, of `micros` and `more`, that takes all of so many rows; None where `micros` take them in turn, as they do with more than a
     few tiles. least: the smallest rest that each of `micros` takes. another: of `pass_cost`."""
-    if rows > _MOST_TILES * micros[0].mr:
+    if rows > MOST_TILES * micros[0].mr:
         return None
     best = min((*micros, *more), key=lambda micro: (evenly(rows, micro), -micro.mr))
     return best if evenly(rows, best) < in_turn(rows, micros, least, another) else None
@@ -83,7 +88,7 @@ def takers(
     most: int | None, micros: Sequence[MicroKernel], least: Sequence[int], another: float, more: Sequence[MicroKernel]
 ) -> tuple[MicroKernel | None, ...]:
     """`taker` of each number of rows, as many as are listed. most: rows that there may be, if that is known."""
-    listed = _MOST_TILES * micros[0].mr
+    listed = MOST_TILES * micros[0].mr
     found = [taker(rows, micros, least, another, more) for rows in range(1 + (listed if most is None else min(listed, most)))]
     while found and found[-1] is None:
         found.pop()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..graph.dims import Dim
 from ..platforms.target import Target
-from .few_rows import LOWEST, evenly, in_turn, least_of, pass_cost, tile_cost
+from .few_rows import LOWEST, MOST_TILES, evenly, in_turn, least_of, pass_cost, tile_cost
 from .micro import MicroKernel
 from .spec import GemmSpec
 
@@ -33,7 +33,8 @@ def _of_family(rows: int, micros: Sequence[MicroKernel], another: float) -> Sequ
     """The fastest choice for so many rows where the heights of tiles are given, but for one that takes all of its rows at once. another: of
     `pass_cost`."""
     first, rest = micros[0], rows % micros[0].mr
-    choices: list[tuple[float, Sequence[MicroKernel]]] = [(evenly(rows, micro), (micro.alone(rows),)) for micro in micros]
+    evenly_by = micros if rows <= MOST_TILES * first.mr else micros[:1]
+    choices: list[tuple[float, Sequence[MicroKernel]]] = [(evenly(rows, micro), (micro.alone(rows),)) for micro in evenly_by]
     if rows > rest > 0:
         last = min((micro.alone(rest) for micro in micros if rest <= micro.mr), key=tile_cost)
         choices.append((rows // first.mr * tile_cost(first) + another + tile_cost(last), (first, last)))
