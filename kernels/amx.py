@@ -26,7 +26,7 @@ TILE_BYTES = ROWS * ROW_BYTES
 _A, _REGISTERS = 4, 8
 
 
-def heights(rows: int) -> list[int]:
+def register_rows(rows: int) -> list[int]:
     """Rows of each register where the lhs has so many, 32 at most."""
     first, second = min(rows, ROWS), rows - ROWS
     if second <= 0:
@@ -74,7 +74,7 @@ class TileInstructions(Tiles):
     def configure(self, fn: Function) -> None:
         # Palette 1; from byte 16 the bytes of a row of each tile, 16 bits each; from byte 48 the rows of each tile.
         widths = [ROW_BYTES, 0] * 8
-        config = fn.module.table(I8, [1, *[0] * 15, *widths, *[0] * 16, *heights(self.rows), *[0] * 8])
+        config = fn.module.table(I8, [1, *[0] * 15, *widths, *[0] * 16, *register_rows(self.rows), *[0] * 8])
         fn.call("llvm.x86.ldtilecfg", VOID, [config])
 
     def release(self, fn: Function) -> None:

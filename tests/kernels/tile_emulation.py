@@ -12,7 +12,7 @@ from copy import copy
 import numpy as np
 
 from sashiko.cpu_codegen.builder import F32, I8, I16, I32, PTR, Function, Val, const, i64
-from sashiko.kernels.amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles, heights
+from sashiko.kernels.amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles, register_rows
 from sashiko.platforms.target import Target
 
 
@@ -21,12 +21,12 @@ class EmulatedTiles(Tiles):
 
     def __init__(self) -> None:
         self._memory = np.zeros(9 * TILE_BYTES, np.int8)
-        self._heights = heights(2 * ROWS)
+        self._heights = register_rows(2 * ROWS)
         self.calls: dict[str, int] = {}
 
     def low(self, rows: int) -> EmulatedTiles:
         found = copy(self)
-        found._heights = heights(rows)
+        found._heights = register_rows(rows)
         return found
 
     def _count(self, name: str) -> None:
