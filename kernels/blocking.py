@@ -9,9 +9,10 @@ from math import gcd
 
 from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
-from .few_rows import fewest_rows, heights, least_of, pass_cost, stays, takers
+from .few_rows import heights, takers
 from .known_rows import rows_of_last
 from .micro import MicroKernel, shares_of
+from .row_costs import fewest_rows, least_of, pass_cost, stays
 from .spec import GemmSpec
 
 _LINE = 64

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from ..graph.dims import Dim
 from ..platforms.target import Target
-from .few_rows import LOWEST, MOST_TILES, evenly, in_turn, least_of, pass_cost, tile_cost
+from .few_rows import MOST_TILES
 from .micro import MicroKernel
+from .row_costs import LOWEST, evenly, in_turn, least_of, pass_cost, tile_cost
 from .spec import GemmSpec
 
 

@@ -22,9 +22,9 @@ from ..graph.types import f32
 from ..platforms.target import Target
 from ..stitch.views import delinearize
 from .blocking import up
-from .few_rows import tile_cost
 from .micro import MicroKernel
 from .packing import int_of, pack_rhs
+from .row_costs import tile_cost
 from .spec import BATCH, GemmSpec, Pieces
 
 POINTS = 16  # products of a patch and a window

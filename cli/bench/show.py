@@ -12,7 +12,7 @@ from .compare import Comparison, Held
 from .record import Row, Run, title, yardstick
 from .timing import Spread, Timing
 
-WIDTH = 150  # of what is printed into a file or a pipe
+WIDTH = 170  # of what is printed into a file or a pipe
 
 
 def show(run: Run, console: Console) -> None:
@@ -33,7 +33,7 @@ def table(heading: str, rows: Sequence[Row]) -> Table:
     cosine = any(row.cosine is not None for row in rows)
     view = Table(title=escape(heading), title_justify="left")
     view.add_column("")
-    for head in ("ms", "x eager fp32", "x best peer", "of peak", "error", *(["cosine"] if cosine else [])):
+    for head in ("ms", "x eager fp32", "x best peer", "x best alike", "of peak", "error", *(["cosine"] if cosine else [])):
         view.add_column(head, justify="right")
     for head in ("quantize s", "cold s", "cached s", "MiB"):
         view.add_column(head, justify="right")
@@ -45,6 +45,7 @@ def table(heading: str, rows: Sequence[Row]) -> Table:
             number(row.timing.median),
             ratio(row.timing, eager),
             ratio(row.timing, peer),
+            ratio(row.timing, best_peer([other for other in rows if other.precision == row.precision])),
             "-" if row.of_peak is None else f"{row.of_peak:.0%} {row.limited_by}",
             "-" if row.error is None else f"{row.error:.1e}",
             *(["-" if row.cosine is None else f"{row.cosine:.5f}"] if cosine else []),
@@ -55,7 +56,7 @@ def table(heading: str, rows: Sequence[Row]) -> Table:
 
 
 def best_peer(rows: Sequence[Row]) -> Timing | None:
-    """The fastest row that is not ours, at any precision."""
+    """The fastest row that is not ours, at any precision that is among them."""
     peers = [row.timing for row in rows if row.timing is not None and not row.ours]
     return min(peers, key=lambda timing: timing.median, default=None)
 

@@ -9,7 +9,7 @@ import pytest
 from sashiko.graph.types import bf16, f32, i8
 from sashiko.kernels import amx, neon, x86_vector
 from sashiko.kernels.blocking import Blocking, choose
-from sashiko.kernels.few_rows import evenly, heights, in_turn, pass_cost, takers
+from sashiko.kernels.few_rows import heights, takers
 from sashiko.platforms.catalogue import CATALOGUE
 from tests.emulation import Runner
 from tests.kernels.products import Case, M, Micros, run, spec_of
@@ -42,23 +42,6 @@ def test_the_height_that_wastes_least_takes_all_rows() -> None:
     found = blocking()
     assert [height(found, rows) for rows in (5, 6, 7, 8, 9, 10, 15, 16, 20, 29)] == [6, 6, 8, 8, 10, 10, 8, 8, 10, 10]
     assert [height(found, rows) for rows in (0, 1, 4, 12, 14, 28, 42, 500)] == [None] * 8, "tall tiles, or one low one"
-
-
-def test_what_rows_cost() -> None:
-    """A tile costs its rows and two for reading the panels; another kind of tile reads them once more, for three."""
-    least = [12, 2, 1]
-    assert [in_turn(rows, FMA, least, 3.0) for rows in (0, 4, 9, 13, 14, 16)] == [0, 6, 6 + 6 + 3 + 3, 16, 16, 16 + 6 + 3]
-    assert [evenly(16, micro) for micro in (FMA[0], *heights(FMA))] == [32, 24, 20, 24]
-
-
-@pytest.mark.parametrize(
-    ("micros", "near"), [(FMA, 3.0), (x86_vector.vnni(i8, 16), 3.0), (amx.amx(bf16, bf16), 0.0)], ids=("fma", "vnni", "amx")
-)
-def test_what_another_pass_over_the_panels_costs(micros: Micros, near: float) -> None:
-    """Little where they are in L2, and nothing where they pass each tile of rows anyway; much from beyond it."""
-    lhs, rhs = micros[0].lhs, micros[0].rhs
-    assert pass_cost(TARGET, spec_of(Case(100, 256, 256), lhs, rhs), micros[0]) == near
-    assert pass_cost(TARGET, spec_of(Case(100, 2048, 2048), lhs, rhs), micros[0]) == 10.0
 
 
 def test_rows_of_unknown_number_avoid_a_pass_from_beyond_l2() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.types import f32, i8
-from sashiko.kernels import amx, neon, table, x86_vector
+from sashiko.kernels import amx, gemm, neon, table, x86_vector
 from sashiko.kernels.blocking import choose
 from sashiko.kernels.known_rows import tailored
 from sashiko.platforms.catalogue import CATALOGUE, X86_64_AMX, X86_64_V3
 from tests.kernels.products import Case, spec_of
+from tests.kernels.tile_emulation import EmulatedTiles
 
 
 @pytest.mark.parametrize(
@@ -57,3 +59,11 @@ def test_tile_registers_have_as_many_rows_as_are_left_while_panels_stay_in_l2(m:
     spec = spec_of(Case(m, n, 1024), i8, i8, m=m)
     found = choose(X86_64_AMX, spec, tailored(X86_64_AMX, spec, amx.amx(i8, i8))).variants
     assert [variant.micro.mr for variant in found] == heights and not any(variant.last_rows for variant in found)
+
+
+@pytest.mark.parametrize(("m", "count"), [(64, 2), (20, 2), (50, 4)])
+def test_tile_registers_are_configured_again_for_other_rows(m: int, count: int) -> None:
+    """Once for each of the two kernels, and for each kind of tiles where there are two."""
+    tiles = EmulatedTiles()
+    gemm.emit(Module(), X86_64_AMX, spec_of(Case(m, 70, 192), i8, i8, m=m), amx.amx(i8, i8, tiles), "product")
+    assert tiles.calls["configure"] == count

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from sashiko.cli.bench import plot, show
 from sashiko.cli.bench.compare import compare
+from sashiko.cli.bench.record import Run
 from sashiko.cli.bench.timing import Timing, measure, repeats, spread
 from tests.cli.bench.runs import EAGER, ours, row, run
 
@@ -36,6 +37,17 @@ def test_the_table_has_ratios_to_eager_and_to_the_best_peer() -> None:
 def test_the_best_peer_is_not_ours() -> None:
     assert show.best_peer(RUN.rows) == PEER.timing
     assert show.best_peer(run(ours(3.0)).rows) is None
+
+
+def test_the_table_has_the_ratio_to_the_best_peer_in_the_same_precision() -> None:
+    """Which may not be the fastest of all; there may be none."""
+    rows = (row("eager", "fp32", EAGER), PEER, ours(1.5, precision="fp32"), row("openvino", "int8", tuple(t / 4 for t in EAGER)), ours(3.0))
+
+    def alike(run: Run, name: str) -> str:
+        return next(line for line in text(show.show, run).splitlines() if name in line).split("│")[5].strip()
+
+    assert alike(run(*rows), "sashiko fp32").startswith("0.75 (") and alike(run(*rows), "sashiko int8").startswith("0.75 (")
+    assert alike(RUN, "sashiko int8") == "-"
 
 
 @pytest.mark.parametrize(("ms", "expected"), [(1234.5, "1234"), (12.345, "12.3"), (0.5, "0.5"), (0.01234, "0.0123")])
