@@ -20,8 +20,9 @@ _FEW_STEPS = 64  # over k, as of windows
 _ROWS_OF_SUMS = (4, 3, 2)  # that share what they read at a step, the best first: with 4 vectors of each, sums fill half of 32 registers
 _WORD = 4
 _SHORT_ROW = 1024  # columns: longer rows hardly notice what waits between their passes
-# Rows at a time: by fours where all stay in registers, by twos where they are read again.
+# Rows at a time: by fours where all stay in registers or rows have so few vectors, by twos where longer ones are read again.
 _MANY_ROWS, _FEW_ROWS = 4, 2
+_FEW_VECTORS = 16
 # Vector operations that wait for what a row's passes reduce, up to which a processor looks beyond them to the next row (measured on Zen 5).
 _SEEN_AHEAD = 230
 
@@ -102,7 +103,8 @@ class Choices:
             return 1, False
         high = bounds(self._kernel.cols)[1]
         again = high is not None and high <= _SHORT_ROW and self._arrays_read() <= (1 if self._sees_ahead(high) else 2)
-        many = next((rows for rows in (_MANY_ROWS, _FEW_ROWS) if self.in_registers(rows)), _FEW_ROWS if again else 1)
+        several = _MANY_ROWS if high is not None and high <= _FEW_VECTORS * self._lanes else _FEW_ROWS
+        many = next((rows for rows in (_MANY_ROWS, _FEW_ROWS) if self.in_registers(rows)), several if again else 1)
         return 1 if self._beyond_caches() else many, self.in_registers(many)
 
     def in_registers(self, rows: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -163,11 +163,18 @@ class PutAttrs(Attrs):
 @dataclass(frozen=True)
 class QuantizeAttrs(NumberAttrs):
     """quantize: real to `dtype` by round-half-to-even(x * (1 / scale)) + zero_point, saturated to [qmin, qmax]; NaN becomes qmin.
-    in_steps: x has been multiplied by 1 / scale before."""
+    in_steps: x has been multiplied by 1 / scale before. from_zero: and the zero point has been added, before rounding."""
 
     dtype: DType
     qparams: QParams
     in_steps: bool = False
+    from_zero: bool = False
+
+    @property
+    def left(self) -> QParams:
+        """The parameters by which x is still to be quantized."""
+        scale = (1.0,) if self.in_steps else self.qparams.scale
+        return replace(self.qparams, scale=scale, zero_point=0 if self.from_zero else self.qparams.zero_point)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -148,8 +147,7 @@ def dequantize(x: Tensor, q: QParams) -> Tensor:
 
 def _quantize(v: Value, env: Env, x: Tensor) -> Tensor:
     assert isinstance(v.attrs, A.QuantizeAttrs)
-    q = v.attrs.qparams
-    return quantize(x, v.dtype.torch, replace(q, scale=(1.0,)) if v.attrs.in_steps else q)
+    return quantize(x, v.dtype.torch, v.attrs.left)
 
 
 def _attention(v: Value, env: Env, *operands: Tensor) -> Tensor:

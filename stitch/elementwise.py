@@ -34,14 +34,13 @@ def _scale(b: BodyBuilder, scale: tuple[float, ...], axis: int | None, invert: b
 
 def _quantize(b: BodyBuilder, value: Value, x: int) -> int:
     assert isinstance(value.attrs, A.QuantizeAttrs)
-    return quantized(b, x, value.dtype, value.attrs.qparams, value.attrs.in_steps)
+    return quantized(b, x, value.dtype, value.attrs.left)
 
 
-def quantized(b: BodyBuilder, x: int, dtype: DType, q: QParams, in_steps: bool = False) -> int:
-    """clamp(round(x * (1 / scale)) + zero_point); a NaN becomes qmin, because the comparison is false for it. in_steps: x has been
-    multiplied before."""
+def quantized(b: BodyBuilder, x: int, dtype: DType, q: QParams) -> int:
+    """clamp(round(x * (1 / scale)) + zero_point); a NaN becomes qmin, because the comparison is false for it."""
     scaled = b.cast(x, f32)
-    if q.scale != (1.0,) and not in_steps:  # as it is where rows have scales of their own
+    if q.scale != (1.0,):  # as it is where rows have scales of their own
         scaled = b.op("mul", f32, scaled, _scale(b, q.scale, q.axis, True))
     real = b.op("round", f32, scaled)
     if q.zero_point:

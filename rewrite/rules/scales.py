@@ -1,11 +1,15 @@
-"""Quantization whose scale is in the constants before it, one multiplication less for each element.
+"""Quantization whose scale is in the constants before it, some operations less for each element.
 
-    quantize(a * c + d) = quantize'(a * (c / s) + d / s)    c, d: constants; s: the scale of all elements; quantize': of steps
-    quantize(a * c)     = quantize'(a * (c / s))
-    quantize(relu x)    = quantize'(relu (x / s))           where x is one of these
+    quantize(a * c + d) = quantize'(a * (c / s) + (d / s + z))     c, d: constants; s, z: the scale of all elements and their zero point
+    quantize(a * c)     = quantize'(a * (c / s))                   quantize': of steps, from the zero point on where that is added before
+    quantize(relu x)    = quantize'(relu (x / s))                  where x is one of these, and z is added after
 
-That is what the scales and biases of a quantized layer are followed by where the next one takes integers, too. Numbers halfway between two
-steps may become the other one, as the sum is rounded in steps.
+However many products and sums with constants there are, one of each is left: the scales and biases of a quantized layer where the next one
+takes integers, too, and the weights of a norm, perhaps divided by what smooths activations. Numbers halfway between two steps may become
+the other one, as sums are rounded in steps.
+
+Nothing else may read what the constants are applied to, since it would be computed twice; but where a is a product with a number for each
+row, as in a norm, computing both from it takes no more than one from the other.
 """
 
 from __future__ import annotations
@@ -21,39 +25,57 @@ from ..template import full
 
 
 def scaled_before(graph: Graph, constants: Collection[Value]) -> Graph:
-    """The graph with the scales of quantizations moved into the constants that come before them and serve nothing else. constants: the
-    values that depend on no input."""
-    fixed = frozenset(constants)
+    """The graph with the scales of quantizations moved into the constants that come before them. constants: the values that depend on no
+    input."""
+    fixed = frozenset((*constants, *(value for value in graph.order if value.op == "full")))
 
     def visit(value: Value, inputs: tuple[Value, ...]) -> Value:
-        inverse = _inverse(value)
-        if inverse is None or not _has_constants(graph, fixed, value.inputs[0]):
+        chain = _chain(graph, fixed, value.inputs[0]) if _is_plain(value) else []
+        if not chain:
             return with_inputs(value, inputs)
         assert isinstance(value.attrs, A.QuantizeAttrs)
-        attrs = replace(value.attrs, in_steps=True)
-        return make("quantize", _scaled(value.inputs[0], inputs[0], fixed, inverse), attrs=attrs, origin=value.origin, name=value.name)
+        q, positive = value.attrs.qparams, value.inputs[0].op == "relu"
+        x = inputs[0].inputs[0] if positive else inputs[0]
+        a, factor, term = _affine(chain, x, fixed)
+        factor = _product(factor, full(1.0 / q.scale[0], f32))
+        term = term and _product(term, full(1.0 / q.scale[0], f32))
+        if from_zero := term is not None and not positive:
+            term = _sum(term, full(float(q.zero_point), f32))
+        scaled = _product(a, factor) if term is None else _sum(_product(a, factor), term)
+        scaled = make("relu", scaled, origin=x.origin) if positive else scaled
+        attrs = replace(value.attrs, in_steps=True, from_zero=from_zero)
+        return make("quantize", scaled, attrs=attrs, origin=value.origin, name=value.name)
 
     return rebuild(graph, visit)
 
 
-def _inverse(value: Value) -> float | None:
-    """1 / scale of a quantization of f32 with one scale that is not 1."""
+def _is_plain(value: Value) -> bool:
+    """Whether it is a quantization of f32 with one scale that is not 1."""
     if value.op != "quantize" or value.inputs[0].dtype != f32:
-        return None
-    assert isinstance(value.attrs, A.QuantizeAttrs)
-    scale = value.attrs.qparams.scale
-    return 1.0 / scale[0] if len(scale) == 1 and scale != (1.0,) and not value.attrs.in_steps else None
-
-
-def _has_constants(graph: Graph, fixed: frozenset[Value], x: Value) -> bool:
-    """Whether x is a product with constants, that and a sum with constants, or what is positive of these, which nothing else reads."""
-    if x.op not in ("mul", "add", "relu") or x.dtype != f32 or len(graph.users[x]) != 1 or graph.is_output(x):
         return False
+    assert isinstance(value.attrs, A.QuantizeAttrs)
+    scale = value.attrs.left.scale
+    return len(scale) == 1 and scale != (1.0,)
+
+
+def _chain(graph: Graph, fixed: frozenset[Value], x: Value) -> list[Value]:
+    """x, or what it is the positive part of, and the values from which products and sums with constants make it, as far as their scale may
+    be another one. The last is `a`, the others read only by the next one where that matters."""
     if x.op == "relu":
-        return _has_constants(graph, fixed, x.inputs[0])
+        return _chain(graph, fixed, x.inputs[0]) if x.inputs[0].op != "relu" and _is_alone(graph, x) else []
+    chain = [x]
+    while (a := _operand(fixed, chain[-1])) is not None:
+        chain.append(a)
+    return chain if len(chain) > 1 and (_is_normalized(chain[-1]) or all(_is_alone(graph, v) for v in chain[:-1])) else []
+
+
+def _operand(fixed: frozenset[Value], x: Value) -> Value | None:
+    """What x is the product or sum of with a constant, if it is one."""
+    if x.op not in ("mul", "add") or x.dtype != f32:
+        return None
     at = constant_operand(fixed, x)
     a = x.inputs[1 - at]
-    return x.inputs[at] in fixed and a.shape == x.shape and (x.op == "mul" or (a.op == "mul" and _has_constants(graph, fixed, a)))
+    return a if x.inputs[at] in fixed and a not in fixed and a.shape == x.shape else None
 
 
 def constant_operand(fixed: Collection[Value], x: Value) -> int:
@@ -61,11 +83,36 @@ def constant_operand(fixed: Collection[Value], x: Value) -> int:
     return 1 if x.inputs[1] in fixed else 0
 
 
-def _scaled(old: Value, x: Value, fixed: frozenset[Value], inverse: float) -> Value:
-    """x * inverse by other constants. old: x in the old graph."""
-    if x.op == "relu":
-        return make("relu", _scaled(old.inputs[0], x.inputs[0], fixed, inverse), origin=x.origin, name=x.name)
-    at = constant_operand(fixed, old)
-    a = x.inputs[1 - at] if x.op == "mul" else _scaled(old.inputs[1 - at], x.inputs[1 - at], fixed, inverse)
-    constant = make("mul", x.inputs[at], full(inverse, f32, (), x.origin), origin=x.origin)
-    return make(x.op, a, constant, origin=x.origin, name=x.name)
+def _is_alone(graph: Graph, x: Value) -> bool:
+    """Whether one operation reads x, and no one else does."""
+    return len(graph.users[x]) == 1 and not graph.is_output(x)
+
+
+def _is_normalized(a: Value) -> bool:
+    """Whether a is a product with a number for each row."""
+    return a.op == "mul" and any(v.shape[-1:] == (1,) != a.shape[-1:] and v.tensor.rank == a.tensor.rank for v in a.inputs)
+
+
+def _affine(chain: list[Value], x: Value, fixed: frozenset[Value]) -> tuple[Value, Value | None, Value | None]:
+    """(a, factor, term) so that x = a * factor + term. chain: of x in the old graph, as `_chain` gives it."""
+    steps: list[tuple[str, Value]] = []
+    for old in chain[:-1]:
+        at = constant_operand(fixed, old)
+        steps.append((old.op, x.inputs[at]))
+        x = x.inputs[1 - at]
+    factor: Value | None = None
+    term: Value | None = None
+    for op, constant in reversed(steps):
+        if op == "mul":
+            factor, term = _product(factor, constant), term and _product(term, constant)
+        else:
+            term = constant if term is None else _sum(term, constant)
+    return x, factor, term
+
+
+def _product(x: Value | None, y: Value) -> Value:
+    return y if x is None else make("mul", x, y, origin=x.origin)
+
+
+def _sum(x: Value, y: Value) -> Value:
+    return make("add", x, y, origin=x.origin)

@@ -38,11 +38,12 @@ def rows_of(target: Target, kernel: LoopKernel) -> tuple[int, bool]:
     [
         (X86_64_V4, centered(64, 64), (4, True)),  # 4 x 4 vectors in 32 registers
         (X86_64_V4, centered(64, 128), (2, True)),
-        (X86_64_V4, centered(64, 256), (2, False)),  # read again
+        (X86_64_V4, centered(64, 256), (4, False)),  # read again
+        (X86_64_V4, centered(64, 272), (2, False)),
         (X86_64_V4, centered(64, 256, arrays=2), (1, True)),  # twice as much to read
         (X86_64_V4, centered(64, 1024, arrays=2), (2, False)),  # more than is seen ahead
         (X86_64_V4, centered(64, 128, arrays=2), (2, True)),
-        (X86_64_V4, centered(64, 256, known=False), (2, False)),
+        (X86_64_V4, centered(64, 256, known=False), (4, False)),
         (X86_64_V4, centered(64, 4096), (1, False)),
         (X86_64_V4, centered(1 << 16, 256), (1, False)),  # 64 MB
         (X86_64_V4, streaming(X86_64_V4, centered(64, 256), {1}), (1, False)),

@@ -1,4 +1,4 @@
-"""Scales of quantizations in the constants before them: the same integers but for ties, and only where nothing else reads the product."""
+"""Scales of quantizations in the constants before them: the same integers but for ties, and only where no more is computed."""
 
 from __future__ import annotations
 
@@ -34,19 +34,38 @@ def shared() -> tuple[Value, ...]:
     return b.quantize(x, i8, SIGNED), b.quantize(x, u8, UNSIGNED)
 
 
+def mean(x: Value) -> Value:
+    return b.mul(b.reduce(x, "sum", -1, keepdim=True), 1 / 16)
+
+
+def normalized() -> Value:
+    centred = b.sub(X, mean(X))
+    return b.mul(centred, b.rsqrt(b.add(mean(b.mul(centred, centred)), 1e-5)))
+
+
+def norm() -> tuple[Value, ...]:
+    """The usual end of a layer: what the next one takes as integers goes around it as it is, too."""
+    x = b.add(b.mul(normalized(), numbers(0)), numbers(1))
+    return b.quantize(x, u8, UNSIGNED), x, b.relu(x)
+
+
 MOVED: dict[str, Callable[[], tuple[Value, ...]]] = {
     "sum": lambda: (b.quantize(affine(), i8, SIGNED),),
     "constants first": lambda: (b.quantize(b.add(numbers(1), b.mul(numbers(0), X)), u8, UNSIGNED),),
     "product": lambda: (b.quantize(b.mul(X, numbers(0)), i8, SIGNED),),
     "relu": lambda: (b.quantize(b.relu(affine()), u8, UNSIGNED),),
     "expression": lambda: (b.quantize(b.add(b.mul(X, numbers(0)), b.sub(numbers(1), b.mul(numbers(2), 3.0))), i8, SIGNED),),
+    "sum alone": lambda: (b.quantize(b.add(X, numbers(1)), i8, SIGNED),),
+    "one after the other": lambda: (b.quantize(b.mul(b.add(b.mul(b.add(affine(), 0.3), numbers(2)), numbers(3)), 2.5), u8, UNSIGNED),),
+    "norm": norm,
+    "smoothed norm": lambda: (b.quantize(b.mul(x := norm()[1], numbers(2)), u8, UNSIGNED), x),
+    "norm without constants to add": lambda: (b.quantize(x := b.mul(normalized(), numbers(0)), i8, SIGNED), x),
     "two": lambda: (b.quantize(b.mul(b.dequantize(b.quantize(affine(), i8, SIGNED)), numbers(2)), u8, UNSIGNED),),
 }
 KEPT: dict[str, Callable[[], tuple[Value, ...]]] = {
     "read twice": shared,
     "a result": lambda: (b.quantize(x := affine(), i8, SIGNED), x),
-    "not constant": lambda: (b.quantize(b.add(b.mul(X, Y), numbers(1)), i8, SIGNED),),
-    "sum alone": lambda: (b.quantize(b.add(X, numbers(1)), i8, SIGNED),),
+    "not constant": lambda: (b.quantize(b.mul(X, Y), i8, SIGNED),),
     "product read twice": lambda: (b.quantize(b.add(x := b.mul(X, numbers(0)), numbers(1)), i8, SIGNED), b.relu(x)),
     "wider": lambda: (b.quantize(b.mul(Y, b.constant(torch.ones(3, 16), "w")), i8, SIGNED),),
     "in steps": lambda: (b.quantize(affine(), i8, QParams((1.0,))),),
@@ -66,11 +85,17 @@ def test_the_integers_are_the_same(name: str) -> None:
     assert [v.type for v in found.outputs] == [v.type for v in graph.outputs]
     inputs = [torch.randn(40, 16, generator=torch.Generator().manual_seed(7)) * 3, torch.zeros(16)]
     inputs[0][0, :2] = torch.tensor([torch.inf, torch.nan])
-    [want], [got] = run(graph, inputs), run(found, inputs)
+    [want, *others], [got, *same] = run(graph, inputs), run(found, inputs)
+    torch.testing.assert_close(same, others, rtol=0, atol=0, equal_nan=True)
     difference = (want.int() - got.int()).abs()
     # A few digits of f32 decide what is rounded where.
     assert difference.max() <= 1 and (difference > 0).float().mean() <= 0.01
     assert torch.equal(want[0, :2], got[0, :2])
+
+
+def test_zero_points_are_added_where_something_is() -> None:
+    _, found = moved((b.quantize(affine(), u8, UNSIGNED), b.quantize(b.relu(affine()), u8, UNSIGNED)))
+    assert [v.attrs.left.zero_point for v in found.outputs if isinstance(v.attrs, A.QuantizeAttrs)] == [0, 91]
 
 
 @pytest.mark.parametrize("name", KEPT)
