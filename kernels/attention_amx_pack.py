@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..cpu_codegen.builder import I16, I32, I64, PTR, VOID, Function, Module, Val, const, i64
+from ..cpu_codegen.builder import F32, I16, I64, PTR, VOID, Function, Module, Val, i64
 from ..cpu_codegen.contract import KernelCode
 from ..cpu_codegen.slots import Slots
 from ..graph.dims import Dim, bounds, ceildiv, product
 from ..graph.types import bf16
 from .amx import ROW_BYTES, ROWS, TILE_BYTES
-from .attention_rows import copy_row, emit_transpose, head_start, zero_row
+from .attention_rows import copy_row, head_start, store_columns, zero_row
 from .attention_spec import WORKSPACE, AttentionSpec, HeadStrides, K, V
 
+_WORDS = 32  # elements of a vector
 KEYS = 32  # keys of one tile of v, and of two tiles of k
 _BAD_PITCH = 2048  # rows so far apart share so few cache sets that tiles of them would push each other out
 
@@ -82,61 +83,91 @@ def emit_pack(module: Module, layout: Layout, name: str) -> KernelCode:
 
 
 class _Pack:
-    """Packs blocks of 32 keys by way of padded rows on the stack."""
+    """Packs blocks of 32 keys. Rows that cannot be read as they are, as they are not all there or not of whole vectors, are copied to the
+    stack before, with zeros around them."""
 
     def __init__(self, fn: Function, slots: Slots, layout: Layout) -> None:
         self.fn, self.slots, self.layout, self.spec = fn, slots, layout, layout.spec
-        self.width = max(layout.columns * ROWS, layout.chunks * 32)
+        self.width = max(-(-layout.columns // 2), layout.chunks) * _WORDS
         self.rows = fn.alloca(KEYS * self.width * 2)
-        self.square = fn.alloca(TILE_BYTES)
+        self.pairs = fn.alloca(KEYS * self.width * 2)
 
     def block(self, index: Val, _: list[Val]) -> list[Val]:
         fn, layout, dim = self.fn, self.layout, self.slots.dim
         head = fn.udiv(index, dim(layout.blocks))
         key = fn.mul(fn.urem(index, dim(layout.blocks)), i64(KEYS))
         workspace = self.slots.buffer(WORKSPACE)
-        self._copy(V, self.spec.v, head, key, self.spec.width)
+        valid = fn.smin(i64(KEYS), fn.sub(dim(self.spec.s), key))
+        first = self._first(V, self.spec.v, head, key)
+        self._paired(first, valid)
         to = fn.gep(workspace, index, scale=layout.v_block)
         fn.loop(i64(0), i64(layout.columns), 1, [], lambda column, _: self._transposed(column, to))
         if not layout.direct:
-            self._copy(K, self.spec.k, head, key, self.spec.depth)
+            self._copy(self._first(K, self.spec.k, head, key), self.spec.k, valid, self.spec.depth)
             tiles = fn.gep(fn.gep(workspace, dim(layout.k_start)), index, scale=layout.k_block)
             fn.loop(i64(0), i64(KEYS), 1, [], lambda row, _: self._spread(row, tiles))
         return []
 
-    def _copy(self, operand: int, strides: HeadStrides, head: Val, key: Val, count: int) -> None:
-        """Rows of the block, zeros beyond the last column and the last key."""
+    def _first(self, operand: int, strides: HeadStrides, head: Val, key: Val) -> Val:
+        """The first row of the block."""
         fn, dim = self.fn, self.slots.dim
         b, g = fn.udiv(head, dim(self.spec.groups)), fn.urem(head, dim(self.spec.groups))
-        first = fn.gep(head_start(fn, self.slots, operand, strides, I16, b, g), fn.mul(key, dim(strides.row)), I16)
-        valid = fn.smin(i64(KEYS), fn.sub(dim(self.spec.s), key))
+        return fn.gep(head_start(fn, self.slots, operand, strides, I16, b, g), fn.mul(key, dim(strides.row)), I16)
+
+    def _copy(self, first: Val, strides: HeadStrides, valid: Val, count: int) -> None:
+        """Rows of the block, zeros beyond the last column and the last key."""
+        fn, dim = self.fn, self.slots.dim
 
         def row(index: Val, _: list[Val]) -> list[Val]:
             source = fn.gep(first, fn.mul(index, dim(strides.row)), I16)
-            copy_row(fn, bf16, source, dim(strides.col), count, fn.gep(self.rows, index, scale=self.width * 2), self.width, 32)
+            copy_row(fn, bf16, source, dim(strides.col), count, fn.gep(self.rows, index, scale=self.width * 2), self.width, _WORDS)
             return []
 
         def empty(index: Val, _: list[Val]) -> list[Val]:
-            zero_row(fn, bf16, fn.gep(self.rows, index, scale=self.width * 2), self.width, 32)
+            zero_row(fn, bf16, fn.gep(self.rows, index, scale=self.width * 2), self.width, _WORDS)
             return []
 
         fn.loop(i64(0), valid, 1, [], row)
         fn.loop(valid, i64(KEYS), 1, [], empty)
 
+    def _paired(self, first: Val, valid: Val) -> None:
+        """The keys of v two by two: column by column the element of the one before that of the other, four columns of every eight before
+        the other four in each 32 columns, which is how one instruction mixes two rows."""
+        fn, spec = self.fn, self.spec
+
+        def from_rows(source: Val, pitch: Val) -> list[Val]:
+            def pair(index: Val, _: list[Val]) -> list[Val]:
+                even = fn.gep(source, fn.mul(index, fn.mul(pitch, i64(2))))
+                to = fn.gep(self.pairs, index, scale=2 * self.width * 2)
+                for at in range(0, spec.width, _WORDS):
+                    low, high = (fn.load(I16.vec(_WORDS), fn.gep(row, i64(at * 2))) for row in (even, fn.gep(even, pitch)))
+                    for half in range(2):
+                        places = [8 * lane + 4 * half + n for lane in range(4) for n in range(4)]
+                        mixed = fn.shuffle(low, high, [place + row for place in places for row in (0, _WORDS)])
+                        fn.store(mixed, fn.gep(to, i64(at * 4 + half * ROW_BYTES)))
+                return []
+
+            return fn.loop(i64(0), i64(KEYS // 2), 1, [], pair)
+
+        def copied() -> list[Val]:
+            self._copy(first, spec.v, valid, spec.width)
+            return from_rows(self.rows, i64(self.width * 2))
+
+        if spec.v.col == 1 and spec.width % _WORDS == 0:
+            pitch = fn.mul(self.slots.dim(spec.v.row), i64(2))
+            fn.branch(fn.icmp("eq", valid, i64(KEYS)), lambda: from_rows(first, pitch), copied)
+        else:
+            copied()
+
     def _transposed(self, column: Val, to: Val) -> list[Val]:
-        """The tile of 16 columns: pairs of keys side by side, then 32-bit units transposed."""
+        """The tile of 16 columns: the pairs of four of them at a time as rows."""
         fn = self.fn
-        first = fn.gep(self.rows, column, scale=ROWS * 2)
-
-        def pair(index: Val, _: list[Val]) -> list[Val]:
-            even = fn.gep(first, index, scale=2 * self.width * 2)
-            low, high = (fn.convert("zext", fn.load(I16.vec(16), row), I32.vec(16)) for row in (even, fn.gep(even, i64(self.width * 2))))
-            fn.store(fn.or_(low, fn.shl(high, const(high.ty, 16))), fn.gep(self.square, index, scale=ROW_BYTES))
-            return []
-
-        fn.loop(i64(0), i64(KEYS // 2), 1, [], pair)
+        first = fn.gep(fn.gep(self.pairs, fn.udiv(column, i64(2)), scale=2 * ROW_BYTES), fn.urem(column, i64(2)), scale=ROW_BYTES // 2)
         tile = fn.gep(to, column, scale=TILE_BYTES)
-        fn.call(emit_transpose(fn.module, 16), VOID, [self.square, i64(ROW_BYTES), tile, i64(ROW_BYTES), i64(1)])
+        for four in range(4):
+            begin = fn.gep(first, i64(four % 2 * ROW_BYTES + four // 2 * 16))
+            corners = [fn.load(F32.vec(4), fn.gep(begin, i64(n * 2 * self.width * 2))) for n in range(KEYS // 2)]
+            store_columns(fn, corners, fn.gep(tile, i64(four * 4 * ROW_BYTES)), i64(ROW_BYTES))
         return []
 
     def _spread(self, row: Val, tiles: Val) -> list[Val]:
