@@ -3,8 +3,9 @@
     python -P benchmarks/products.py [--targets host,x86_64_vnni,x86_64_v3] [--shapes 512x256x256,...] [--kinds fp32,bf16,int8] [--json F]
 
 A shape is M x N x K. The time is that of the product's own step with its epilogue, on one pinned core; operands are random, and results
-in f32, or in the type of the operands ("-narrow"). The peak is measured in the same run with operands in L1 (`sashiko.kernels.peaks`).
-Targets that this machine cannot run are left out.
+in f32, or in the type of the operands ("-narrow"). The peak is that of the same rounds with operands in L1 (`sashiko.kernels.peaks`): other
+users of a machine may slow it down for seconds, so that of everything the best round counts. Targets that this machine cannot run are left
+out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -30,7 +32,7 @@ from sashiko.platforms.host import host
 from sashiko.platforms.target import Target
 
 SHAPES = "512x256x256,512x1024x256,512x256x1024,64x768x768,256x768x768,512x768x768,512x1024x1024,512x768x3072"
-REPEAT = 60
+REPEAT, ROUNDS = 60, 5
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,19 @@ def runnable(names: Sequence[str]) -> list[tuple[str, Target]]:
     return [(name, known[name]) for name in names if known[name].triple == here.triple and known[name].features <= here.features]
 
 
-def measure(name: str, target: Target, kind: str, shape: tuple[int, ...], peak: float) -> Product:
-    """Times the product's step of a compiled linear layer."""
-    m, n, k = shape
+def measure(name: str, target: Target, kind: str, shapes: Sequence[str]) -> list[Product]:
+    """Times the products' steps of compiled linear layers."""
     torch.manual_seed(0)
-    step = product(kind, shape, target)
-    seconds = step.seconds(REPEAT)
-    giga = 2 * m * n * k / seconds / 1e9
-    return Product(name, kind, "x".join(map(str, shape)), step.kernel, seconds * 1e6, giga, giga / peak)
+    steps = [product(kind, parse_shape(shape), target) for shape in shapes]
+    peak, best = 0.0, [float("inf")] * len(steps)
+    for _ in range(ROUNDS):
+        peak = max(peak, measure_kind(target, kind.removesuffix(NARROW)).giga)
+        best = [min(seconds, step.seconds(REPEAT)) for seconds, step in zip(best, steps, strict=True)]
+    found: list[Product] = []
+    for shape, step, seconds in zip(shapes, steps, best, strict=True):
+        giga = 2 * prod(parse_shape(shape)) / seconds / 1e9
+        found.append(Product(name, kind, shape, step.kernel, seconds * 1e6, giga, giga / peak))
+    return found
 
 
 def table(found: Sequence[Product]) -> Table:
@@ -83,8 +90,7 @@ def main() -> None:
     found: list[Product] = []
     for name, target in runnable(options.targets.split(",")):
         for kind in options.kinds.split(","):
-            peak = measure_kind(target, kind.removesuffix(NARROW)).giga
-            found += [measure(name, target, kind, parse_shape(shape), peak) for shape in options.shapes.split(",")]
+            found += measure(name, target, kind, options.shapes.split(","))
     Console(width=150).print(table(found))
     if options.json:
         run = story()

@@ -252,7 +252,7 @@ class BodyEmitter:
         return self._transfers.joins(spec, self.body.buffers[spec.buffer], lanes)
 
     def stores_beside(self, points: Sequence[Point], which: Sequence[int]) -> None:
-        """Emits stores at points beside each other. Elements that are narrower than what they are computed from fill registers together."""
+        """Emits stores at points beside each other, row after row. Narrower elements than what they are made of fill registers together."""
         counts = {n: self.joins(n, points[0].lanes) for n in which}
         parts: dict[int, list[Val]] = {n: [] for n in which}
         for at, point in enumerate(points):
@@ -263,7 +263,7 @@ class BodyEmitter:
                     continue
                 parts[n].append(self.unjoined(n, point))
                 if len(parts[n]) == count:
-                    self._transfers.store_joined(self.body.stores[n], self.joined(n, parts[n]), group[0])
+                    self._transfers.store_joined(self.body.stores[n], self.joined(n, parts[n]), group)
                     parts[n] = []
 
     def _zero(self, chain: rounding.Chain) -> rounding.Zero:

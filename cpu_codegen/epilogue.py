@@ -7,7 +7,7 @@ from functools import partial
 from math import gcd
 
 from ..diagnostics.errors import InvalidGraph
-from . import schedule
+from . import rounding, schedule
 from .body import BodyEmitter, Point
 from .builder import Function, Ty, Val, const, i64
 from .choices import vector_lanes
@@ -50,11 +50,11 @@ def emit_tile_epilogue(
 
 
 def whole_tile(
-    fn: Function, emitter: BodyEmitter, acc_ptr: Val, acc_ty: Ty, pitch: int, row0: Val, col0: Val, tile_cols: int
+    fn: Function, emitter: BodyEmitter, acc_ptr: Val, acc_ty: Ty, pitch: int, row0: Val, col0: Val, tile_cols: int, packs: bool = True
 ) -> Callable[[Val, Val], None]:
     """The same for a tile all columns of which count: loads what depends on the columns alone, and returns what emits rows [begin, end).
-    The emitter's scope is the caller's."""
-    return _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols).columns(tile_cols)
+    The emitter's scope is the caller's. packs: whether bytes of several rows may be packed together."""
+    return _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols).columns(tile_cols, packs)
 
 
 def emit_register_epilogue(
@@ -112,7 +112,7 @@ class _Tile:
             self.columns(count)(i64(0), rows)
         return []
 
-    def columns(self, count: int) -> Callable[[Val, Val], None]:
+    def columns(self, count: int, packs: bool = True) -> Callable[[Val, Val], None]:
         """So many columns: the vectors of a row are written out, what depends on the column alone is loaded before the rows."""
         fn, emitter, lanes = self._fn, self._emitter, self._lanes
         rest = count % lanes
@@ -134,10 +134,38 @@ class _Tile:
                 self._once_a_row(Point(0, {"r": r}))
             return []
 
+        together = self._together(len(points)) if packs and not rest else 0
+
+        def several(i: Val, _: list[Val]) -> list[Val]:
+            places: list[Point] = []
+            with emitter.scope():
+                for each in (fn.add(i, i64(n)) for n in range(together)):
+                    for n, point in enumerate(points):
+                        places.append(point.at(r=fn.add(self._row0, each)))
+                        emitter.remember(self._node, places[-1], self._accumulators(point, each, i64(n * lanes)))
+                emitter.side_by_side([emitter.body.stores[0].node], places)
+                emitter.stores_beside(places, emitter.column_stores)
+            return []
+
         def rows(begin: Val, end: Val) -> None:
-            fn.loop(begin, end, 1, [], row)
+            if together:
+                whole = fn.sub(end, fn.urem(fn.sub(end, begin), i64(together)))
+                fn.loop(begin, whole, together, [], several)
+                begin = whole
+            if together != 1:
+                fn.loop(begin, end, 1, [], row)
 
         return rows
+
+    def _together(self, vectors: int) -> int:
+        """How many rows of so many vectors are done together, since bytes that fill a register take less to pack; 0: none."""
+        emitter, body = self._emitter, self._emitter.body
+        if self._others or len(body.stores) != 1 or emitter.all_checks or not emitter.target.has("avx2"):
+            return 0
+        [store], chains, count = body.stores, rounding.chains(body), emitter.joins(0, self._lanes)
+        if store.node not in chains or not rounding.saturates(chains[store.node], body.buffers[store.buffer]):
+            return 0
+        return 0 if count == 1 or count % vectors else count // vectors
 
     def _elements(self, r: Val, row: Val, begin: Val, end: Val) -> None:
         """Columns [begin, end) one by one."""
@@ -175,12 +203,14 @@ class _Tile:
         fn.loop(i64(0), rows, 1, [], row)
         return []
 
-    def _vector(self, point: Point, row: Val, column: Val) -> None:
+    def _accumulators(self, point: Point, row: Val, column: Val) -> Val:
         fn = self._fn
         pointer = fn.gep(fn.gep(self._acc, fn.mul(row, i64(self._pitch)), self._ty), column, self._ty)
         ty = self._ty.vec(point.lanes)
-        loaded = fn.load(ty, pointer) if point.mask is None else fn.masked_load(ty, pointer, point.mask, const(ty, 0))
-        self._emitter.provide(self._node, loaded)
+        return fn.load(ty, pointer) if point.mask is None else fn.masked_load(ty, pointer, point.mask, const(ty, 0))
+
+    def _vector(self, point: Point, row: Val, column: Val) -> None:
+        self._emitter.provide(self._node, self._accumulators(point, row, column))
         self._emitter.stores(point)
 
     def _once_a_row(self, point: Point) -> None:

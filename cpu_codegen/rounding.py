@@ -192,20 +192,30 @@ def _cut(fn: Function, target: Target, whole: Val, dtype: DType) -> Val:
 
 def emit_joined(fn: Function, target: Target, chain: Chain, zero: Zero, xs: Sequence[Val], dtype: DType) -> Val:
     """The chain applied to vectors beside each other, in one vector."""
-    bounds, nan = _bounds(chain), _nan(chain)
     if dtype.bits != 8 or len(xs) != 4 or not target.has("avx2") or xs[0].ty.lanes != target.lanes(32):
         return fn.concatenate([emit(fn, target, chain, zero, x, dtype) for x in xs])
-    low, high = (0, 255) if dtype == u8 else (-128, 127)
-    clamps = chain.clamps
+    (low, high), bounds, clamps = _range(dtype), _bounds(chain), chain.clamps
     # Packing gives the lowest for a NaN that no clamp has taken, cutting off its bits 0.
-    inside = bounds is not None and low <= bounds[0] and bounds[1] <= high and (nan == low or any(each.takes_nan for each in clamps))
-    if bounds is not None and inside and bounds[0] == low == nan and chain.natural:
+    numbers = _nan(chain) == low or any(each.takes_nan for each in clamps)
+    inside = bounds is not None and low <= bounds[0] and bounds[1] <= high and numbers
+    if saturates(chain, dtype):
         # Packing saturates. Only numbers that no integer holds would come out on the wrong side, the least integer, if they are large.
         clamps = tuple(replace(each, takes_nan=False) for each in clamps if each.op == "minimum")
     wholes = [_whole(fn, target, chain, zero, clamps, x, dtype) for x in xs]
     if not inside:
         wholes = [fn.and_(whole, const(whole.ty, 255)) for whole in wholes]
     return _packed(fn, target, wholes, inside and dtype != u8)
+
+
+def saturates(chain: Chain, dtype: DType) -> bool:
+    """Whether packing integers of 32 bits as bytes does for the lower bound, too, and for what NaN becomes."""
+    bounds, (low, high) = _bounds(chain), _range(dtype)
+    return bounds is not None and bounds[1] <= high and bounds[0] == low == _nan(chain) and chain.natural
+
+
+def _range(dtype: DType) -> tuple[int, int]:
+    """The numbers of a byte."""
+    return (0, 255) if dtype == u8 else (-128, 127)
 
 
 def _packed(fn: Function, target: Target, wholes: Sequence[Val], signed: bool) -> Val:

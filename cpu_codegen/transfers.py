@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from ..graph.dims import Dim
 from ..graph.types import DType
@@ -115,10 +116,15 @@ class Transfers:
         form = self._addresses.form(spec.index, lanes * count)
         return count if form is not None and form.contiguous else 1
 
-    def store_joined(self, spec: Store, data: Val, point: Point) -> None:
-        """Stores a whole register of elements, the first of which is lane 0 of the point."""
-        pointer = self._addresses.pointer(spec.buffer + self._offset, data.ty.vec(0), spec.index, point)
-        self._put(data, Place(pointer, step=1), None, spec.streams)
+    def store_joined(self, spec: Store, data: Val, points: Sequence[Point]) -> None:
+        """Stores a whole register of elements, those of one point after those of the other; of one row they lie beside each other."""
+        lanes, at = data.ty.lanes // len(points), 0
+        for _, group in groupby(points, key=lambda point: point.axes.get("r")):
+            row = list(group)
+            part = data if len(row) == len(points) else self._fn.shuffle(data, data, range(at, at + len(row) * lanes))
+            pointer = self._addresses.pointer(spec.buffer + self._offset, part.ty.vec(0), spec.index, row[0])
+            self._put(part, Place(pointer, step=1), None, spec.streams)
+            at += len(row) * lanes
 
     def _put(self, data: Val, place: Place, mask: Val | None, streams: bool) -> None:
         if streams and mask is None and data.ty.bits * data.ty.lanes == self._target.vector_bits:

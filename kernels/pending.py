@@ -35,6 +35,9 @@ PENDING = (PTR, PTR, I64, I64, I64, I64, I64)  # the types of its arguments and 
 # Operations of an epilogue beside the products of a step. GELU's took 148 us with it at 512x1024x256, 160 with 48 to 112, and 175 with all
 # rows shared evenly (Emerald Rapids).
 _BESIDE = 144
+# Bytes of a row of k up to which an epilogue takes longer than the products beside it. Two rows packed together take fewer operations, but
+# more of those that wait for the unit from which tile products begin: 256 are 4 to 8 % faster so, and 384 and more 1 to 4 % slower.
+_SHORT = 256
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ class Pending:
         request(own, of.order)
         emitter = BodyEmitter(fn, of.target, of.spec.epilogue, own, FIRST_EPILOGUE_BUFFER)
         with emitter.scope():
-            emit = whole_tile(fn, emitter, tile, acc, of.width, row, col, of.width)
+            short = isinstance(of.spec.k, int) and of.spec.k * of.spec.lhs.bytes <= _SHORT
+            emit = whole_tile(fn, emitter, tile, acc, of.width, row, col, of.width, short)
 
             def step(index: Val) -> None:
                 first = fn.mul(index, self.share)
