@@ -15,9 +15,11 @@ from sashiko.cpu_codegen.epilogue import emit_register_epilogue, emit_tile_epilo
 from sashiko.cpu_codegen.loops import emit_loop_kernel
 from sashiko.cpu_codegen.slots import Slots
 from sashiko.diagnostics.errors import InvalidGraph
-from sashiko.graph.types import DType, f32, i8, i32
+from sashiko.graph.interpret import quantize
+from sashiko.graph.types import DType, QParams, f32, i8, i32, u8
 from sashiko.platforms.catalogue import CATALOGUE
 from sashiko.platforms.target import Target
+from sashiko.stitch.elementwise import quantized
 from sashiko.stitch.loops import Body, BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import empty, from_numpy, normal, reduce, same, to_numpy
 from tests.emulation import Runner, compiled, runners
@@ -88,6 +90,34 @@ def test_tiles(runner: Runner, acc: DType, known: bool) -> None:
         same(wide, expected)
         assert torch.equal(out, (expected.relu() * 8).round().clamp(max=127).to(torch.int8))
         assert torch.equal(seen, torch.arange(ROWS).float())
+
+
+@pytest.mark.parametrize("dtype", [u8, i8], ids=str)
+@pytest.mark.parametrize("cols", [16, 32, 64])
+@pytest.mark.parametrize("runner", runners())
+def test_bytes_of_some_rows_are_packed_together(runner: Runner, cols: int, dtype: DType) -> None:
+    """Where vectors of two or four rows fill a register; rows that are left, NaN and what is too large come out as they do alone."""
+    qparams = QParams((0.05,), 91, None, 0, 255) if dtype == u8 else QParams((0.05,))
+    builder = BodyBuilder()
+    residual, out = builder.buffer(f32), builder.buffer(dtype)
+    place = axis("r", 7) * cols + axis("c", cols)
+    value = builder.op("add", f32, builder.add(Node("acc", f32)), builder.load(residual, place))
+    builder.store(out, place, quantized(builder, value, dtype, qparams))
+    module = Module()
+    fn = Function(module, "rows", VOID, [PTR, I64, I64])
+    slots = Slots(fn)
+    emitter = BodyEmitter(fn, runner.target, builder.finish(), slots, buffer_offset=1)
+    emit_tile_epilogue(fn, emitter, slots.buffer(0), F32, cols, fn.args[2], i64(cols), i64(0), i64(0), cols, 0)
+    fn.ret()
+    fn.finish()
+    code = compiled(module.text(), runner.target)
+    accumulators, residual_rows = normal(7, cols) * 9, normal(7, cols, seed=3)
+    accumulators[0, :4] = torch.tensor([torch.nan, torch.inf, -torch.inf, 3e9])
+    want = quantize(accumulators + residual_rows, dtype.torch, qparams)
+    for rows in range(1, 8):
+        tensors = [accumulators, residual_rows, empty(7, cols, dtype=dtype.torch)]
+        arrays = runner.run(code, "rows", [to_numpy(t) for t in tensors], end=rows, order=slots.order)
+        assert torch.equal(from_numpy(arrays[2], tensors[2])[:rows], want[:rows])
 
 
 @pytest.mark.parametrize("runner", runners())
