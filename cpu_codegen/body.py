@@ -65,13 +65,13 @@ class BodyEmitter:
         self._given[node] = value
 
     def remember(self, node: int, point: Point, value: Val) -> None:
-        """`node` is `value` at this point, in the scope that is open."""
+        """`node` is `value` at this point, in the scope that is open, and is nothing elsewhere that was provided before."""
+        self._given.pop(node, None)
         self._scopes.put(self._key(node, point), value, self.sources[node])
 
     def is_known(self, node: int, point: Point) -> bool:
         """Whether a value needs no code, or only a load of what was kept."""
-        inside = self.deps[node] <= point.axes.keys()
-        return node in self._kept or (inside and self._known(node, point) is not None)
+        return node in self._kept or (self.deps[node] <= point.axes.keys() and self._known(node, point) is not None)
 
     def keep(self, node: int, pointer: Val) -> None:
         """`node` is read from an array over the columns, which begins at `pointer` and holds its values."""
