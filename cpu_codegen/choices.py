@@ -22,6 +22,7 @@ _WORD = 4
 _SHORT_ROW = 1024  # columns: longer rows hardly notice what waits between their passes
 # Rows at a time: by fours where all stay in registers or rows have so few vectors, by twos where longer ones are read again.
 _MANY_ROWS, _FEW_ROWS = 4, 2
+# On Emerald Rapids norms of 16 vectors take 5 to 12 % less by fours than by twos, and of 24 vectors 1 % more.
 _FEW_VECTORS = 16
 # Vector operations that wait for what a row's passes reduce, up to which a processor looks beyond them to the next row (measured on Zen 5).
 _SEEN_AHEAD = 230

@@ -18,6 +18,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ...graph import attrs as A
+from ...graph import build as b
 from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import make
 from ...graph.types import f32
@@ -35,14 +36,13 @@ def scaled_before(graph: Graph, constants: Collection[Value]) -> Graph:
             return with_inputs(value, inputs)
         assert isinstance(value.attrs, A.QuantizeAttrs)
         q, positive = value.attrs.qparams, value.inputs[0].op == "relu"
-        x = inputs[0].inputs[0] if positive else inputs[0]
-        a, factor, term = _affine(chain, x, fixed)
-        factor = _product(factor, full(1.0 / q.scale[0], f32))
-        term = term and _product(term, full(1.0 / q.scale[0], f32))
-        if from_zero := term is not None and not positive:
-            term = _sum(term, full(float(q.zero_point), f32))
-        scaled = _product(a, factor) if term is None else _sum(_product(a, factor), term)
-        scaled = make("relu", scaled, origin=x.origin) if positive else scaled
+        with b.at(value.inputs[0].origin):
+            a, factor, term = _affine(chain, inputs[0].inputs[0] if positive else inputs[0], fixed, 1.0 / q.scale[0])
+            scaled = b.mul(a, factor)
+            from_zero = term is not None and not positive
+            if term is not None:
+                scaled = b.add(scaled, b.add(term, float(q.zero_point)) if from_zero else term)
+            scaled = b.relu(scaled) if positive else scaled
         attrs = replace(value.attrs, in_steps=True, from_zero=from_zero)
         return make("quantize", scaled, attrs=attrs, origin=value.origin, name=value.name)
 
@@ -93,26 +93,15 @@ def _is_normalized(a: Value) -> bool:
     return a.op == "mul" and any(v.shape[-1:] == (1,) != a.shape[-1:] and v.tensor.rank == a.tensor.rank for v in a.inputs)
 
 
-def _affine(chain: list[Value], x: Value, fixed: frozenset[Value]) -> tuple[Value, Value | None, Value | None]:
-    """(a, factor, term) so that x = a * factor + term. chain: of x in the old graph, as `_chain` gives it."""
-    steps: list[tuple[str, Value]] = []
+def _affine(chain: list[Value], x: Value, fixed: frozenset[Value], scale: float) -> tuple[Value, Value, Value | None]:
+    """(a, factor, term) so that x * scale = a * factor + term. chain: of x in the old graph, as `_chain` gives it."""
+    factor, term = full(scale, f32), None
     for old in chain[:-1]:
         at = constant_operand(fixed, old)
-        steps.append((old.op, x.inputs[at]))
-        x = x.inputs[1 - at]
-    factor: Value | None = None
-    term: Value | None = None
-    for op, constant in reversed(steps):
-        if op == "mul":
-            factor, term = _product(factor, constant), term and _product(term, constant)
+        constant, x = x.inputs[at], x.inputs[1 - at]
+        if old.op == "mul":
+            factor = b.mul(factor, constant)
         else:
-            term = constant if term is None else _sum(term, constant)
+            more = b.mul(constant, factor)
+            term = more if term is None else b.add(term, more)
     return x, factor, term
-
-
-def _product(x: Value | None, y: Value) -> Value:
-    return y if x is None else make("mul", x, y, origin=x.origin)
-
-
-def _sum(x: Value, y: Value) -> Value:
-    return make("add", x, y, origin=x.origin)
