@@ -53,6 +53,8 @@ def chains() -> Iterator[tuple[str, Model, tuple[torch.Tensor, ...]]]:
     yield "residual and RMS norm, bf16", lambda x, y, w: (F.rms_norm(x + y, (4096,), w), x + y), (half, half.flip(0), row.bfloat16())
     yield "softmax of 512, bf16", lambda x: torch.softmax(x, -1), (half.view(-1, 512),)
     yield "transposed + 1", lambda x: x.t().contiguous() + 1, (x,)
+    yield "transposed + 1, bf16", lambda x: x.t().contiguous() + 1, (half,)
+    yield "images to channels last", lambda x: (x + 1).permute(0, 2, 3, 1).contiguous() * 2, (torch.randn(32, 256, 56, 56, device="cuda"),)
     yield "sums of columns", lambda x: x.sum(0), (x,)
 
 

@@ -1,8 +1,9 @@
 """Loop kernels to functions that a GPU launches.
 
 Without reductions of columns every element of the domain is a thread's: neighbours have neighbouring columns, so that their accesses
-are joined. Otherwise the threads of a group share a row: each takes every so many columns, in as many passes as the reductions require,
-and what they found is merged after each (`threads.py`). A row of few columns stays in registers between its passes.
+are joined. Where something is read the other way, as when it is transposed, a warp takes a few rows of a few columns instead. With
+reductions the threads of a group share a row: each takes every so many columns, in as many passes as the reductions require, and what
+they found is merged after each (`threads.py`). A row of few columns stays in registers between its passes.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ from ..cpu_codegen.depth import Depth
 from ..cpu_codegen.reduce import Reduction, State, flatten, reductions_of, results, unflatten
 from ..cpu_codegen.slots import Slots
 from ..diagnostics.errors import Unsupported
-from ..graph.dims import Dim, bounds, floordiv, symbols
+from ..graph.dims import Dim, bounds, ceildiv, floordiv, substitute, symbols
 from ..platforms.gpu import WARP
 from ..platforms.target import Target
-from ..stitch.loops import LoopKernel
+from ..stitch.loops import LoopKernel, axis
 from .threads import Group, KernelFunction, block, thread
 
 THREADS = 256
 VECTOR = 16
 """Bytes that a thread reads or writes at once, and of which the addresses of all buffers are multiples."""
 _MOST_THREADS = 1024
+_PATCH = (4, 8)
+"""Rows and columns that a warp takes at once where reads lie side by side along the rows: of f32, 16 bytes read and 32 written."""
+_STEPS = 4  # patches of a warp, one below the other: they read what is left of the cache lines of the first
 _IN_REGISTERS = 32  # elements of a thread that are kept between passes
 _ELEMENTS, _VECTORS = 4, 2  # of a row that a thread takes at least, so that few threads wait for one another
 
 
 @dataclass(frozen=True)
 class LaunchCode(KernelCode):
-    """A kernel for a GPU. The domain is that of elements or of rows; a block of `threads` takes `each` of them."""
+    """A kernel for a GPU. The domain is that of elements, of rows or of tiles; a block of `threads` takes `each` of them."""
 
     threads: int = THREADS
     each: int = THREADS
@@ -91,6 +95,8 @@ class _Writer:
         if any(each.reductions for each in self._plan):
             threads, each = self._by_rows(rows)
             domain = rows
+        elif is_across(kernel):
+            threads, each, domain = self._by_tiles(rows)
         else:
             threads = each = THREADS
             domain = rows * self._units
@@ -114,15 +120,34 @@ class _Writer:
             if kernel.rows is not None:
                 units = self._slots.dim(self._units)
                 axes, column = {"r": fn.udiv(number, units)}, fn.urem(number, units)
-            point = Point(self._lanes, {**axes, "c": fn.mul(column, i64(self._unit))})
-            with self._emitter.scope():
-                if self._other_stores or self._checks:  # once a row: by the thread that has its first column
-                    fn.branch(fn.icmp("eq", column, i64(0)), lambda: self._once(point))
-                self._stored(point, self._column_stores)
-                self._emitter.checks(point, [n for each in self._plan for n in each.checks])
-            return []
+            return self._element(column, Point(self._lanes, {**axes, "c": fn.mul(column, i64(self._unit))}))
 
         fn.branch(fn.icmp("slt", number, self._slots.dim(domain)), element)
+
+    def _element(self, column: Val, point: Point) -> list[Val]:
+        with self._emitter.scope():
+            if self._other_stores or self._checks:  # once a row: by the thread that has its first column
+                self._fn.branch(self._fn.icmp("eq", column, i64(0)), lambda: self._once(point))
+            self._stored(point, self._column_stores)
+            self._emitter.checks(point, [n for each in self._plan for n in each.checks])
+        return []
+
+    def _by_tiles(self, rows: Dim) -> tuple[int, int, Dim]:
+        """The threads of a block, the tiles that it takes, and the number of tiles. The warps of a block are side by side."""
+        fn, columns, (high, wide) = self._fn, self._kernel.cols, _PATCH
+        height, width = high * _STEPS, THREADS // high
+        across = ceildiv(columns, width)
+        tile, at = block(fn), thread(fn)
+        lane, beside = fn.urem(at, i64(WARP)), self._slots.dim(across)
+        first = fn.add(fn.mul(fn.udiv(tile, beside), i64(height)), fn.udiv(lane, i64(wide)))
+        in_tile = fn.add(fn.mul(fn.udiv(at, i64(WARP)), i64(wide)), fn.urem(lane, i64(wide)))
+        column = fn.add(fn.mul(fn.urem(tile, beside), i64(width)), in_tile)
+        exists = fn.icmp("slt", column, self._slots.dim(columns))
+        for step in range(_STEPS):
+            row = fn.add(first, i64(step * high))
+            inside = fn.and_(exists, fn.icmp("slt", row, self._slots.dim(rows)))
+            fn.branch(inside, partial(self._element, column, Point(0, {"r": row, "c": column})))
+        return THREADS, 1, ceildiv(rows, height) * across
 
     def _once(self, point: Point) -> list[Val]:
         with self._emitter.scope():
@@ -257,6 +282,20 @@ def unit_of(kernel: LoopKernel) -> int:
         if guarded or form is None or not (form.uniform or (form.contiguous and index.aligned(at, unit))):
             return 1
     return unit if kernel.cols % unit == 0 else 1
+
+
+def is_across(kernel: LoopKernel) -> bool:
+    """Whether something is read side by side along the rows, and far apart along the columns."""
+    if kernel.rows is None or kernel.depth is not None or unit_of(kernel) > 1:
+        return False
+    turned = {"r": axis("c", kernel.rows), "c": axis("r", kernel.cols)}
+    for at in (node.index for node in kernel.body.nodes if node.op == "load"):
+        known = not any(each.name.startswith("%") for each in symbols(at))
+        along, across = (index.lane_form(form, _PATCH[1], "c".__eq__) for form in (at, substitute(at, turned)))
+        apart = along is None or not (along.uniform or along.contiguous)
+        if known and apart and across is not None and across.contiguous:
+            return True
+    return False
 
 
 def _group_size(units: Dim, least: int) -> int:

@@ -54,6 +54,15 @@ def test_rows(width: int) -> None:
     check(lambda x: (x.sum(-1), x.amax(-1), x.argmax(-1), x.argmin(-1), (x > 0).any(-1), x.prod(-1)), normal(19, width), tolerance=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_transposed(dtype: torch.dtype) -> None:
+    for rows, columns in ((1, 9), (33, 65), (128, 256), (1000, 77)):
+        check(lambda x: x.t().contiguous() + 1, (normal(rows, columns) * 8).to(dtype), tolerance=0)
+    images = (normal(3, 20, 8, 12) * 8).to(dtype)
+    check(lambda x: (x + 1).permute(0, 2, 3, 1).contiguous(), images, tolerance=0)
+    check(lambda x: (x + 1).contiguous(), images.to(memory_format=torch.channels_last), tolerance=0)
+
+
 @pytest.mark.parametrize("rows", [1, 5, 63, 64, 65, 1000])
 def test_few_columns(rows: int) -> None:
     check(lambda x: F.layer_norm(x, (24,)) + x.mean(-1, keepdim=True), normal(rows, 24))

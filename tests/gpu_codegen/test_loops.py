@@ -14,7 +14,7 @@ from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.contract import BufferSlot, DimSlot
 from sashiko.diagnostics.errors import Unsupported
-from sashiko.gpu_codegen.loops import LaunchCode, emit_launch, refusal, unit_of
+from sashiko.gpu_codegen.loops import LaunchCode, emit_launch, is_across, refusal, unit_of
 from sashiko.graph.dims import Dim, evaluate, symbol
 from sashiko.graph.types import DType, bf16, boolean, f32, f64, i64
 from sashiko.platforms.gpu import nvidia
@@ -168,3 +168,19 @@ def test_ptx(capability: tuple[int, int]) -> None:
     assert "shfl.sync.bfly" in text
     with pytest.raises(Unsupported, match=r"compute capability 6\.1"):
         nvidia(6, 1)
+
+
+@pytest.mark.parametrize(("rows", "cols", "known"), [(32, 64, True), (50, 33, True), (50, 33, False), (1, 40, False)])
+def test_what_is_read_along_the_rows(rows: int, cols: int, known: bool) -> None:
+    x, y = normal(cols, rows), normal(rows)
+    m, n = (rows, cols) if known else (symbol("M"), symbol("N"))
+    builder = BodyBuilder()
+    source, each, out, sums = buffers(builder, x, y, empty(rows, cols), empty(rows))
+    r, c = axis("r", m), axis("c", n)
+    scale = builder.load(each, r)
+    builder.store(out, n * r + c, builder.op("mul", f32, builder.load(source, m * c + r), scale))
+    builder.store(sums, r, builder.op("add", f32, scale, scale))
+    kernel = LoopKernel("transposed", builder.finish(), m, n)
+    assert is_across(kernel)
+    got, _ = run(kernel, [x, y, empty(rows, cols), empty(rows)], {"M": rows, "N": cols})
+    assert torch.equal(got[2], x.T * y[:, None]) and torch.equal(got[3], y + y)
