@@ -190,42 +190,61 @@ class AmxMicro(MicroKernel):
             self.tiles.zero(fn, register)
 
     def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
-        self._products(fn, tile, index)
+        self.turn(fn, tile, index, None)
         return []
 
-    def first_step(self, fn: Function, tile: Tile, kind: Start, before: Val) -> None:
+    @property
+    def turns(self) -> int:
+        return len(self._accumulators)
+
+    def turn(self, fn: Function, tile: Tile, index: Val, number: int | None) -> None:
+        self._products(fn, tile, index, number)
+
+    def first_turn(self, fn: Function, tile: Tile, kind: Start, before: Val, number: int | None) -> None:
         # Four stores that follow one another take 64 cycles, in which nothing is multiplied; one ahead of each product takes none.
         def ready(register: int) -> None:
             self.tiles.store(fn, register, self._place(fn, before, tile.out_pitch, register), i64(4 * tile.out_pitch))
             self._begin(fn, tile, kind, register)
 
-        self._products(fn, tile, i64(0), ready)
+        self._products(fn, tile, i64(0), number, ready)
 
-    def _products(self, fn: Function, tile: Tile, index: Val, ready: Callable[[int], None] = lambda register: None) -> None:
-        """Those of a step; `ready` comes before that of an accumulator."""
+    def stored(self, fn: Function, number: Val) -> Val:
+        return fn.smin(fn.mul(fn.udiv(fn.add(number, i64(1)), i64(self.panels)), i64(ROWS)), i64(self.mr))
+
+    def _products(
+        self, fn: Function, tile: Tile, index: Val, number: int | None, ready: Callable[[int], None] = lambda register: None
+    ) -> None:
+        """Those of a step, or one of them; `ready` comes before that of an accumulator. All begin with all loads for which there are
+        registers, one alone with what those before it have not loaded."""
         first = _A + len(self._heights)
         turns = _REGISTERS - first
+        rows, pitch = self._rest(fn, tile, index) if tile.left else self._rows(fn, tile, index)
 
         def panel(j: int) -> None:
             place = fn.gep(tile.b[j], index, scale=TILE_BYTES)
             self.tiles.load(fn, first + j % turns, place, i64(ROW_BYTES), not tile.shares)
 
-        for j in range(min(turns, self.panels)):
-            panel(j)
-        rows, pitch = self._rest(fn, tile, index) if tile.left else self._rows(fn, tile, index)
-        for i in self._heights:
+        def height(i: int) -> None:
             self.tiles.load(fn, _A + i, fn.gep(rows, fn.mul(pitch, i64(i * ROWS))), pitch, tile.shares > 0)
+
+        if number is None:
+            for j in range(min(turns, self.panels)):
+                panel(j)
+            for i in self._heights:
+                height(i)
         share = TILE_BYTES // max(1, tile.shares)
-        for following in tile.b if tile.shares else ():
+        for following in tile.b if tile.shares and not number else ():
             for line in range(0, share, ROW_BYTES):
                 prefetch(fn, offset(fn, fn.gep(fn.gep(following, tile.next), index, scale=share), line), 2)
-        for i in self._heights:
-            for j in range(self.panels):
-                if j >= turns:
-                    panel(j)
-                register = i * self._across + j
-                ready(register)
-                self.tiles.dot(fn, self.product, register, _A + i, first + j % turns)
+        for each in range(self.turns) if number is None else (number,):
+            i, j = divmod(each, self.panels)
+            if number is not None and j == 0:
+                height(i)
+            if j >= turns or (number is not None and i == 0):
+                panel(j)
+            register = self._accumulators[each]
+            ready(register)
+            self.tiles.dot(fn, self.product, register, _A + i, first + j % turns)
 
     def _rows(self, fn: Function, tile: Tile, index: Val) -> tuple[Val, Val]:
         """Where the rows of step `index` are, and how far apart."""

@@ -81,7 +81,7 @@ class MicroKernel(ABC):
     rhs: DType
 
     isa = ""
-    # Whether the tile before is stored in the first step of a tile, and its epilogue done between the steps.
+    # Whether the tile before is stored in the first step of a tile, and its epilogue done between the steps or their products.
     overlaps = False
 
     @property
@@ -181,8 +181,21 @@ class MicroKernel(ABC):
     def finish(self, fn: Function, tile: Tile, accumulators: list[Val]) -> None:
         """Stores the accumulators into `tile.out`."""
 
-    def first_step(self, fn: Function, tile: Tile, kind: Start, before: Val) -> None:
-        """`start` and step 0 of a tile that overlaps, while the accumulators of the tile before are stored into its `out`."""
+    @property
+    def turns(self) -> int:
+        """How many products a step of a tile that overlaps is."""
+        raise AssertionError(f"{self.name} does not overlap")
+
+    def turn(self, fn: Function, tile: Tile, index: Val, number: int | None) -> None:
+        """A product of a step of a tile that overlaps, or all of them."""
+        raise AssertionError(f"{self.name} does not overlap")
+
+    def first_turn(self, fn: Function, tile: Tile, kind: Start, before: Val, number: int | None) -> None:
+        """The same of `start` and step 0, while the accumulators of the tile before are stored into `before`."""
+        raise AssertionError(f"{self.name} does not overlap")
+
+    def stored(self, fn: Function, number: Val) -> Val:
+        """How many rows of the tile before are stored after product `number` of step 0."""
         raise AssertionError(f"{self.name} does not overlap")
 
     def put(self, fn: Function, out: Val, out_pitch: int) -> None:
@@ -267,8 +280,8 @@ def _overlapped(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pendi
     """All steps of a tile, which stays in its registers, and what is pending of the tile before, which is still there."""
 
     def between() -> list[Val]:
-        with pending.between(fn, micro.acc_ty, micro.mr, tile.steps) as rows:
-            _in_turn(fn, micro, tile, kind, pending.tile, rows)
+        with pending.between(fn, micro, tile.steps) as rows:
+            _in_turn(fn, micro, tile, kind, pending, rows)
         return []
 
     def before() -> list[Val]:
@@ -280,23 +293,30 @@ def _overlapped(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pendi
     fn.branch(fn.and_(pending.whole(fn, micro.mr), fn.icmp("sgt", tile.steps, i64(0))), between, before)
 
 
-def _in_turn(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, before: Val, rows: Callable[[Val], None]) -> None:
-    """The steps of a tile, after each of them rows of the tile before, and after the last one those that are left."""
-    whole = replace(tile, left=0)
+def _in_turn(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pending: Pending, rows: Callable[[Val, Val, Val], Val]) -> None:
+    """The steps of a tile, after each of them or of their products rows of the tile before, and after the last one those that are left."""
+    whole, places = replace(tile, left=0), pending.epilogue.places(micro)
 
-    def step(index: Val, _: list[Val]) -> list[Val]:
-        def first() -> list[Val]:
-            micro.first_step(fn, whole, kind, before)
+    def one(number: Val, emit: Callable[[int | None], None], n: int = 0) -> list[Val]:
+        """emit(number), of as many as there are places; all where there is one."""
+
+        def this() -> list[Val]:
+            emit(n if places > 1 else None)
             return []
 
-        fn.branch(
-            fn.icmp("eq", index, i64(0)), first,
-            lambda: fn.branch(fn.icmp("slt", index, tile.steps), lambda: micro.step(fn, whole, index, [])),
-        )
-        rows(index)
-        return []
+        return this() if n == places - 1 else fn.branch(fn.icmp("eq", number, i64(n)), this, lambda: one(number, emit, n + 1))
 
-    fn.loop(i64(0), fn.add(tile.steps, i64(1)), 1, [], step)
+    def step(index: Val, done: list[Val]) -> list[Val]:
+        def turn(number: Val, done: list[Val]) -> list[Val]:
+            fn.branch(
+                fn.icmp("eq", index, i64(0)), lambda: one(number, lambda n: micro.first_turn(fn, whole, kind, pending.tile, n)),
+                lambda: fn.branch(fn.icmp("slt", index, tile.steps), lambda: one(number, lambda n: micro.turn(fn, whole, index, n))),
+            )
+            return [rows(index, number, done[0])]
+
+        return turn(i64(0), done) if places == 1 else fn.loop(i64(0), i64(places), 1, done, turn)
+
+    fn.loop(i64(0), fn.add(tile.steps, i64(1)), 1, [i64(0)], step)
     if tile.left:
         micro.step(fn, tile, tile.steps, [])
 

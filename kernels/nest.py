@@ -249,7 +249,7 @@ class Body:
         fn, variant, micro = self.fn, block.variant, block.variant.micro
         epilogue = self._epilogue if state else None
         name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue)
-        pending = [fn.args[0], *state, epilogue.share(fn, steps, micro.mr)] if epilogue else []
+        pending = [fn.args[0], *state, epilogue.share(fn, steps, micro)] if epilogue else []
         rows = self.rows.tile(variant, block.lhs, i, steps)
         operands = self.columns.operands(variant, p, fn.udiv(i, i64(block.height)), steps, panels, kind)
         fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands, *pending])

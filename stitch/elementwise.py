@@ -67,7 +67,8 @@ def _piecewise(b: BodyBuilder, value: Value, x: int, factor: int = -1) -> int:
         return b.op("minimum", f32, y, b.const(high, f32)) if high < inf else y
 
     u = between(x, a.low, a.high)
-    piece = b.op("add", f32, b.op("mul", f32, u, b.const(a.density, f32)), b.const(MAGIC, f32))
+    units = u if a.density == 1 else b.op("mul", f32, u, b.const(a.density, f32))
+    piece = b.op("add", f32, units, b.const(MAGIC, f32))
     piece = between(piece, MAGIC + a.first if a.low == -inf else -inf, MAGIC + a.last if a.high == inf else inf)
     numbers = [b.add(Node("lookup", f32, (piece,), numbers=row)) for row in a.coefficients]
     total = numbers.pop()

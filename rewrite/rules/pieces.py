@@ -100,6 +100,19 @@ def fit(function: Function, goal: Goal, pieces: int) -> A.PiecewiseAttrs | None:
     return None
 
 
+def of_units(a: A.PiecewiseAttrs) -> A.PiecewiseAttrs:
+    """The same polynomials of x * density: their pieces are of length 1. A coefficient that makes something infinite still does."""
+    def scaled(number: float, power: int) -> float:
+        return math.copysign(max(abs(_single(number / a.density**power)), _LEADING), number) if number else 0.0
+
+    coefficients = tuple(tuple(scaled(number, power) for number in row) for power, row in enumerate(a.coefficients))
+    # Rounded to the next piece, the first number and the last one would be looked up at the other end of the table.
+    first, last = (k + side * (0.5 - max(1, abs(k)) * 2.0**-22) for k, side in ((a.first, -1), (a.last, 1)))
+    low, high = max(a.low * a.density, first), min(a.high * a.density, last)
+    low, high = a.low if a.low == -math.inf else _single(low), a.high if a.high == math.inf else _single(high)
+    return replace(a, low=low, high=high, density=1.0, coefficients=coefficients)
+
+
 def _noise(function: Function) -> float:
     """How far off the function is in f32 where that has few digits of it, as 1 + erf(x) has where it is nearly 0."""
     x = torch.linspace(-16, 16, 4096, dtype=torch.float32)

@@ -1,8 +1,9 @@
-"""Quantization whose scale is in the constants before it, some operations less for each element.
+"""Scales of quantizations, and of tables, in the constants before them: some operations less for each element.
 
     quantize(a * c + d) = quantize'(a * (c / s) + (d / s + z))     c, d: constants; s, z: the scale of all elements and their zero point
     quantize(a * c)     = quantize'(a * (c / s))                   quantize': of steps, from the zero point on where that is added before
     quantize(relu x)    = quantize'(relu (x / s))                  where x is one of these, and z is added after
+    piecewise(a * c + d) = piecewise'(a * (c n) + d n)             n: pieces for each unit; piecewise': with pieces of length 1
 
 However many products and sums with constants there are, one of each is left: the scales and biases of a quantized layer where the next one
 takes integers, too, and the weights of a norm, perhaps divided by what smooths activations. Numbers halfway between two steps may become
@@ -23,6 +24,7 @@ from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import make
 from ...graph.types import f32
 from ..template import full
+from .pieces import of_units
 
 
 def scaled_before(graph: Graph, constants: Collection[Value]) -> Graph:
@@ -31,31 +33,40 @@ def scaled_before(graph: Graph, constants: Collection[Value]) -> Graph:
     fixed = frozenset((*constants, *(value for value in graph.order if value.op == "full")))
 
     def visit(value: Value, inputs: tuple[Value, ...]) -> Value:
-        chain = _chain(graph, fixed, value.inputs[0]) if _is_plain(value) else []
-        if not chain:
+        rate = _rate(value)
+        chain = [] if rate is None else _chain(graph, fixed, value.inputs[0])
+        if rate is None or not chain:
             return with_inputs(value, inputs)
-        assert isinstance(value.attrs, A.QuantizeAttrs)
-        q, positive = value.attrs.qparams, value.inputs[0].op == "relu"
+        attrs, positive = value.attrs, value.inputs[0].op == "relu"
         with b.at(value.inputs[0].origin):
-            a, factor, term = _affine(chain, inputs[0].inputs[0] if positive else inputs[0], fixed, 1.0 / q.scale[0])
+            a, factor, term = _affine(chain, inputs[0].inputs[0] if positive else inputs[0], fixed, rate)
             scaled = b.mul(a, factor)
-            from_zero = term is not None and not positive
-            if term is not None:
-                scaled = b.add(scaled, b.add(term, float(q.zero_point)) if from_zero else term)
+            if isinstance(attrs, A.QuantizeAttrs):
+                from_zero = term is not None and not positive
+                term = b.add(term, float(attrs.qparams.zero_point)) if term is not None and from_zero else term
+                attrs = replace(attrs, in_steps=True, from_zero=from_zero)
+            else:
+                assert isinstance(attrs, A.PiecewiseAttrs)
+                attrs = of_units(attrs)
+            scaled = scaled if term is None else b.add(scaled, term)
             scaled = b.relu(scaled) if positive else scaled
-        attrs = replace(value.attrs, in_steps=True, from_zero=from_zero)
-        return make("quantize", scaled, attrs=attrs, origin=value.origin, name=value.name)
+        return make(value.op, scaled, *inputs[1:], attrs=attrs, origin=value.origin, name=value.name)
 
     return rebuild(graph, visit)
 
 
-def _is_plain(value: Value) -> bool:
-    """Whether it is a quantization of f32 with one scale that is not 1."""
-    if value.op != "quantize" or value.inputs[0].dtype != f32:
-        return False
-    assert isinstance(value.attrs, A.QuantizeAttrs)
-    scale = value.attrs.left.scale
-    return len(scale) == 1 and scale != (1.0,)
+def _rate(value: Value) -> float | None:
+    """What an operation on f32 multiplies its operand by before all else, if that is one number and not 1."""
+    if value.op == "piecewise":
+        assert isinstance(value.attrs, A.PiecewiseAttrs)
+        rate = value.attrs.density
+    elif value.op == "quantize" and value.inputs[0].dtype == f32:
+        assert isinstance(value.attrs, A.QuantizeAttrs)
+        scale = value.attrs.left.scale
+        rate = 1.0 / scale[0] if len(scale) == 1 else 1.0
+    else:
+        return None
+    return None if rate == 1 else rate
 
 
 def _chain(graph: Graph, fixed: frozenset[Value], x: Value) -> list[Value]:

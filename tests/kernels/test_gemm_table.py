@@ -15,6 +15,8 @@ from sashiko.diagnostics.errors import InvalidGraph, Unsupported
 from sashiko.graph.dims import Dim, evaluate, symbol
 from sashiko.graph.types import DType, bf16, f16, f32, i8, i32, u8
 from sashiko.kernels import mkl, table
+from sashiko.kernels.amx import amx
+from sashiko.kernels.pending import Epilogue
 from sashiko.kernels.spec import GemmSpec, Strides
 from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.target import Target
@@ -163,9 +165,22 @@ def gelu_body(n: int) -> Body:
     return builder.finish()
 
 
+@pytest.mark.parametrize(("n", "k", "long"), [(64, 64, True), (64, 4096, False)])
+def test_long_epilogues_are_done_between_the_products_of_a_step(n: int, k: int, long: bool) -> None:
+    spec = GemmSpec(i8, i8, M, n, k, Strides(0, k), gelu_body(n))
+    micro, module = amx(i8, i8)[0], Module()
+    assert Epilogue("e", X86_64_AMX, spec, (), micro.nr).places(micro) == (micro.turns if long else 1)
+    table.select(X86_64_AMX, spec).kernel.emit(module, X86_64_AMX, spec, "product")
+    text = jit.assembly(module.text(), X86_64_AMX)
+    tile = text[text.index(".with.product.epilogue:") :]
+    products = re.findall(r"\t(tdpbssd|j[a-z]+)\t", tile[: tile.index("callq")])
+    together = "tdpbssd " * micro.turns in " ".join([*products, ""])
+    assert together != long, "rows come after each product, or after all of a step"
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(37, 81, 96), (70, 96, 64), (96, 64, 256)])
 @pytest.mark.parametrize("runner", runners())
-def test_epilogue_with_bias_gelu_and_quantization(runner: Runner) -> None:
-    m, n, k = 37, 81, 96
+def test_epilogue_with_bias_gelu_and_quantization(runner: Runner, m: int, n: int, k: int) -> None:
     spec = GemmSpec(i8, i8, M, n, k, Strides(0, k), gelu_body(n))
     row = table.select(runner.target, spec).kernel
     module = Module()

@@ -12,7 +12,7 @@ import torch
 
 from sashiko.graph.polynomials import piecewise, polynomials
 from sashiko.graph.types import i8, u8
-from sashiko.rewrite.rules.pieces import ERROR, SPREAD, Digits, Function, Rounding, fit
+from sashiko.rewrite.rules.pieces import ERROR, SPREAD, Digits, Function, Rounding, fit, of_units
 
 UNSIGNED = Rounding(u8, None, 0, 255, True)
 SIGNED = Rounding(i8, None, -127, 127, True)
@@ -214,3 +214,18 @@ def test_few_digits_are_right_however_small_the_number(name: str) -> None:
 @pytest.mark.parametrize("name", NOT_SHORT)
 def test_few_digits_are_not_promised(name: str) -> None:
     assert fit(NOT_SHORT[name], Digits(), 32) is None
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_pieces_of_length_one(name: str) -> None:
+    """The same polynomials, also where the first and the last piece begin and end."""
+    function, goal = FOLLOWED[name]
+    found = fit(function, goal, 32)
+    assert found is not None
+    scaled = of_units(found)
+    assert scaled.density == 1
+    x = torch.linspace(-12, 12, 4001)
+    x = torch.cat([x, torch.tensor([found.low, found.high, math.inf, -math.inf, math.nan])])
+    units = (x.double() * found.density).float()
+    torch.testing.assert_close(polynomials(units, scaled), polynomials(x, found), rtol=2**-18, atol=2**-10, equal_nan=True)
+    assert all(math.isinf(end) or found.first <= round(end) <= found.last for end in (scaled.low, scaled.high))
