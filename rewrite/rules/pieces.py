@@ -102,6 +102,7 @@ def fit(function: Function, goal: Goal, pieces: int) -> A.PiecewiseAttrs | None:
 
 def of_units(a: A.PiecewiseAttrs) -> A.PiecewiseAttrs:
     """The same polynomials of x * density: their pieces are of length 1. A coefficient that makes something infinite still does."""
+
     def scaled(number: float, power: int) -> float:
         return math.copysign(max(abs(_single(number / a.density**power)), _LEADING), number) if number else 0.0
 

@@ -59,7 +59,8 @@ def _rate(value: Value) -> float | None:
     """What an operation on f32 multiplies its operand by before all else, if that is one number and not 1."""
     if value.op == "piecewise":
         assert isinstance(value.attrs, A.PiecewiseAttrs)
-        rate = value.attrs.density
+        # Of the largest numbers only integers may be what they are at infinity.
+        rate = 1.0 if value.dtype.is_float else value.attrs.density
     elif value.op == "quantize" and value.inputs[0].dtype == f32:
         assert isinstance(value.attrs, A.QuantizeAttrs)
         scale = value.attrs.left.scale
