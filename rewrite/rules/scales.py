@@ -4,6 +4,7 @@
     quantize(a * c)     = quantize'(a * (c / s))                   quantize': of steps, from the zero point on where that is added before
     quantize(relu x)    = quantize'(relu (x / s))                  where x is one of these, and z is added after
     piecewise(a * c + d) = piecewise'(a * (c n) + d n)             n: pieces for each unit; piecewise': with pieces of length 1
+                                                                   a: integers, where infinity has a result of its own
 
 However many products and sums with constants there are, one of each is left: the scales and biases of a quantized layer where the next one
 takes integers, too, and the weights of a norm, perhaps divided by what smooths activations. Numbers halfway between two steps may become
@@ -15,6 +16,7 @@ row, as in a norm, computing both from it takes no more than one from the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -35,7 +37,7 @@ def scaled_before(graph: Graph, constants: Collection[Value]) -> Graph:
     def visit(value: Value, inputs: tuple[Value, ...]) -> Value:
         rate = _rate(value)
         chain = [] if rate is None else _chain(graph, fixed, value.inputs[0])
-        if rate is None or not chain:
+        if rate is None or not chain or (_tells_infinity(value.attrs) and not _of_integers(chain[-1])):
             return with_inputs(value, inputs)
         attrs, positive = value.attrs, value.inputs[0].op == "relu"
         with b.at(value.inputs[0].origin):
@@ -59,8 +61,7 @@ def _rate(value: Value) -> float | None:
     """What an operation on f32 multiplies its operand by before all else, if that is one number and not 1."""
     if value.op == "piecewise":
         assert isinstance(value.attrs, A.PiecewiseAttrs)
-        # Of the largest numbers only integers may be what they are at infinity.
-        rate = 1.0 if value.dtype.is_float else value.attrs.density
+        rate = value.attrs.density
     elif value.op == "quantize" and value.inputs[0].dtype == f32:
         assert isinstance(value.attrs, A.QuantizeAttrs)
         scale = value.attrs.left.scale
@@ -68,6 +69,16 @@ def _rate(value: Value) -> float | None:
     else:
         return None
     return None if rate == 1 else rate
+
+
+def _tells_infinity(attrs: A.Attrs) -> bool:
+    """Whether the result for infinity is another one than for the largest numbers, which would be infinite as more than they are."""
+    return isinstance(attrs, A.PiecewiseAttrs) and (attrs.dtype.is_float or attrs.low == -math.inf or attrs.high == math.inf)
+
+
+def _of_integers(a: Value) -> bool:
+    """Whether a comes nowhere near the largest numbers, as the sum of a quantized product."""
+    return a.op == "cast" and not a.inputs[0].dtype.is_float
 
 
 def _chain(graph: Graph, fixed: frozenset[Value], x: Value) -> list[Value]:

@@ -14,7 +14,7 @@ from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
 from sashiko.graph.ops import make
-from sashiko.graph.types import QParams, f32, i8, u8
+from sashiko.graph.types import QParams, f32, i8, i32, u8
 from sashiko.rewrite.rules.pieces import Rounding, fit
 from sashiko.rewrite.rules.scales import scaled_before
 from sashiko.stitch.constants import constant_values
@@ -95,23 +95,48 @@ def test_the_integers_are_the_same(name: str) -> None:
     assert torch.equal(want[0, :2], got[0, :2])
 
 
+def sigmoid_table() -> A.PiecewiseAttrs:
+    table = fit(lambda x: torch.sigmoid(x) * 200 + 9, Rounding(u8, None, 0, 255, True), 32)
+    assert table is not None and table.density != 1
+    return table
+
+
+def gelu_table() -> A.PiecewiseAttrs:
+    """Which has no number at -inf."""
+    table = fit(lambda x: torch.nn.functional.gelu(x) * 23 + 4, Rounding(u8, None, 0, 255, True), 32)
+    assert table is not None and table.density != 1 and table.low == -torch.inf
+    return table
+
+
+def of_sums(table: A.PiecewiseAttrs) -> Value:
+    sums = b.cast(b.cast(X, i32), f32)
+    return make("piecewise", b.add(b.mul(sums, b.mul(numbers(0), 1e-4)), numbers(1)), attrs=table)
+
+
 @pytest.mark.parametrize("positive", [False, True])
 def test_tables_have_pieces_of_length_one(positive: bool) -> None:
     """The same integers but for a few, of numbers of all sizes, infinities and none."""
-    for zero, least in ((91, 0), (0, -128)):
-        dtype = u8 if least == 0 else i8
-        goal = Rounding(dtype, None, least, least + 255, True)
-        table = fit(lambda x, zero=zero: torch.nn.functional.gelu(x) * 23 + zero, goal, 32)  # type: ignore[misc]
-        assert table is not None and table.density != 1
-        graph, found = moved((make("piecewise", b.relu(affine()) if positive else affine(), attrs=table),))
-        [end] = found.outputs
-        assert isinstance(end.attrs, A.PiecewiseAttrs) and end.attrs.density == 1
-        inputs = [torch.randn(40, 16, generator=torch.Generator().manual_seed(7)) * 3, torch.zeros(16)]
-        inputs[0][0, :6] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e30, -1e30, 1e-30])
-        [want], [got] = run(graph, inputs), run(found, inputs)
-        difference = (want.int() - got.int()).abs()
-        assert difference.max() <= 1 and (difference > 0).float().mean() <= 0.01
-        assert torch.equal(want[0, :6], got[0, :6])
+    graph, found = moved((make("piecewise", b.relu(affine()) if positive else affine(), attrs=sigmoid_table()),))
+    inputs = [torch.randn(40, 16, generator=torch.Generator().manual_seed(7)) * 3, torch.zeros(16)]
+    inputs[0][0, :6] = torch.tensor([torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 1e-30])
+    [want], [got] = run(graph, inputs), run(found, inputs)
+    assert isinstance(found.outputs[0].attrs, A.PiecewiseAttrs) and found.outputs[0].attrs.density == 1
+    difference = (want.int() - got.int()).abs()
+    assert difference.max() <= 1 and (difference > 0).float().mean() <= 0.01
+    assert torch.equal(want[0, :6], got[0, :6])
+
+
+def test_tables_that_tell_infinity_have_them_of_integers_alone() -> None:
+    graph, found = moved((of_sums(gelu_table()),))
+    assert isinstance(found.outputs[0].attrs, A.PiecewiseAttrs) and found.outputs[0].attrs.density == 1
+    sums = torch.randint(-(1 << 16), 1 << 16, (40, 16), generator=torch.Generator().manual_seed(7)).float()
+    sums[0, :2] = torch.tensor([1 << 30, -(1 << 31)])
+    inputs = [sums, torch.zeros(16)]
+    [want], [got] = run(graph, inputs), run(found, inputs)
+    difference = (want.int() - got.int()).abs()
+    assert difference.max() <= 1 and (difference > 0).float().mean() <= 0.01
+    graph, found = moved((make("piecewise", affine(), attrs=gelu_table()),))
+    assert found is graph
 
 
 def test_zero_points_are_added_where_something_is() -> None:
