@@ -190,7 +190,7 @@ class AmxMicro(MicroKernel):
             self.tiles.zero(fn, register)
 
     def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
-        self.turn(fn, tile, index, None)
+        self._products(fn, tile, index, None)
         return []
 
     @property

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 PENDING = (PTR, PTR, I64, I64, I64, I64, I64)  # the types of its arguments and its share
 
 
-PRODUCT_CYCLES = 16  # of a tile product
+_PRODUCT_CYCLES = 16  # of a tile product
 # How many operations of an epilogue for each cycle of products are many. Done after each product, GELU's takes 9 % less at 512x1024x256 in
 # int8 and in bf16, where they are 4.8 and 1.8, 4 % less at 197x1536x384 (3.2), and as long at 128x3072x768 (1.6); others, of 1 and less,
 # take up to 5 % more.
 _LONG = 1.5
-# Operations of an epilogue beside the products of a step. GELU's took 148 us with it at 512x1024x256, 160 with 48 to 112, and 175 with all
-# rows shared evenly (Emerald Rapids).
+# Operations of an epilogue beside the products of a step, after all of which it comes. GELU's took 148 us with it so at 512x1024x256, 160
+# with 48 to 112, and 175 with all rows shared evenly (Emerald Rapids).
 _BESIDE = 144
 # Bytes of a row of k up to which an epilogue takes longer than the products beside it. Two rows packed together take fewer operations, but
 # more of those that wait for the unit from which tile products begin: 256 are 4 to 8 % faster so, and 384 and more 1 to 4 % slower.
@@ -65,7 +65,7 @@ class Epilogue:
     def places(self, micro: MicroKernel) -> int:
         """At how many places of a step rows are done: after each product where they take much longer than all products."""
         k = self.spec.k
-        cycles = -(-k // micro.step_k) * micro.turns * PRODUCT_CYCLES if isinstance(k, int) else 0
+        cycles = -(-k // micro.step_k) * micro.turns * _PRODUCT_CYCLES if isinstance(k, int) else 0
         return micro.turns if 0 < cycles * _LONG <= self._row * micro.mr else 1
 
     def share(self, fn: Function, steps: Val, micro: MicroKernel) -> Val:

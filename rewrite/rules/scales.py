@@ -30,8 +30,8 @@ from .pieces import of_units
 
 
 def scaled_before(graph: Graph, constants: Collection[Value]) -> Graph:
-    """The graph with the scales of quantizations moved into the constants that come before them. constants: the values that depend on no
-    input."""
+    """The graph with the scales of quantizations and tables moved into the constants that come before them. constants: the values that
+    depend on no input."""
     fixed = frozenset((*constants, *(value for value in graph.order if value.op == "full")))
 
     def visit(value: Value, inputs: tuple[Value, ...]) -> Value:
