@@ -218,6 +218,7 @@ class AmxMicro(MicroKernel):
         registers, one alone with what those before it have not loaded."""
         first = _A + len(self._heights)
         turns = _REGISTERS - first
+        index = tile.place(fn, index)
         rows, pitch = self._rest(fn, tile, index) if tile.left else self._rows(fn, tile, index)
 
         def panel(j: int) -> None:

@@ -2,12 +2,12 @@
 
 A class says how to start, advance and finish a tile of mr rows and `panels` column panels; `emit_tile` wraps it into an internal function
 
-    void name(ptr a, i64 a_pitch, ptr out, i64 steps, i64 next, ptr b[panels], ptr sums[panels])
+    void name(ptr a, i64 a_pitch, ptr out, i64 steps, i64 next, ptr b[panels], ptr sums[panels], i64 back)
 
 which reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as
 [nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `next` is the way in bytes from
-panels to those that will follow. `sums` is there only when it starts from them. A tile that `overlaps` has further arguments: `Pending`;
-its accumulators stay in their registers until the next tile has begun, or are `put` away.
+panels to those that will follow. `sums` is there only when it starts from them, `back` where tiles may go back through k: -1 in those that
+do, else 0. A tile that `overlaps` has further arguments: `Pending`; its accumulators stay in their registers until the next tile has begun, or are `put` away.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Tile:
     """The operands of one tile inside its function.
 
     out_pitch: columns of a block of `out`. shares: of `shares_of`; where there are none, the lhs is used again soon and the panels are not.
-    left: how many k of the lhs there are after all the steps, less than one has.
+    left: how many k of the lhs there are after all the steps, less than one has. back: -1 where it goes through the operands from the last
+    step to the first, else 0; None: it never does.
     """
 
     a: Val
@@ -68,6 +69,13 @@ class Tile:
     out_pitch: int
     shares: int
     left: int = 0
+    back: Val | None = None
+
+    def place(self, fn: Function, index: Val) -> Val:
+        """Where step `index` is among those of the operands."""
+        if self.back is None or self.left:
+            return index
+        return fn.add(fn.xor(index, self.back), fn.and_(self.steps, self.back))
 
 
 @dataclass(frozen=True)
@@ -247,26 +255,29 @@ def share_of(fn: Function, micro: MicroKernel, shares: int, tile: Val, steps: Va
 
 def emit_tile(
     module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, shares: int, left: int = 0,
-    epilogue: Epilogue | None = None,
+    epilogue: Epilogue | None = None, reverses: bool = False,
 ) -> str:
     """Adds the function of one tile and returns its name.
 
     a_pitch: bytes from row to row of the lhs where that is known. shares, left: of `Tile`. epilogue: of the tile before, to be done between
-    the steps.
+    the steps. reverses: whether it may go back through k.
     """
     name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (f".share{shares}" if shares else "")
     name += f".and{left}" if left else ""
     name += f".groups{micro.packing.group}" if micro.packing.group else ""
     name += f".lhs{micro.layout.group}" if micro.layout.group else ""
+    name += ".back" if reverses else ""
     name += f".with.{epilogue.name}" if epilogue else ""
     if name in module.functions:
         return name
     panels = micro.panels * micro.unpacked_panels
     extra = panels * (2 if kind is Start.SUMS else 1)
-    fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra, *(PENDING if epilogue else ())], internal=True)
+    others = [*([I64] if reverses else ()), *(PENDING if epilogue else ())]
+    fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra, *others], internal=True)
     a, pitch, out, steps, following = fn.args[:5]
     b, sums, rest = fn.args[5 : 5 + panels], fn.args[5 + panels : 5 + extra], fn.args[5 + extra :]
-    tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, shares, left)
+    back = rest.pop(0) if reverses else None
+    tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, shares, left, back)
     if epilogue is None:
         micro.finish(fn, tile, accumulated(fn, micro, tile, kind))
     else:

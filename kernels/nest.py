@@ -248,10 +248,13 @@ class Body:
         """Calls the function of a tile: rows from i on of the block; panels: where panels p, p + 1, ... are; left: of `Tile`."""
         fn, variant, micro = self.fn, block.variant, block.variant.micro
         epilogue = self._epilogue if state else None
-        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue)
+        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue, variant.reverses)
         pending = [fn.args[0], *state, epilogue.share(fn, steps, micro)] if epilogue else []
-        rows = self.rows.tile(variant, block.lhs, i, steps)
-        operands = self.columns.operands(variant, p, fn.udiv(i, i64(block.height)), steps, panels, kind)
+        rows, number = self.rows.tile(variant, block.lhs, i, steps), fn.udiv(i, i64(block.height))
+        operands = self.columns.operands(variant, p, number, steps, panels, kind)
+        if variant.reverses:
+            odd = fn.and_(fn.add(number, fn.udiv(p, i64(micro.panels))), i64(1))
+            operands.append(fn.sub(i64(0), odd))
         fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands, *pending])
 
     def _fetch(self, block: _Block, i: Val, p: Val) -> None:

@@ -113,6 +113,19 @@ def test_an_epilogue_between_the_steps_of_the_next_tile(lhs: DType, target: Targ
 
 @pytest.mark.parametrize("lhs", [i8, bf16], ids=str)
 @pytest.mark.isa("avx512_vnni")
+def test_every_other_tile_goes_back_through_a_k_that_l1_does_not_hold(lhs: DType, target: Target) -> None:
+    """Weights in L2 and beyond it; k that ends within a step; rows in place and packed; one tile of rows; a narrower last tile."""
+    micros = amx.amx(lhs, i8 if lhs == i8 else bf16, tiles_on(target))
+    near, far = (4 << 10, 1 << 20), (8 << 10, 32 << 10)
+    cases = [Case(70, 150, k, pitch, near) for k, pitch in ((192, 64), (200, 0), (250, 6))] + [Case(8, 40, 320, 0, near)]
+    cases += [Case(70, 150, k // lhs.bytes, pitch, far) for k, pitch in ((192, 64), (250, 6))]
+    for case in cases:
+        assert choose(case.on(target), spec_of(case, lhs, micros[0].rhs), micros).variants[0].reverses
+    run(Native(target), micros, cases)
+
+
+@pytest.mark.parametrize("lhs", [i8, bf16], ids=str)
+@pytest.mark.isa("avx512_vnni")
 def test_groups_of_columns_that_are_narrower_for_the_sake_of_more_rows(lhs: DType, target: Target) -> None:
     micros = amx.amx(lhs, i8 if lhs == i8 else bf16, tiles_on(target))
     caches = 3 << 10, lhs.bytes * 80 << 10
