@@ -7,7 +7,8 @@ A class says how to start, advance and finish a tile of mr rows and `panels` col
 which reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as
 [nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `next` is the way in bytes from
 panels to those that will follow. `sums` is there only when it starts from them, `back` where tiles may go back through k: -1 in those that
-do, else 0. A tile that `overlaps` has further arguments: `Pending`; its accumulators stay in their registers until the next tile has begun, or are `put` away.
+do, else 0. A tile that `overlaps` has further arguments: `Pending`; its accumulators stay in their registers until the next tile has begun,
+or are `put` away.
 """
 
 from __future__ import annotations

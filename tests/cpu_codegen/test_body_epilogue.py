@@ -22,7 +22,7 @@ from sashiko.platforms.target import Target
 from sashiko.stitch.elementwise import quantized
 from sashiko.stitch.loops import Body, BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import empty, from_numpy, normal, reduce, same, to_numpy
-from tests.emulation import Runner, compiled, runners
+from tests.emulation import Runner, compiled, runners, runners_in_turn
 
 TILE_ROWS, TILE_COLS = 4, 32
 ROWS = 4
@@ -94,7 +94,7 @@ def test_tiles(runner: Runner, acc: DType, known: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [u8, i8], ids=str)
 @pytest.mark.parametrize("cols", [16, 32, 64])
-@pytest.mark.parametrize("runner", runners())
+@pytest.mark.parametrize("runner", runners_in_turn())
 def test_bytes_of_some_rows_are_packed_together(runner: Runner, cols: int, dtype: DType) -> None:
     """Where vectors of two or four rows fill a register; rows that are left, NaN and what is too large come out as they do alone."""
     qparams = QParams((0.05,), 91, None, 0, 255) if dtype == u8 else QParams((0.05,))

@@ -23,9 +23,11 @@ from sashiko.stitch.program import LoopItem
 from sashiko.stitch.stitcher import stitch
 from tests.cpu_codegen.kernels import empty, few, normal, run
 from tests.emulation import Runner
+from tests.sweeps import swept
 
 TARGET = CATALOGUE[0]
 N, M = symbol("N", 1), symbol("M", 1)
+DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.int64)
 IMAGES = ((2, 20, 9, 16), (1, 16, 7, 40), (3, 33, 5, 17), (2, 64, 3, 21), (1, 12, 2, 100))
 
 
@@ -40,7 +42,7 @@ def across(kernel: LoopKernel, lanes: int = 16) -> Across | None:
     return loads_across(TARGET, kernel, schedule.passes(kernel.body, range(len(kernel.body.stores))), lanes)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.int64])
+@pytest.mark.parametrize("dtype", swept(DTYPES, (torch.float32, torch.bfloat16, torch.int8)))
 @pytest.mark.parametrize("runner", few())
 def test_transposes(runner: Runner, dtype: torch.dtype) -> None:
     for rows, columns in ((16, 16), (64, 48), (37, 100), (17, 16), (16, 9), (100, 31)):

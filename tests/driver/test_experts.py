@@ -11,10 +11,11 @@ from torch.export import Dim
 
 import sashiko
 from sashiko.graph.aten.experts import EXPERTS
-from sashiko.platforms.catalogue import CATALOGUE
+from sashiko.platforms.catalogue import CATALOGUE, X86_64_V3, X86_64_VNNI
 from sashiko.platforms.host import host
 from sashiko.platforms.target import Target
 from sashiko.quant import QuantizedModule, Scheme, prepare_qat
+from tests.sweeps import swept
 
 COUNT, WIDTH = 5, 40
 
@@ -75,7 +76,10 @@ def test_known_rows_and_two_threads() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("target", [t for t in CATALOGUE if not t.why_not_on(host())], ids=lambda target: target.name)
+HERE = [target for target in CATALOGUE if not target.why_not_on(host())]
+
+
+@pytest.mark.parametrize("target", swept(HERE, (X86_64_V3, X86_64_VNNI)), ids=lambda target: target.name)
 def test_other_targets(target: Target) -> None:
     model, given = Experts().eval(), call(40)
     small, few = (sashiko.quantize(model, [given], preset=preset) for preset in ("int8", "int4-weight"))

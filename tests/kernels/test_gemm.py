@@ -25,7 +25,7 @@ from sashiko.platforms.target import Target
 from tests.emulation import Array, Native, Runner, runners, runners_in_turn
 from tests.kernels.products import Case, M, Micros, Together, array, call, compare, plain_store, random, run, spec_of, weight
 from tests.kernels.tile_emulation import EmulatedTiles, tiles_on
-from tests.sweeps import left_to_sweep
+from tests.sweeps import left_to_sweep, swept
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 _VNNI = ("avx512_vnni",)
@@ -58,7 +58,7 @@ FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
 # One of everything; all tails of rows, columns and k; sizes that fill tiles exactly; a pitch; the few rows of the small tiles.
 CASES = (Case(1, 1, 1), Case(3, 70, 7, 5), Case(37, 49, 66, 3), Case(64, 96, 128))
 # Are cut and read as maddubs4, widen16, fma8, vnni16, fmla_bf16 and the first of their kind are.
-LIKE_OTHERS: tuple[str, ...] = ("madd16", "madd8", "maddubs2", "maddubs4_8_u8", "half", "widen8", "vnni8")
+LIKE_OTHERS: tuple[str, ...] = ("madd16", "madd8", "maddubs2", "maddubs4_8_u8", "maddubs4_16_u8", "half", "widen8", "vnni8")
 LIKE_OTHERS += ("fmla_f16", "sdot_u8", "smmla_u8")
 if runners(host_only=True, needs=("amx_int8", "amx_bf16")):
     LIKE_OTHERS += ("amx_emulated",)
@@ -199,7 +199,7 @@ def test_batches_with_a_dynamic_rhs(micros: Micros, runner: Runner, transposed: 
 
 
 @pytest.mark.parametrize(("micros", "runner"), FEW)
-@pytest.mark.parametrize("most", [2, 5, 9])
+@pytest.mark.parametrize("most", swept((2, 5, 9), (9,)))
 def test_columns_are_cut_where_tiles_for_few_rows_end(micros: Micros, runner: Runner, most: int) -> None:
     """The tallest tiles of a family, which may be narrower, are none of a product that never has as many rows."""
     case, product = Case(most, 70, 37, 3), Together(runner)

@@ -19,6 +19,7 @@ from sashiko.kernels.weight_only import AVX2, AVX512_VNNI, AVX_VNNI, SDOT, Small
 from tests.emulation import Runner, runners
 from tests.kernels.products import Case, array, halves, random
 from tests.kernels.test_weight_only import digits_bound, weight, weight_spec
+from tests.sweeps import swept
 
 _AVX512_VNNI = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
 
@@ -83,7 +84,7 @@ def check(runner: Runner, small: Small, x: torch.Tensor, w: Weights) -> None:
 
 
 @ON
-@pytest.mark.parametrize("lhs", [f32, bf16])
+@pytest.mark.parametrize("lhs", swept((f32, bf16), (f32,)))
 @pytest.mark.parametrize(("k", "group"), [(1, 0), (67, 0), (200, 0), (96, 32), (120, 40), (512, 256)])
 def test_magnitudes_far_apart_within_a_row(runner: Runner, small: Small, lhs: DType, k: int, group: int) -> None:
     """Each element has its own power of two; rows of zeros, of the tiniest and of the largest numbers beside them."""

@@ -89,7 +89,7 @@ def test_tokens_of_padding_do_not_count() -> None:
     assert kept[0] == kept[1] and len(kept[0]) > 10
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float32])
+@pytest.mark.parametrize("dtype", swept((torch.int32, torch.bool, torch.float32), (torch.int32, torch.bool)))
 def test_types_of_masks(dtype: torch.dtype) -> None:
     model = Encoder().eval()
     assert scales(quantize(model, padded(1e4, dtype))) == scales(quantize(model, padded(1.0)))

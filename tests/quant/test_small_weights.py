@@ -12,12 +12,13 @@ import sashiko
 from sashiko.diagnostics.errors import InputError
 from sashiko.driver.model import CompiledModel
 from sashiko.graph.sums16 import how_many, largest
-from sashiko.platforms.catalogue import CATALOGUE, X86_64_V3, X86_64_VNNI
+from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.host import host
 from sashiko.quant import PRESETS, ActivationScheme, OpScheme, Scheme, WeightScheme, calibrate, prepare_qat, quantize
 from sashiko.quant.gptq import Inputs, compensated
 from sashiko.quant.scheme import Sums
 from sashiko.quant.weights import dequantized, quantize_weight, settled
+from tests.sweeps import swept
 
 RUNS_V3 = pytest.mark.skipif(bool(X86_64_V3.why_not_on(host())), reason="this machine lacks AVX2")
 COUNTS: tuple[Sums, ...] = (2, 4)
@@ -63,7 +64,7 @@ def test_how_many_are_worth_it() -> None:
     assert settled(normal(8, 64), WeightScheme()).sums16 == "auto" and how_many(quantize_weight(normal(8, 64), WeightScheme()).values) == 1
 
 
-@pytest.mark.parametrize("target", CATALOGUE, ids=lambda target: target.name)
+@pytest.mark.parametrize("target", swept(CATALOGUE, (X86_64_V4, X86_64_VNNI, NEOVERSE_N1)), ids=lambda target: target.name)
 def test_the_target_decides(target: sashiko.Target) -> None:
     model, batches = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), [torch.randn(9, 64)]
     for preset in PRESETS:

@@ -113,7 +113,7 @@ def test_bert(preset: Any, tmp_path: Path) -> None:
     assert max(steps(small, tmp_path / "b.onnx", b, EXACT) for b in (tokens(3, 9), tokens(2, 6))) < 1
 
 
-@pytest.mark.parametrize("signed", swept((None, False, True), (False, True)), ids=["head alone", "affine", "signed"])
+@pytest.mark.parametrize("signed", swept((None, False, True), (False,)), ids=["head alone", "affine", "signed"])
 @pytest.mark.parametrize(("cell", "options"), [
     (nn.LSTM, {"bidirectional": True}), (nn.GRU, {}), pytest.param(nn.RNN, {"bias": False}, marks=pytest.mark.sweep),
     pytest.param(nn.RNN, {"nonlinearity": "relu", "bidirectional": True}, marks=pytest.mark.sweep),

@@ -9,10 +9,11 @@ import torch
 from sashiko.cpu_codegen.math import F32_ONLY, MATH, MATH2
 from tests.cpu_codegen.math.harness import apply
 from tests.emulation import Runner, runners
+from tests.sweeps import swept
 
 
 @pytest.mark.parametrize("runner", [p for p in runners() if p.id in ("host", "neoverse_n1")])
-@pytest.mark.parametrize("lanes", [0, 8])
+@pytest.mark.parametrize("lanes", swept((0, 8), (0,)))
 @pytest.mark.parametrize("name", [name for name in (*MATH, *MATH2) if name not in F32_ONLY])
 def test_against_numpy(runner: Runner, name: str, lanes: int) -> None:
     rng = np.random.default_rng(0)
