@@ -72,7 +72,11 @@ class PairStream(Stream):
         for n in range(0, len(weights), 2):
             to = self.row(fn.add(fn.udiv(row, i64(2)), i64(n // 2)))
             for v, (even, odd) in enumerate(zip(weights[n], weights[n + 1])):
-                fn.store(together(fn, self.target, bf16, even, odd), self.place(self.scores, to, v))
+                fn.store(self.pair(even, odd), self.place(self.scores, to, v))
+
+    def pair(self, even: Val, odd: Val) -> Val:
+        """Weights of neighbouring keys as units of 32 bits."""
+        return together(self.fn, self.target, bf16, even, odd)
 
 
 class DotStream(PairStream, VectorStream):

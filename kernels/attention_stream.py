@@ -26,8 +26,9 @@ from ..graph.types import DType, f32
 from ..platforms.target import Target
 from ..stitch.loops import Body
 from .attention_beside import TURNED, Beside
+from .attention_finish import write_results
 from .attention_result import Results
-from .attention_rows import emit_transpose, head_start, read_row, write_row
+from .attention_rows import emit_transpose, head_start, read_row
 from .attention_score import ScoreEmitter, is_causal, minus_infinity
 from .attention_softmax import octaves, short_weight, weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
@@ -43,6 +44,8 @@ class Stream(ABC):
     """Whether weights are rounded to 16 bits."""
     margin = 0
     """Rows of scratch before the first score that `products` may overwrite."""
+    overlaps = False
+    """Whether products go beside the softmax of other keys, `TURNED` at a time; `products` writes those of the first ones."""
 
     def __init__(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> None:
         self.fn, self.target, self.spec, self.slots, self.tiling = fn, target, spec, slots, tiling
@@ -77,10 +80,23 @@ class Stream(ABC):
 
     @abstractmethod
     def accumulate(self, start: Val, count: Val, alpha: list[Val]) -> None:
-        """sums = sums * alpha + the weighted values of keys start .. start + count - 1; padded weights are 0.
+        """sums = sums * alpha + the weighted values of keys start .. start + count - 1; padded weights are 0. Where it `overlaps`, what is
+        not done yet.
 
         `once`: sums hold nothing yet.
         """
+
+    def beside_scores(self, start: Val, at: Val, count: Val, scores: Callable[[], list[Val]]) -> list[Val]:
+        """scores(), of keys from `at` of the block that begins at key `start`, and the products of those that follow."""
+        raise AssertionError("nothing goes beside them")
+
+    def before_weights(self, alpha: list[Val]) -> None:
+        """Begins the weighted values of a block."""
+        raise AssertionError("nothing goes beside weights")
+
+    def beside_weights(self, start: Val, at: Val, weights: Callable[[], list[Val]]) -> list[Val]:
+        """weights(), of keys from `at` of that block, and the weighted values of those before them."""
+        raise AssertionError("nothing goes beside them")
 
     # -- the common part ----------------------------------------------------------------------------------------
     def emit(self) -> None:
@@ -104,7 +120,7 @@ class Stream(ABC):
         self.factor = self.score.factor(self.points[0])
         start = [minus_infinity(const(self.vector, 0))] * tiling.vectors + [const(self.vector, 0.0)] * tiling.vectors
         state = fn.loop(i64(0), self.limit, tiling.block, start, self._block)
-        self._finish(state[tiling.vectors :])
+        write_results(self, state[tiling.vectors :])
 
     def _from_first(self, index: int, strides: HeadStrides, b: Val, h: Val, dtype: DType) -> Val:
         """Where the rows of this block begin, of elements of `dtype`."""
@@ -158,13 +174,13 @@ class Stream(ABC):
         new = [self._larger(a, b) for a, b in zip(found, old)]
         # Where everything is -inf so far, -inf - -inf would be NaN.
         safe = [fn.select(fn.fcmp("oeq", x, minus_infinity(x)), const(x.ty, 0.0), x) for x in new]
-        if self.once:
-            totals = self._weights(count, safe)
-            self.accumulate(start, count, [])
-            return new + totals
-        alpha = [weight(fn, self._scaled(fn.sub(x, y))) for x, y in zip(old, safe)]
-        totals = self._weights(count, safe)
+        alpha = [] if self.once else [weight(fn, self._scaled(fn.sub(x, y))) for x, y in zip(old, safe)]
+        if self.overlaps:
+            self.before_weights(alpha)
+        totals = self._weights(start, count, safe)
         self.accumulate(start, count, alpha)
+        if self.once:
+            return new + totals
         return new + [fn.fma(x, a, total) for x, a, total in zip(sums, alpha, totals)]
 
     def _scaled(self, score: Val) -> Val:
@@ -202,11 +218,15 @@ class Stream(ABC):
 
         def some(at: Val, largest: list[Val]) -> list[Val]:
             end = fn.smin(fn.add(at, i64(TURNED)), count)
-            self.beside.fetch(self.points, self.rows, fn.add(start, at), fn.sub(end, at))
-            return fn.loop(at, end, self.unroll, largest, lambda n, found: keys(n, found, at))
+
+            def scores() -> list[Val]:
+                self.beside.fetch(self.points, self.rows, fn.add(start, at), fn.sub(end, at))
+                return fn.loop(at, end, self.unroll, largest, lambda n, found: keys(n, found, at))
+
+            return self.beside_scores(start, at, count, scores) if self.overlaps else scores()
 
         lowest = [minus_infinity(const(self.vector, 0))] * tiling.vectors
-        if self.beside.nodes:
+        if self.beside.nodes or self.overlaps:
             return fn.loop(i64(0), count, TURNED, lowest, some)
         return fn.loop(i64(0), count, self.unroll, lowest, lambda n, found: keys(n, found, i64(0)))
 
@@ -220,8 +240,8 @@ class Stream(ABC):
 
         fn.loop(count, up(fn, count, self.unit), 1, [], row)
 
-    def _weights(self, count: Val, largest: list[Val]) -> list[Val]:
-        """exp(score - largest) for all keys of the block; returns their totals."""
+    def _weights(self, start: Val, count: Val, largest: list[Val]) -> list[Val]:
+        """exp(score - largest) for all keys of the block that begins at key `start`; returns their totals."""
         fn, tiling = self.fn, self.tiling
         rate = octaves(fn, largest[0], self.factor)
         tops = [fn.mul(top, rate) for top in largest]
@@ -237,62 +257,13 @@ class Stream(ABC):
             self.store_weights(at, each)
             return [reduce(fn.add, column, total) for total, column in zip(totals, zip(*each, strict=True), strict=True)]
 
-        return fn.loop(i64(0), up(fn, count, self.unit), self.unroll, [const(self.vector, 0.0)] * tiling.vectors, keys)
+        def some(at: Val, totals: list[Val]) -> list[Val]:
+            return self.beside_weights(start, at, lambda: fn.loop(at, fn.add(at, i64(TURNED)), self.unroll, totals, keys))
 
-    def _finish(self, sums: list[Val]) -> None:
-        """Divides and rounds, puts neighbouring columns together in units of 32 bits, and transposes these into the valid rows."""
-        fn, tiling, spec = self.fn, self.tiling, self.spec
-        each = self.results.each
-        units = -(-spec.width // each)
-        factors = [self._inverse(total) for total in sums]
-        fn.loop(i64(0), i64(units), 1, [], lambda unit, _: self._divided(unit, each, factors))
-        in_place = spec.out.col == 1 and spec.width % (each * tiling.lanes) == 0
-        self.when_whole(in_place, lambda: self._rows_in_place(units), lambda: self._staged_rows(units))
-
-    def _inverse(self, total: Val) -> Val:
-        # A sum of 0 comes from scores that are all -inf, so that everything it would divide is 0.
-        fn, one = self.fn, const(total.ty, 1.0)
-        return fn.div(one, fn.select(fn.fcmp("oeq", total, const(total.ty, 0.0)), one, total))
-
-    def _divided(self, unit: Val, each: int, factors: list[Val]) -> list[Val]:
-        """Writes a row of units over a row of sums, never beyond those that it is made of."""
-        fn = self.fn
-        for v, factor in enumerate(factors):
-            rows = [self.row(fn.add(fn.mul(unit, i64(each)), i64(n))) for n in range(each)]
-            parts = [fn.mul(fn.load(self.vector, self.place(self.sums, row, v)), factor) for row in rows]
-            fn.store(self.results.units(parts), self.place(self.sums, self.row(unit), v))
-        return []
-
-    def _rows_in_place(self, units: int) -> list[Val]:
-        self._units_to_rows(units, self.out, self.slots.dim(self.spec.out.row * self.spec.stored.bytes))
-        return []
-
-    def _staged_rows(self, units: int) -> list[Val]:
-        fn, spec, pitch = self.fn, self.spec, self.staging_pitch * 4
-        self._units_to_rows(units, self.staging, i64(pitch))
-        row_bytes, col = self.slots.dim(spec.out.row * spec.stored.bytes), self.slots.dim(spec.out.col)
-        lanes = self.tiling.lanes * self.results.each
-
-        def row(index: Val, _: list[Val]) -> list[Val]:
-            to = fn.gep(self.out, fn.mul(index, row_bytes))
-            write_row(fn, spec.stored, fn.gep(self.staging, index, scale=pitch), spec.width, to, col, lanes)
-            return []
-
-        fn.loop(i64(0), self.rows, 1, [], row)
-        return []
-
-    def _units_to_rows(self, units: int, rows: Val, pitch: Val) -> None:
-        """Transposes [unit][query] to whole squares of rows."""
-        fn, lanes = self.fn, self.tiling.lanes
-        for v in range(self.tiling.vectors):
-            first = fn.gep(rows, fn.mul(pitch, i64(v * lanes)))
-
-            def square(index: Val, _: list[Val], v: int = v, first: Val = first) -> list[Val]:
-                source = self.place(self.sums, self.row(fn.mul(index, i64(lanes))), v)
-                self.transpose(source, i64(self.row_bytes), fn.gep(first, index, scale=lanes * 4), pitch, lanes)
-                return []
-
-            fn.loop(i64(0), i64(-(-units // lanes)), 1, [], square)
+        nothing = [const(self.vector, 0.0)] * tiling.vectors
+        if self.overlaps:
+            return fn.loop(i64(0), up(fn, count, TURNED), TURNED, nothing, some)
+        return fn.loop(i64(0), up(fn, count, self.unit), self.unroll, nothing, keys)
 
     # -- for the instruction sets' parts --------------------------------------------------------------------------
     def when_whole(self, possible: bool, whole: Callable[[], list[Val]], general: Callable[[], list[Val]]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from sashiko.cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, const, i64
 from sashiko.cpu_codegen.slots import Slots
-from sashiko.kernels.attention_softmax import octaves, short_weight, weight
+from sashiko.kernels.attention_softmax import octaves, short_pair, short_weight, weight
 from tests.emulation import Array, Runner, runners
 
 
@@ -62,3 +62,28 @@ def test_short_weights_beside_a_large_score(runner: Runner) -> None:
     ratio = got / wanted
     assert abs(ratio[0] - 1) <= float(largest) * 2.0**-24 + 2.0**-13.6
     assert np.ptp(ratio) <= 2.0**-12.5
+
+
+@pytest.mark.parametrize("runner", runners())
+def test_pairs_of_short_weights(runner: Runner) -> None:
+    """Rounded to the nearest bf16, ties and numbers that carry into the exponent among them."""
+    lanes = runner.target.lanes(32)
+    even, odd = np.random.default_rng(0).random((2, 64 * lanes), np.float32)
+    even[:4] = [0.0, 1.0, 1 + 2.0**-8, 1 - 2.0**-24]
+    module = Module()
+    fn = Function(module, "pairs", VOID, [PTR, I64, I64])
+    slots = Slots(fn)
+
+    def vector(at: Val, _: list[Val]) -> list[Val]:
+        first, second, both = (fn.gep(slots.buffer(n), at, F32) for n in range(3))
+        fn.store(short_pair(fn, fn.load(F32.vec(lanes), first), fn.load(F32.vec(lanes), second)), both)
+        return []
+
+    fn.loop(i64(0), i64(len(even)), lanes, [], vector)
+    fn.ret()
+    fn.finish()
+    found = runner.run(module.text(), "pairs", [even, odd, np.zeros(len(even), np.uint32)], order=slots.order)[2]
+    for words, exact in ((found & 0xFFFF, even), (found >> 16, odd)):
+        got = (words << 16).astype(np.uint32).view(np.float32).astype(np.float64)
+        _, exponent = np.frexp(exact.astype(np.float64))
+        assert (np.abs(got - exact) <= 2.0 ** (exponent - 9)).all()
