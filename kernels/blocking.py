@@ -233,8 +233,8 @@ def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pi
 
 def _reverses(target: Target, micro: MicroKernel, k: int) -> bool:
     """Whether every other tile goes back through k. Tile registers load the operand that tiles share again in each of them: where L1 does
-    not hold it all beside the other, it holds what the tile before read last. Emerald Rapids: 12 to 19 % faster in bf16 at 64x768x768 and
-    128x768x768, 10 % at 512x256x1024, 5 % at 128x3072x768; 2 to 4 % slower where L1 holds it.
+    not hold it all beside the other, it holds what the tile before read last. Emerald Rapids in bf16: 6 to 8 % faster at 512x256x1024 and
+    512x768x768, 5 % at 128x3072x768, as fast with fewer rows; 2 to 4 % slower where L1 holds it.
     """
     return micro.overlaps and -(-k // micro.step_k) * micro.step_bytes * micro.mr > target.l1d * 2 // 3
 
