@@ -45,7 +45,7 @@ class Stream(ABC):
     margin = 0
     """Rows of scratch before the first score that `products` may overwrite."""
     overlaps = False
-    """Whether products go beside the softmax of other keys, `TURNED` at a time; `products` writes those of the first ones."""
+    """Whether products go beside the softmax of other keys, `unit` at a time; `products` writes those of the first ones."""
 
     def __init__(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> None:
         self.fn, self.target, self.spec, self.slots, self.tiling = fn, target, spec, slots, tiling
@@ -198,7 +198,7 @@ class Stream(ABC):
     def _scores(self, start: Val, count: Val) -> list[Val]:
         """Turns products into scores, in place; returns the largest of each query. All of them lack `factor`."""
         fn, tiling = self.fn, self.tiling
-        last = fn.sub(count, i64(1))
+        last, step = fn.sub(count, i64(1)), self.unit if self.overlaps else TURNED
 
         def keys(at: Val, largest: list[Val], turned: Val) -> list[Val]:
             # What lies beyond the last key repeats it, which leaves the maximum alone.
@@ -217,7 +217,7 @@ class Stream(ABC):
             return found
 
         def some(at: Val, largest: list[Val]) -> list[Val]:
-            end = fn.smin(fn.add(at, i64(TURNED)), count)
+            end = fn.smin(fn.add(at, i64(step)), count)
 
             def scores() -> list[Val]:
                 self.beside.fetch(self.points, self.rows, fn.add(start, at), fn.sub(end, at))
@@ -227,7 +227,7 @@ class Stream(ABC):
 
         lowest = [minus_infinity(const(self.vector, 0))] * tiling.vectors
         if self.beside.nodes or self.overlaps:
-            return fn.loop(i64(0), count, TURNED, lowest, some)
+            return fn.loop(i64(0), count, step, lowest, some)
         return fn.loop(i64(0), count, self.unroll, lowest, lambda n, found: keys(n, found, i64(0)))
 
     def _pad(self, count: Val) -> None:
@@ -258,11 +258,11 @@ class Stream(ABC):
             return [reduce(fn.add, column, total) for total, column in zip(totals, zip(*each, strict=True), strict=True)]
 
         def some(at: Val, totals: list[Val]) -> list[Val]:
-            return self.beside_weights(start, at, lambda: fn.loop(at, fn.add(at, i64(TURNED)), self.unroll, totals, keys))
+            return self.beside_weights(start, at, lambda: fn.loop(at, fn.add(at, i64(self.unit)), self.unroll, totals, keys))
 
         nothing = [const(self.vector, 0.0)] * tiling.vectors
         if self.overlaps:
-            return fn.loop(i64(0), up(fn, count, TURNED), TURNED, nothing, some)
+            return fn.loop(i64(0), up(fn, count, self.unit), self.unit, nothing, some)
         return fn.loop(i64(0), up(fn, count, self.unit), self.unroll, nothing, keys)
 
     # -- for the instruction sets' parts --------------------------------------------------------------------------
