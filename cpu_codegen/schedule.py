@@ -21,7 +21,7 @@ _COSTS = {
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "bitwise_not", "isnan", "isinf", "shl", "shr"), 1),
     **dict.fromkeys(("floor", "ceil", "trunc", "round", "sign"), 2),
     **dict.fromkeys(("div", "sqrt", "rsqrt", "reciprocal"), 4),
-    **dict.fromkeys(("normal_cdf_short", "sigmoid_short"), 9),
+    **dict.fromkeys(("exp_weight", "normal_cdf_short", "sigmoid_short"), 9),
     **dict.fromkeys(("floordiv", "truncdiv", "remainder", "fmod"), 10),
 }
 _WORTH_KEEPING = 8  # operations: more than the store and the load of keeping a value

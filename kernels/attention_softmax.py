@@ -1,31 +1,27 @@
-"""The exponential of a softmax, whose arguments are never positive and whose small results count for little."""
+"""The weights of a softmax in 16 bits; those in f32 are `math.exponential.exp_weight`."""
 
 from __future__ import annotations
 
 from ..cpu_codegen.builder import I32, Function, Val, const
-from ..cpu_codegen.math.coefficients import EXP2, EXP2_WEIGHT, EXP2_WEIGHT_UP
+from ..cpu_codegen.math.coefficients import EXP2_SHORT_WEIGHT, EXP2_SHORT_WEIGHT_UP
 from ..cpu_codegen.math.exponential import LOG2_E
-from ..cpu_codegen.math.parts import at_least, bits, horner, k, nearest, power, power_of_two
+from ..cpu_codegen.math.parts import absolute, bits, k, power
 from ..platforms.target import Target
 
-# Rounds to -127 powers of two, whose exponent field is that of 0: from here on down the weight is 0, as it is for -inf.
-_LOWEST = -88.0
+# The largest score in powers of two: its product with the rate is off by up to 2^6 of them, which leaves all weights in range.
+_TOP = 2.0**30
 
 
-def weight(fn: Function, x: Val) -> Val:
-    """e^x for f32 x <= 0 (vectors or scalars). exp(-inf) = 0, and so is everything below 2^-126; NaN stays NaN. 12 instructions.
+def octaves(fn: Function, largest: Val, factor: Val | None) -> Val:
+    """How many powers of two a score of 1 is beside this largest one, for `short_weight`. factor: what scores are multiplied with, None for
+    nothing.
 
-    The relative error is at most 2^-23 + |x| 2^-24: it grows as the weight shrinks, so that no sum of weights notices.
+    Fewer where the largest would be more than 2^30 powers, as where a mask of the lowest float hides all keys of a row: neighbours among
+    floats of that size are then still 2^5 powers apart, so that all weights that are not the largest stay next to 0.
     """
-    x = at_least(fn, x, _LOWEST)
-    n, exponent = nearest(fn, x, LOG2_E, 127)
-    rest = fn.fma(x, k(x, LOG2_E), fn.neg(n))
-    return fn.mul(horner(fn, rest, (1.0, *EXP2)), power_of_two(fn, exponent))
-
-
-def octaves(fn: Function, like: Val, factor: Val | None) -> Val:
-    """How many powers of two a score of 1 is, for `short_weight`. factor: what scores are multiplied with, None for nothing."""
-    return k(like, LOG2_E) if factor is None else fn.mul(factor, k(like, LOG2_E))
+    rate = k(largest, LOG2_E) if factor is None else fn.mul(factor, k(largest, LOG2_E))
+    most = fn.div(k(largest, _TOP), absolute(fn, largest))
+    return fn.select(fn.fcmp("olt", most, rate), most, rate)
 
 
 def short_weight(fn: Function, target: Target, x: Val, rate: Val, top: Val) -> Val:
@@ -34,7 +30,7 @@ def short_weight(fn: Function, target: Target, x: Val, rate: Val, top: Val) -> V
 
     The relative error is at most 2^-13.6, besides one that all weights of this `largest` have in common: it is their scale.
     """
-    return power(fn, target, fn.fma(x, rate, fn.neg(top)), EXP2_WEIGHT, EXP2_WEIGHT_UP)
+    return power(fn, target, fn.fma(x, rate, fn.neg(top)), EXP2_SHORT_WEIGHT, EXP2_SHORT_WEIGHT_UP)
 
 
 def short_pair(fn: Function, even: Val, odd: Val) -> Val:

@@ -20,6 +20,7 @@ from functools import partial, reduce
 
 from ..cpu_codegen import convert, elementwise
 from ..cpu_codegen.builder import F32, I64, VOID, Function, Val, const, i64
+from ..cpu_codegen.math.exponential import exp_weight
 from ..cpu_codegen.scopes import Point
 from ..cpu_codegen.slots import Slots
 from ..graph.types import DType, f32
@@ -30,7 +31,7 @@ from .attention_finish import write_results
 from .attention_result import Results
 from .attention_rows import emit_transpose, head_start, read_row
 from .attention_score import ScoreEmitter, is_causal, minus_infinity
-from .attention_softmax import octaves, short_weight, weight
+from .attention_softmax import octaves, short_weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
 from .attention_tiling import PADDING, Tiling, up
 
@@ -174,7 +175,7 @@ class Stream(ABC):
         new = [self._larger(a, b) for a, b in zip(found, old)]
         # Where everything is -inf so far, -inf - -inf would be NaN.
         safe = [fn.select(fn.fcmp("oeq", x, minus_infinity(x)), const(x.ty, 0.0), x) for x in new]
-        alpha = [] if self.once else [weight(fn, self._scaled(fn.sub(x, y))) for x, y in zip(old, safe)]
+        alpha = [] if self.once else [exp_weight(fn, self.target, self._scaled(fn.sub(x, y))) for x, y in zip(old, safe)]
         if self.overlaps:
             self.before_weights(alpha)
         totals = self._weights(start, count, safe)
@@ -243,12 +244,14 @@ class Stream(ABC):
     def _weights(self, start: Val, count: Val, largest: list[Val]) -> list[Val]:
         """exp(score - largest) for all keys of the block that begins at key `start`; returns their totals."""
         fn, tiling = self.fn, self.tiling
-        rate = octaves(fn, largest[0], self.factor)
-        tops = [fn.mul(top, rate) for top in largest]
+        rates = [octaves(fn, top, self.factor) for top in largest] if self.short else []
+        tops = [fn.mul(top, rate) for top, rate in zip(largest, rates)]
 
         def of_key(row: Val, v: int) -> Val:
             score = fn.load(self.vector, self.place(self.scores, row, v))
-            return short_weight(fn, self.target, score, rate, tops[v]) if self.short else weight(fn, fn.sub(score, largest[v]))
+            if self.short:
+                return short_weight(fn, self.target, score, rates[v], tops[v])
+            return exp_weight(fn, self.target, fn.sub(score, largest[v]))
 
         def keys(at: Val, totals: list[Val]) -> list[Val]:
             rows = [self.row(fn.add(at, i64(n))) for n in range(self.unroll)]

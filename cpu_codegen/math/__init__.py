@@ -12,7 +12,7 @@ from ...platforms.target import Target
 from ..builder import Function, Val
 from .double import LIBRARY, library
 from .double import sigmoid as sigmoid_wide
-from .exponential import erf, exp, exp2, expm1, sigmoid, tanh
+from .exponential import erf, exp, exp2, exp_weight, expm1, sigmoid, tanh
 from .logarithm import log, log1p, log2, log10
 from .normal import normal_cdf
 from .power import pow as power
@@ -23,6 +23,7 @@ from .trigonometric import atan2, cos, sin, tan
 _BY_TARGET: dict[str, Callable[[Function, Target, Val], Val]] = {
     "exp": exp,
     "exp2": exp2,
+    "exp_weight": exp_weight,
     "sigmoid": sigmoid,
     "normal_cdf": normal_cdf,
     "normal_cdf_short": normal_cdf_short,
@@ -40,7 +41,7 @@ _PORTABLE: dict[str, Callable[[Function, Val], Val]] = {
     "tanh": tanh,
     "erf": erf,
 }
-F32_ONLY = ("normal_cdf", "normal_cdf_short", "sigmoid_short")
+F32_ONLY = ("exp_weight", "normal_cdf", "normal_cdf_short", "sigmoid_short")
 MATH = (*_BY_TARGET, *_PORTABLE)
 MATH2: dict[str, Callable[[Function, Val, Val], Val]] = {"pow": power, "atan2": atan2}
 

@@ -84,18 +84,19 @@ def scaled(fn: Function, target: Target, x: Val, n: Val, exponent_bits: Val) -> 
     return fn.mul(fn.mul(x, power_of_two(fn, half)), power_of_two(fn, rest))
 
 
-def power(fn: Function, target: Target, y: Val, middle: Sequence[float], up: Sequence[float]) -> Val:
-    """2^y for y up to 126, by polynomials for 2^f: `middle` for |f| <= 1/2, `up` for 0 <= f < 1. 0 for -inf.
+def power(fn: Function, target: Target, x: Val, middle: Sequence[float], up: Sequence[float], factor: float = 1.0) -> Val:
+    """2^y for y = x * factor up to 126, by polynomials for 2^f: `middle` for |f| <= 1/2, `up` for 0 <= f < 1. 0 for -inf.
 
     AVX-512 has instructions for the fraction, which is that above the next integer below, and for the product with a power of two: what
     is below 2^-126 comes out denormal. Elsewhere it comes out 0, from 2^-126.5 on.
     """
     if _has_exponents(target):
-        whole = _sixteen(fn, y)
-        return _some(fn, _scalef(fn, horner(fn, _fraction(fn, whole), up), whole), y.ty.lanes)
-    y = at_least(fn, y, -127.0)
-    n, exponent = nearest(fn, y, 1.0, 127)
-    return fn.mul(horner(fn, fn.sub(y, n), middle), power_of_two(fn, exponent))
+        y = _sixteen(fn, x if factor == 1.0 else fn.mul(x, k(x, factor)))
+        return _some(fn, _scalef(fn, horner(fn, _fraction(fn, y), up), y), x.ty.lanes)
+    x = at_least(fn, x, -127.0 / factor)
+    n, exponent = nearest(fn, x, factor, 127)
+    rest = fn.sub(x, n) if factor == 1.0 else fn.fma(x, k(x, factor), fn.neg(n))
+    return fn.mul(horner(fn, rest, middle), power_of_two(fn, exponent))
 
 
 def _has_exponents(target: Target) -> bool:

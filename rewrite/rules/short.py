@@ -1,13 +1,15 @@
-"""Functions of few digits where the result is rounded to few digits anyway, and the normal distribution's in place of erf.
+"""Functions of few digits where the result is rounded to few digits anyway, the normal distribution's in place of erf, and the weights of
+a softmax.
 
     1 + erf(x sqrt(1/2))  = 2 normal_cdf(x)
     1 + erf(x sqrt(1/2))  = 2 normal_cdf_short(x)
     1 + tanh(x)           = 2 sigmoid_short(2 x)
     sigmoid(x)            = sigmoid_short(x)
     (x / 2) (2 y)         = x y
+    exp(x - max(x))       = exp_weight(x - max(x))
 
 normal_cdf has the digits of 1 + erf. The short functions have a relative error below 2^-12. They stand where all that becomes of the value
-is rounded to few digits (`digits.py`).
+is rounded to few digits (`digits.py`). exp_weight has all digits near the largest x, and further down as many as the difference has.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ...graph.ops import MADE, make
 from ...graph.types import f32
 from .digits import Demands, constant
 
-_FUNCTIONS = ("erf", "tanh", "sigmoid")
+_FUNCTIONS = ("erf", "tanh", "sigmoid", "exp")
 
 
 def shorten(graph: Graph, normal_is_fast: bool = False) -> Graph:
@@ -37,6 +39,8 @@ def shorten(graph: Graph, normal_is_fast: bool = False) -> Graph:
         new = with_inputs(old, inputs)
         if old.op == "mul":
             return _without_halves(new)
+        if old.op == "exp":
+            return _weight(new)
         if old.op not in ("add", "sigmoid") or old.dtype != f32:
             return new
         normal = _normal(new, "normal_cdf")
@@ -45,6 +49,17 @@ def shorten(graph: Graph, normal_is_fast: bool = False) -> Graph:
         return (_short(new) if demands.few_digits(old) else normal) or new
 
     return rebuild(graph, visit)
+
+
+def _weight(value: Value) -> Value:
+    """exp_weight for an exponential of how far numbers are below the largest of them."""
+    [x] = value.inputs
+    if x.op != "sub" or x.dtype != f32:
+        return value
+    numbers, top = x.inputs
+    attrs = top.attrs
+    largest = isinstance(attrs, A.ReduceAttrs) and attrs.kind == "max" and attrs.keepdim and top.inputs[0] is numbers
+    return make("exp_weight", x, origin=value.origin) if largest else value
 
 
 def _short(value: Value) -> Value | None:

@@ -83,3 +83,17 @@ def test_heads_along_memory_are_read_in_place() -> None:
     compiled = sashiko.compile(Apply(attention).eval(), (x,), strict=True)
     assert _labels(compiled, x) == ["attention"]
     assert_close(compiled(x), attention(x), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("low", [-1e9, -1e20, torch.finfo(torch.float32).min])
+def test_rows_whose_keys_are_all_hidden_by_an_added_mask(low: float, precision: Any) -> None:
+    """Such as those of padding in front: every key counts the same, as in eager mode, and no score overflows."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 64, 64) for _ in range(3))
+    mask = torch.zeros(2, 1, 64, 64)
+    mask[0, :, :3] = low
+    mask[1, :, :, 40:] = low
+    compiled = sashiko.compile(Apply(F.scaled_dot_product_attention).eval(), (q, k, v, mask), precision=precision)
+    assert_close(compiled(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask), rtol=0, atol=1e-5 if precision == "fp32" else 2e-2)

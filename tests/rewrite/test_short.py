@@ -14,7 +14,7 @@ from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
 from sashiko.graph.ops import MADE, SHORT
-from sashiko.graph.types import QParams, bf16, f32, i8, i32, u8
+from sashiko.graph.types import QParams, bf16, f32, f64, i8, i32, u8
 from sashiko.rewrite.rules.short import shorten
 
 X = b.input_(0, f32, (4, 64))
@@ -103,6 +103,21 @@ def test_erf_becomes_the_normal_distribution() -> None:
     for narrow in (eight, rows, clamped):
         assert (names(narrow(gelu(X))), names(narrow(gelu(X)), fast=True)) == ({"normal_cdf_short"}, {"normal_cdf"})
     assert names(b.add(b.erf(X), 1.0)) == names(b.add(b.erf(b.mul(X, 0.5**0.5)), 2.0)) == {"erf"}
+
+
+def test_weights_of_a_softmax() -> None:
+    def names(root: Value) -> set[str]:
+        return {v.op for v in shortened(root).order} & {"exp", "exp_weight"}
+
+    top = b.reduce(X, "max", 1, keepdim=True)
+    assert names(b.exp(b.sub(X, top))) == {"exp_weight"}
+    assert names(b.exp(b.sub(top, X))) == names(b.exp(X)) == {"exp"}
+    assert names(b.exp(b.sub(b.neg(X), top))) == {"exp"}, "the largest of other numbers"
+    assert names(b.exp(b.sub(X, b.reduce(X, "min", 1, keepdim=True)))) == {"exp"}
+    square = b.input_(0, f32, (4, 4))
+    assert names(b.exp(b.sub(square, b.reduce(square, "max", 1)))) == {"exp"}, "the largest of other rows"
+    wide = b.input_(0, f64, (4, 64))
+    assert names(b.exp(b.sub(wide, b.reduce(wide, "max", 1, keepdim=True)))) == {"exp"}
 
 
 class Narrow(nn.Module):

@@ -76,8 +76,10 @@ FITS: tuple[Fit, ...] = (
     Fit("NORMAL_SHORT", lambda a: mp.log(mp.ncdf(-a), 2), lambda a: mp.log(2), 0, NORMAL_LAST, 8),
     Fit("EXP2_SHORT", lambda f: mp.expm1(f * mp.log(2)) / f, lambda f: f / 2**f, -0.501, 0.501, 3),
     Fit("EXP2_SHORT_UP", lambda f: mp.expm1(f * mp.log(2)) / f, lambda f: f / 2**f, 1e-9, 1, 3),
-    Fit("EXP2_WEIGHT", lambda f: mp.mpf(2) ** f, lambda f: mp.mpf(2) ** -f, -0.501, 0.501, 4),
-    Fit("EXP2_WEIGHT_UP", lambda f: mp.mpf(2) ** f, lambda f: mp.mpf(2) ** -f, 0, 1, 4),
+    Fit("EXP2_WEIGHT", lambda f: mp.expm1(f * mp.log(2)) / f, lambda f: f / 2**f, -0.501, 0.501, 5),
+    Fit("EXP2_WEIGHT_UP", lambda f: mp.expm1(f * mp.log(2)) / f, lambda f: f / 2**f, 1e-9, 1, 5),
+    Fit("EXP2_SHORT_WEIGHT", lambda f: mp.mpf(2) ** f, lambda f: mp.mpf(2) ** -f, -0.501, 0.501, 4),
+    Fit("EXP2_SHORT_WEIGHT_UP", lambda f: mp.mpf(2) ** f, lambda f: mp.mpf(2) ** -f, 0, 1, 4),
     Fit("LOG2_WIDE", lambda f: mp.log1p(f) / f / mp.log(2), lambda f: f / mp.log1p(f), _LOG_LOW, _LOG_HIGH, 12, 53),
     Fit("EXP2_WIDE", lambda f: 2**f, lambda f: 2**-f, -0.501, 0.501, 7, 53),
 )
