@@ -44,7 +44,7 @@ ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
     "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "where": torch.where,
     **dict.fromkeys(("normal_cdf", "normal_cdf_short"), lambda x: torch.special.erfc(x * -math.sqrt(0.5)) / 2),
-    "sigmoid_short": torch.sigmoid, "exp_weight": torch.exp,
+    "sigmoid_short": torch.sigmoid, "exp_weight": torch.exp, "gelu": torch.nn.functional.gelu,
 }
 
 

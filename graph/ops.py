@@ -27,7 +27,7 @@ UNARY = (
 # To the digits of bf16; `rewrite.rules.short` puts them where more would be rounded off.
 SHORT = ("normal_cdf_short", "sigmoid_short")
 # That only rules make, of f32.
-MADE = ("exp_weight", "normal_cdf", *SHORT)
+MADE = ("exp_weight", "gelu", "normal_cdf", *SHORT)
 # Of many instructions each.
 TRANSCENDENTAL = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "pow", "atan2", *MADE,

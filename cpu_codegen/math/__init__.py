@@ -14,7 +14,7 @@ from .double import LIBRARY, library
 from .double import sigmoid as sigmoid_wide
 from .exponential import erf, exp, exp2, exp_weight, expm1, sigmoid, tanh
 from .logarithm import log, log1p, log2, log10
-from .normal import normal_cdf
+from .normal import gelu, normal_cdf
 from .power import pow as power
 from .short import normal_cdf_short, sigmoid_short
 from .trigonometric import atan2, cos, sin, tan
@@ -25,6 +25,7 @@ _BY_TARGET: dict[str, Callable[[Function, Target, Val], Val]] = {
     "exp2": exp2,
     "exp_weight": exp_weight,
     "sigmoid": sigmoid,
+    "gelu": gelu,
     "normal_cdf": normal_cdf,
     "normal_cdf_short": normal_cdf_short,
     "sigmoid_short": sigmoid_short,
@@ -41,7 +42,7 @@ _PORTABLE: dict[str, Callable[[Function, Val], Val]] = {
     "tanh": tanh,
     "erf": erf,
 }
-F32_ONLY = ("exp_weight", "normal_cdf", "normal_cdf_short", "sigmoid_short")
+F32_ONLY = ("exp_weight", "gelu", "normal_cdf", "normal_cdf_short", "sigmoid_short")
 MATH = (*_BY_TARGET, *_PORTABLE)
 MATH2: dict[str, Callable[[Function, Val, Val], Val]] = {"pow": power, "atan2": atan2}
 

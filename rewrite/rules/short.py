@@ -2,6 +2,7 @@
 a softmax.
 
     1 + erf(x sqrt(1/2))  = 2 normal_cdf(x)
+    x normal_cdf(x)       = gelu(x)
     1 + erf(x sqrt(1/2))  = 2 normal_cdf_short(x)
     1 + tanh(x)           = 2 sigmoid_short(2 x)
     sigmoid(x)            = sigmoid_short(x)
@@ -38,7 +39,7 @@ def shorten(graph: Graph, normal_is_fast: bool = False) -> Graph:
     def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
         new = with_inputs(old, inputs)
         if old.op == "mul":
-            return _without_halves(new)
+            return _gelu(_without_halves(new))
         if old.op == "exp":
             return _weight(new)
         if old.op not in ("add", "sigmoid") or old.dtype != f32:
@@ -89,6 +90,13 @@ def _times(value: Value, factor: float) -> Value | None:
         return None
     pairs = (value.inputs, value.inputs[::-1])
     return next((x for x, c in pairs if abs(constant(c) - factor) <= factor * 2**-24), None)
+
+
+def _gelu(product: Value) -> Value:
+    for x, function in (product.inputs, product.inputs[::-1]):
+        if function.op == "normal_cdf" and function.inputs[0] is x:
+            return make("gelu", x, origin=product.origin)
+    return product
 
 
 def _without_halves(product: Value) -> Value:

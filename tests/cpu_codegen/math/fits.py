@@ -41,7 +41,7 @@ def _square(f: Real) -> Real:
 _LN2 = float(mp.log(2) / 2) * 1.001
 _LOG_LOW, _LOG_HIGH = float(mp.sqrt(0.5) - 1) * 1.0001, float(mp.sqrt(2) - 1) * 1.0001
 _QUARTER2 = float((mp.pi / 4) ** 2) * 1.012
-TANH_SPLIT, ERF_SPLIT, ERF_LAST, NORMAL_LAST, NORMAL_STEP = 0.5625, 0.8125, 4.0, 9.2, 0.1875
+TANH_SPLIT, ERF_SPLIT, ERF_LAST, NORMAL_LAST, NORMAL_STEP, NORMAL_CENTER = 0.5625, 0.8125, 4.0, 9.2, 0.1875, 1.0
 
 
 def _log(base: mp.mpf | int | None) -> Real:
@@ -87,9 +87,8 @@ FITS: tuple[Fit, ...] = (
 
 @dataclass(frozen=True)
 class Pieces:
-    """Polynomials of `degree` + 1 coefficients for value(k step + u), |u| <= step / 2, for k below `count`: minimizes the largest error.
-
-    Odd functions, so that the first polynomial begins with 0.
+    """Polynomials of `degree` + 1 coefficients in x - center for value(x), |x - k step| <= step / 2 and x >= 0, for k below `count`, with
+    the least largest error. The last piece is the constant `last`.
     """
 
     name: str
@@ -97,28 +96,28 @@ class Pieces:
     step: float
     count: int
     degree: int
+    center: float
+    last: float
 
     def fit(self, k: int) -> Fit:
-        """Of one piece, without its first coefficient where that is 0."""
-        half, count = self.step / 2, self.degree + 1
-        if k == 0:
-            return Fit(self.name, lambda u: self.value(u) / u, lambda u: u, half * 1e-6, half * 1.001, count - 1)
-        return Fit(self.name, lambda u: self.value(k * self.step + u), lambda u: mp.mpf(1), -half * 1.001, half * 1.001, count)
+        half = self.step / 2 * 1.001
+        low, high = max(0.0, k * self.step - half) - self.center, k * self.step + half - self.center
+        count = self.degree + 1 if k < self.count - 1 else 1
+        return Fit(self.name, lambda t: self.value(t + self.center), lambda t: mp.mpf(1), low, high, count)
 
     def solve(self) -> list[tuple[float, ...]]:
         """The coefficients of each power, lowest first: one for each piece."""
-        polynomials = [solve(self.fit(k), GRID_OF_PIECES) for k in range(self.count)]
-        polynomials[0].insert(0, 0.0)
+        polynomials = [solve(self.fit(k), GRID_OF_PIECES) for k in range(self.count - 1)]
+        polynomials.append([self.last, *[0.0] * self.degree])
         return list(zip(*polynomials, strict=True))
 
     def error(self, table: Sequence[Sequence[float]]) -> float:
         """Returns the largest error of all pieces."""
-        each = [list(polynomial) for polynomial in zip(*table, strict=True)]
         fits = [self.fit(k) for k in range(self.count)]
-        return max(error(fit, p[len(p) - fit.count :], grid(fit, GRID_OF_PIECES)) for fit, p in zip(fits, each, strict=True))
+        return max(error(fit, p, grid(fit, GRID_OF_PIECES)) for fit, p in zip(fits, zip(*table, strict=True), strict=True))
 
 
-PIECES: tuple[Pieces, ...] = (Pieces("NORMAL", lambda x: mp.ncdf(x) - mp.mpf(1) / 2, NORMAL_STEP, 32, 4),)
+PIECES: tuple[Pieces, ...] = (Pieces("NORMAL", lambda x: mp.ncdf(x) - mp.mpf(1) / 2, NORMAL_STEP, 32, 4, NORMAL_CENTER, 0.5),)
 
 
 def grid(fit: Fit, count: int = GRID) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sashiko.cpu_codegen.math import coefficients
-from tests.cpu_codegen.math.fits import ERF_LAST, ERF_SPLIT, FITS, NORMAL_STEP, PIECES, TANH_SPLIT, Fit, Pieces, error, solve
+from tests.cpu_codegen.math.fits import ERF_LAST, ERF_SPLIT, FITS, NORMAL_CENTER, NORMAL_STEP, PIECES, TANH_SPLIT, Fit, Pieces, error, solve
 
 TEXT = Path(coefficients.__file__).read_text()
 
@@ -42,4 +42,4 @@ def test_a_fit_can_be_derived_again() -> None:
 
 def test_the_splits_agree() -> None:
     assert (coefficients.TANH_SPLIT, coefficients.ERF_SPLIT, coefficients.ERF_LAST) == (TANH_SPLIT, ERF_SPLIT, ERF_LAST)
-    assert coefficients.NORMAL_STEP == NORMAL_STEP
+    assert (coefficients.NORMAL_STEP, coefficients.NORMAL_CENTER) == (NORMAL_STEP, NORMAL_CENTER)

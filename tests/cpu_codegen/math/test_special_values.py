@@ -31,6 +31,7 @@ EXACT: dict[str, list[tuple[float, float]]] = {
     "sigmoid": [(0.0, 0.5), (-0.0, 0.5), (INF, 1), (-INF, 0), (20, 1), (-104, 0), (LARGEST, 1), (-LARGEST, 0)],
     "erf": [(0.0, 0.0), (-0.0, -0.0), (INF, 1), (-INF, -1), (4, 1), (-5, -1), (LARGEST, 1), (LEAST, LEAST)],
     "normal_cdf": [(0.0, 0.5), (-0.0, 0.5), (INF, 1), (-INF, 0), (LARGEST, 1), (-LARGEST, 0), (6, 1), (-15, 0)],
+    "gelu": [(0.0, 0.0), (INF, INF), (-INF, NAN), (LARGEST, LARGEST), (6, 6)],
     "normal_cdf_short": [(INF, 1), (-INF, 0), (LARGEST, 1), (-LARGEST, 0), (1e5, 1), (-1e5, 0)],
     "sigmoid_short": [(0.0, 0.5), (-0.0, 0.5), (INF, 1), (-INF, 0), (20, 1), (-104, 0), (LARGEST, 1), (-LARGEST, 0)],
 }
