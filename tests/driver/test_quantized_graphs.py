@@ -275,6 +275,6 @@ def test_attention_spelled_out_exchanges_integers() -> None:
     compiled = sashiko.compile(model, tuple(operands))
     products = [n for n in notes(compiled) if "int_matmul" in n.ops]
     assert [n.kernel.split("_")[2] for n in products] == ["i8", "u8"] and "quantize" in products[1].ops
-    assert sum({"exp", "quantize"} <= set(n.ops) for n in notes(compiled)) == 1
+    assert sum({"exp_weight", "quantize"} <= set(n.ops) for n in notes(compiled)) == 1
     # One probability may round to a neighbour, 1/255 of a value of at most 127 * 0.03, and then the result to its neighbour.
     assert within_a_step(compiled(*operands), model(*operands), 127 * 0.03 / 255 + 0.02)
