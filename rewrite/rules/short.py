@@ -93,6 +93,7 @@ def _times(value: Value, factor: float) -> Value | None:
 
 
 def _gelu(product: Value) -> Value:
+    """gelu(x) for x normal_cdf(x)."""
     for x, function in (product.inputs, product.inputs[::-1]):
         if function.op == "normal_cdf" and function.inputs[0] is x:
             return make("gelu", x, origin=product.origin)

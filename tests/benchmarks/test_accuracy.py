@@ -113,7 +113,7 @@ def test_language_model_learns_and_perplexity_is_exact() -> None:
     assert math.isclose(uniform, 256, rel_tol=1e-9)
 
 
-@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+@pytest.mark.parametrize("cell", ["LSTM", pytest.param("GRU", marks=pytest.mark.sweep)])
 def test_recurrent_language_models_learn_and_quantize(cell: str) -> None:
     """The rounding that is fed back at every byte costs a trained model hardly anything."""
     text = language.source_bytes(language.TRAINING, 200_000)

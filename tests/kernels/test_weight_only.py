@@ -67,7 +67,8 @@ def pairs(few: bool = False) -> Iterator[ParameterSet]:
             made = pytest.param(row, each.values[0], id=f"{row.name}-{each.id}", marks=each.marks)
             # Rows of bf16 are cut as those of f32 are, and widened alike on every machine; emulated tiles stand in for tile registers.
             emulated = row in EMULATED and bool(runners(host_only=True, needs=("amx_bf16",)))
-            yield left_to_sweep(made) if emulated or (row.micros[0].lhs == bf16 and (few or each is not found[0])) else made
+            twin = row.name.replace("_bf16_", "_f32_", 1) in {other.name for other in ROWS if other is not row}
+            yield left_to_sweep(made) if emulated or twin or (row.micros[0].lhs == bf16 and (few or each is not found[0])) else made
 
 
 PAIRS = tuple(pairs())
