@@ -152,7 +152,10 @@ def levels(quick: bool) -> Iterator[tuple[str, int, int]]:
         yield "L3", 2048, 1
     size = 2048 if quick else 4096
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _COPIES
-    yield "memory", size, max(2, min(-(-3 * target.l3 // (size * size)), room // (size * size * 4)))
+    wanted, most = max(2, -(-3 * target.l3 // (size * size))), max(2, room // (size * size * 4))
+    if most < wanted:
+        print(f"memory allows stacks of {most * size * size >> 20} MiB in int8, beside {target.l3 >> 20} MiB of L3")
+    yield "memory", size, min(wanted, most)
 
 
 def products(rows: Sequence[int], quick: bool) -> list[Product]:

@@ -63,7 +63,7 @@ def test_short_weights_beside_a_large_score(runner: Runner) -> None:
 @pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("largest", [-3.4028234663852886e38, -2.5e38, -1e30, -1e12, -1e9, 1e12, 3.4028234663852886e38])
 def test_where_the_largest_score_is_huge(runner: Runner, largest: float) -> None:
-    """As where a mask of the lowest float hides all keys: weights of their sum are those of eager, which are of the largest only."""
+    """As where a mask of the lowest float hides all keys: only the largest scores have weights, as in eager mode."""
     top = np.float32(largest)
     with np.errstate(over="ignore"):
         lower = [np.nextafter(top, np.float32(-np.inf)), *(top - np.abs(top) * np.float32(x) for x in (0.01, 0.5)), np.float32(-np.inf)]

@@ -98,6 +98,7 @@ class Pieces:
     degree: int
     center: float
     last: float
+    grain: float  # what first coefficients are multiples of
 
     def fit(self, k: int) -> Fit:
         half = self.step / 2 * 1.001
@@ -107,7 +108,7 @@ class Pieces:
 
     def solve(self) -> list[tuple[float, ...]]:
         """The coefficients of each power, lowest first: one for each piece."""
-        polynomials = [solve(self.fit(k), GRID_OF_PIECES) for k in range(self.count - 1)]
+        polynomials = [solve(self.fit(k), GRID_OF_PIECES, self.grain) for k in range(self.count - 1)]
         polynomials.append([self.last, *[0.0] * self.degree])
         return list(zip(*polynomials, strict=True))
 
@@ -117,7 +118,7 @@ class Pieces:
         return max(error(fit, p, grid(fit, GRID_OF_PIECES)) for fit, p in zip(fits, zip(*table, strict=True), strict=True))
 
 
-PIECES: tuple[Pieces, ...] = (Pieces("NORMAL", lambda x: mp.ncdf(x) - mp.mpf(1) / 2, NORMAL_STEP, 32, 4, NORMAL_CENTER, 0.5),)
+PIECES: tuple[Pieces, ...] = (Pieces("NORMAL", lambda x: mp.ncdf(x) - mp.mpf(1) / 2, NORMAL_STEP, 32, 4, NORMAL_CENTER, 0.5, 2.0**-24),)
 
 
 def grid(fit: Fit, count: int = GRID) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,14 +136,15 @@ def error(fit: Fit, coefficients: Sequence[float], at: tuple[np.ndarray, np.ndar
     return float(np.abs(_residual(x, v, w, coefficients)).max())
 
 
-def solve(fit: Fit, points: int = GRID) -> list[float]:
-    """Returns the rounded coefficients, lowest power first."""
+def solve(fit: Fit, points: int = GRID, grain: float = 0.0) -> list[float]:
+    """Returns the rounded coefficients, lowest power first. grain: what the first one is a multiple of; 0: rounded as the others are."""
     at = grid(fit, points)
     known: list[float] = []
     best = _interpolated(fit)
     for n in range(fit.count):
         best = known + _minimax(at, known, best[n:])
-        known.append(float(np.float32(best[n])) if fit.bits == 24 else float(best[n]))
+        exact = float(np.round(best[n] / grain) * grain) if grain and not n else best[n]
+        known.append(float(np.float32(exact)) if fit.bits == 24 else float(exact))
     return known
 
 

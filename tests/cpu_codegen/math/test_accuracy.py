@@ -25,8 +25,8 @@ BOUNDS = {
 # What a function of x may miss without being measured in units in the last place: a unit of 1 in the smaller half of the normal
 # distribution, its far tail, what sigmoid and weights flush to zero, what small weights of a softmax do not have.
 MISSED: dict[str, Callable[[Array], Array | float]] = {
-    "normal_cdf": lambda x: 1.3 * 2.0**-24,
-    "gelu": lambda x: np.abs(x) * 1.7 * 2.0**-24,
+    "normal_cdf": lambda x: 1.1 * 2.0**-24,
+    "gelu": lambda x: np.abs(x) * 1.5 * 2.0**-24,
     "exp_weight": lambda x: np.exp(x) * (2.0**-22.4 - x * 2.0**-23.6) + 2.0**-126,
     "normal_cdf_short": lambda x: 2.0**-64,
     "sigmoid_short": lambda x: 2.0**-125,
