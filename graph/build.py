@@ -41,8 +41,11 @@ def _make(op: str, *inputs: Value, attrs: A.Attrs | None = None, type: Type | No
     return make(op, *inputs, attrs=attrs if attrs is not None else A.NoAttrs(), type=type, origin=_origin.get(), name=name)
 
 
-def full(value: Number, dtype: DType, shape: Shape = ()) -> Value:
+def full(value: Number | Poly, dtype: DType, shape: Shape = ()) -> Value:
     """A tensor of one repeated number; an integer becomes one of the dtype."""
+    if isinstance(value, Poly):
+        number = ne(scalar(value, i64), 0) if dtype == boolean else scalar(value, dtype)
+        return expand(number, shape)
     converted = bool(value) if dtype == boolean else float(value) if dtype.is_float else value
     if dtype.kind in ("int", "uint"):
         if isinstance(value, float):

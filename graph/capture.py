@@ -40,6 +40,7 @@ from .ir import Graph, Value
 from .lower import Lowering, constant_value, tensor_type
 from .memory_format import order_of
 from .ops import make
+from .small_sizes import needed, small_sizes
 from .symbols import Assumed, Assumption, Symbols, integer_bounds
 
 __all__ = ["Captured", "decompositions", "export", "from_exported", "from_fx", "functional"]
@@ -73,7 +74,7 @@ class _Signature:
             value = self.tensor(node, node.name, meta)
             self.inputs.append(TensorInput(node.name, len(self.tensors) - 1, value.dtype, value.shape, order_of(meta)))
         elif isinstance(meta, torch.SymInt):
-            self.lowering.env[node] = self.lowering.symbols.dim(meta)
+            self.lowering.env[node] = self.lowering.symbols.argument(meta)
             self.inputs.append(IntInput(node.name, self.lowering.env[node]))
         else:
             self.lowering.env[node] = meta
@@ -157,7 +158,7 @@ def _shape_env(nodes: Sequence[Node]) -> ShapeEnv | None:
 
 
 def _declared(bounds: tuple[int, int | None]) -> tuple[int, int | None]:
-    """torch assumes sizes of at least 2 while tracing and then admits 1; so do we."""
+    """torch assumes sizes of at least 2 while tracing and then admits others; so do we, where `small_sizes` finds nothing."""
     return (1 if bounds[0] == 2 else bounds[0]), bounds[1]
 
 
@@ -216,7 +217,9 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     made = found.finish(list(results), nodes, writes, (program.call_spec.in_spec, program.call_spec.out_spec), handed)
     lengths = dict.fromkeys(v.shape[0] for v in made.graph.order if v.op == "recurrence" and not isinstance(v.shape[0], int))
     stepped = tuple(Assumption(length, "!=") for length in lengths)  # PyTorch refuses recurrent layers over no steps, too
-    return replace(made, assumed=(*found.lowering.symbols.assumptions(), *stepped))
+    symbols = found.lowering.symbols
+    small = (*needed(program.graph.nodes, symbols), *small_sizes(made.graph))
+    return replace(made, assumed=(*symbols.assumptions(), *stepped, *small))
 
 
 def assumptions(program: ExportedProgram) -> tuple[Assumed, ...]:

@@ -100,6 +100,13 @@ class Symbols:
             return int(size.node.expr)
         return self.expression(size.node.expr)
 
+    def argument(self, number: torch.SymInt) -> Dim:
+        """The Dim of an integer argument, which may be 0 or negative, other than sizes, as far as torch has found."""
+        expr = self._simplified(number.node.expr)
+        if isinstance(expr, sympy.Symbol) and expr.name not in self.found:
+            self.found[expr.name] = dims.symbol(expr.name, *self._range(expr))
+        return self.dim(number)
+
     def depends_on_data(self, size: int | torch.SymInt) -> bool:
         """Whether a size is what data say and not, by a check of the model, a size of the inputs."""
         return isinstance(size, torch.SymInt) and bool(free_unbacked_symbols(self._simplified(size.node.expr)))
@@ -209,18 +216,21 @@ class Symbols:
     def _symbol(self, symbol: sympy.Symbol) -> Dim:
         name = symbol.name
         if name not in self.found:
-            low, high = self.ranges.get(name) or self._range(symbol)
+            low, high = self._range(symbol)
             self.found[name] = dims.symbol(name, max(low, 1), high)
         return self.found[name]
 
     def _range(self, symbol: sympy.Symbol) -> tuple[int, int | None]:
+        if symbol.name in self.ranges:
+            return self.ranges[symbol.name]
         bounds = self.env.var_to_range.get(symbol) if self.env is not None else None
         return (0, None) if bounds is None else integer_bounds(bounds)
 
 
 def integer_bounds(bounds: Any) -> tuple[int, int | None]:
-    """(low, high) of torch's ValueRanges; None for a side that is unbounded or larger than any tensor."""
-    return max(_within(bounds.lower) or 0, 0), _within(bounds.upper)
+    """(low, high) of torch's ValueRanges; None where there is no upper bound, or one larger than any tensor."""
+    low = _within(bounds.lower)
+    return -_UNBOUNDED if low is None else low, _within(bounds.upper)
 
 
 def _within(bound: Any) -> int | None:
@@ -278,7 +288,8 @@ def _settle(dim: Dim, size: int, where: str, env: dict[str, int], found: dict[st
     if parts is None or not isinstance(parts[0], int) or not isinstance(parts[1], int) or parts[0] == 0:
         return False
     number, remainder = divmod(size - parts[1], parts[0])
-    # Like torch's tracing, ours reasons with sizes of at least 1; a size of 0 is served too, since loops over it do nothing.
+    # Like torch's tracing, ours reasons with sizes of at least 1; a size of 0 is served too, since loops over it do nothing
+    # (`small_sizes.py` has what does not bear it).
     least = 0 if symbol.lo == 1 else symbol.lo
     if remainder or number < least or (symbol.hi is not None and number > symbol.hi):
         limit = f"from {symbol.lo} {'on' if symbol.hi is None else f'to {symbol.hi}'}"

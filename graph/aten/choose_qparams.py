@@ -65,7 +65,7 @@ def _largest(x: Value, least: float) -> Value:
 
 def _finite(scale: Value) -> Value:
     """As in `graph/rows.py`."""
-    return b.where(b.eq(scale, float("inf")), scale, b.minimum(scale, MOST))
+    return b.where(b.eq(scale, float("inf")), float("nan"), b.minimum(scale, MOST))
 
 
 def per_token(c: Call, x: Value, dtype: torch.dtype) -> tuple[Value, Value]:

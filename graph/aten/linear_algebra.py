@@ -64,11 +64,11 @@ def addmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: floa
     if w is not None and beta == 1 and alpha == 1 and bias.shape == (w.shape[0],):
         return b.cast(b.linear(x, w, bias), c.dtype)
     out = matmul_2d(c, x, y) if y.tensor.rank == 2 else b.matmul(x, y)
-    out = b.mul(out, float(alpha)) if alpha != 1 else out
+    out = b.mul(out, alpha) if alpha != 1 else out
     if beta == 0:
         return b.cast(out, c.dtype)
     added = b.cast(bias, out.dtype)
-    return b.cast(b.add(out, b.mul(added, float(beta)) if beta != 1 else added), c.dtype)
+    return b.cast(b.add(out, b.mul(added, beta) if beta != 1 else added), c.dtype)
 
 
 def linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:

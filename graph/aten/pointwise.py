@@ -191,12 +191,12 @@ def gelu(x: Value, approximate: str = "none") -> Value:
 
 
 def elu(x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
-    return b.where(b.lt(x, 0.0), b.mul(b.expm1(b.mul(x, float(input_scale))), float(alpha * scale)), b.mul(x, float(scale)))
+    return b.where(b.lt(x, 0.0), b.mul(b.expm1(b.mul(x, input_scale)), alpha if scale == 1 else alpha * scale), b.mul(x, scale))
 
 
 def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
-    inner = b.mul(x, float(beta))
-    return b.where(b.gt(inner, float(threshold)), x, b.div(b.log1p(b.exp(inner)), float(beta)))
+    inner = b.mul(x, beta)
+    return b.where(b.gt(inner, threshold), x, b.div(b.log1p(b.exp(inner)), beta))
 
 
 def log_sigmoid(c: Call, x: Value) -> tuple[Value | None, ...]:
@@ -289,10 +289,10 @@ ROWS: dict[Any, Row] = {
     aten.log_sigmoid_forward.default: log_sigmoid,
     aten.hardsigmoid.default: formula(hard_sigmoid),
     aten.hardswish.default: formula(lambda x: b.div(b.mul(x, b.minimum(b.maximum(b.add(x, 3.0), 0.0), 6.0)), 6.0)),
-    aten.leaky_relu.default: formula(lambda x, slope: b.where(b.gt(x, 0.0), x, b.mul(x, float(slope)))),
+    aten.leaky_relu.default: formula(lambda x, slope: b.where(b.gt(x, 0.0), x, b.mul(x, slope))),
     aten.threshold.default: lambda c, x, threshold, value: b.where(
         b.le(computing(x, x.dtype), as_value(threshold, opmath(x.dtype))), as_value(value, c.dtype), x),
     aten._prelu_kernel.default: formula(lambda x, w: b.where(b.gt(x, 0.0), x, b.mul(x, w)), tensors=2),
     aten.addcmul.default: formula(lambda x, y, z, value: b.add(x, b.mul(b.mul(y, value), z)), tensors=3),
-    aten.addcdiv.default: formula(lambda x, y, z, value: b.add(x, b.div(b.mul(y, float(value)), z)), tensors=3),
+    aten.addcdiv.default: formula(lambda x, y, z, value: b.add(x, b.div(b.mul(y, value), z)), tensors=3),
 }

@@ -1,0 +1,151 @@
+"""Which sizes of 0 and 1 a graph serves that was traced for sizes of at least 2.
+
+Loops over a size of 0 or 1 are as good as others; what such a size breaks is seen in single operations: slices and windows reach beyond
+the end, a maximum of nothing or an element of nothing is asked for. torch raises for those, or its result has another shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+
+import torch
+from torch.fx import Node
+
+from . import attrs as A
+from .dims import Dim, Func, Shape, Symbol, bounds, substitute, symbol, symbols
+from .ir import Graph, Value
+from .poly import terms_of
+from .symbols import Assumption, Symbols
+
+Sizes = Mapping[str, Dim]
+_UNDEFINED_OF_NOTHING = ("max", "min", "argmax", "argmin")
+
+
+def needed(nodes: Iterable[Node], known: Symbols) -> Iterator[Assumption]:
+    """What torch's operations asked of sizes where the graph has an answer for all: a squeeze leaves alone what is not 1, and the element
+    or the largest ones that are chosen are there."""
+    for node in nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet not in (torch.ops.aten.squeeze, torch.ops.aten.select, torch.ops.aten.topk):
+            continue
+        sizes, given = node.args[0].meta["val"].shape, node.args[1:]  # type: ignore[union-attr]
+        if packet is torch.ops.aten.squeeze:
+            axes = given[0] if given else range(len(sizes))
+            for axis in axes if isinstance(axes, (list, tuple, range)) else (axes,):
+                if isinstance(sizes[axis], torch.SymInt):
+                    yield Assumption(known.dim(sizes[axis]) - 1, "!=")
+            continue
+        count, axis = given[:2] if packet is torch.ops.aten.topk else (given[1], given[0])
+        if isinstance(axis, int) and isinstance(count, int) and sizes and isinstance(sizes[axis], torch.SymInt):
+            least = count if packet is torch.ops.aten.topk else count + 1 if count >= 0 else -count
+            yield Assumption(known.dim(sizes[axis]) - least, ">=")
+
+
+def small_sizes(graph: Graph) -> tuple[Assumption, ...]:
+    """What has to hold of the inputs' sizes so that the graph is right for those of 0 and 1 as well."""
+    small = {s.name: s for value in graph.inputs for dim in value.shape for s in symbols(dim) if s.lo == 1}
+    found: list[Assumption] = []
+    at_least_two: set[str] = set()
+    for size in (1, 0):
+        broken: list[frozenset[str]] = []
+        for names in _subsets([name for name in small if name not in at_least_two]):
+            if not any(names >= other for other in broken) and _breaks(graph, dict.fromkeys(names, size)):
+                broken.append(names)
+                found.append(_more_than(size, [small[name] for name in sorted(names)]))
+        if size == 1:
+            at_least_two = {name for names in broken if len(names) == 1 for name in names}
+    return tuple(found)
+
+
+def _subsets(names: Sequence[str]) -> Iterator[frozenset[str]]:
+    """Single ones, pairs, and all: what needs three of four sizes to be small is taken to need all."""
+    for count in sorted({1, 2, len(names)} - {0}):
+        yield from map(frozenset, combinations(names, count))
+
+
+def _more_than(size: int, all_of: Sequence[Symbol]) -> Assumption:
+    """That not all are as small as `size`."""
+    total: Dim = -(size * len(all_of) + 1)
+    for one in all_of:
+        total = total + symbol(one.name, one.lo, one.hi, one.extent)
+    return Assumption(total, ">=")
+
+
+def _breaks(graph: Graph, sizes: Sizes) -> bool:
+    """Whether an operation cannot be done for these sizes, or numbers that are not defined reach a result."""
+    undefined: set[Value] = set()
+    for value in graph.order:
+        a, rule = value.attrs, _BREAKS.get(value.op)
+        lengths = _lengths(a)
+        if any(_negative(dim) for dim in _at(lengths, sizes)) or any(_by_nothing(dim, sizes) for dim in (*lengths, *_numbers(a))):
+            return True
+        if rule is not None and rule(a, [_at(v.shape, sizes) for v in (*value.inputs, value)], sizes):
+            return True
+        undefined.update(_undefined(value, sizes, undefined))
+    return not undefined.isdisjoint(graph.outputs)
+
+
+def _undefined(value: Value, sizes: Sizes, before: set[Value]) -> tuple[Value, ...]:
+    """The value if elements of it are a maximum of nothing, or come from such ones."""
+    a = value.attrs
+    one = isinstance(a, A.ReduceAttrs) and a.kind in _UNDEFINED_OF_NOTHING and 0 in _at(value.inputs[0].shape, sizes)
+    return (value,) if (one or not before.isdisjoint(value.inputs)) and 0 not in _at(value.shape, sizes) else ()
+
+
+def _lengths(a: A.Attrs) -> Shape:
+    return a.shape if isinstance(a, (A.FullAttrs, A.ShapeAttrs)) else (a.length,) if isinstance(a, (A.IotaAttrs, A.SliceAttrs)) else ()
+
+
+def _numbers(a: A.Attrs) -> Shape:
+    """What else is computed from sizes."""
+    return tuple(dim for dim in (a.start, a.step) if not isinstance(dim, float)) if isinstance(a, A.IotaAttrs) else ()
+
+
+def _by_nothing(dim: Dim, sizes: Sizes) -> bool:
+    """Whether something is divided by 0, which PyTorch refuses."""
+    return any(
+        (atom.kind in ("floordiv", "mod") and substitute(atom.args[1], sizes) == 0) or any(_by_nothing(arg, sizes) for arg in atom.args)
+        for mono, _ in terms_of(dim) for atom in mono if isinstance(atom, Func)
+    )
+
+
+def _at(shape: Shape, sizes: Sizes) -> Shape:
+    return tuple(substitute(dim, sizes) for dim in shape)
+
+
+def _negative(dim: Dim) -> bool:
+    """Whether a length is negative, whatever the other sizes are."""
+    most = bounds(dim)[1]
+    return most is not None and most < 0
+
+
+def _slice(a: A.Attrs, shapes: Sequence[Shape], sizes: Sizes) -> bool:
+    assert isinstance(a, A.SliceAttrs)
+    first, size, length = substitute(a.start, sizes), shapes[0][a.axis], shapes[-1][a.axis]
+    last = first + (length - 1) * a.step
+    return length != 0 and any(_negative(dim) or _negative(size - 1 - dim) for dim in (first, last))
+
+
+def _window(a: A.Attrs, shapes: Sequence[Shape], sizes: Sizes) -> bool:
+    assert isinstance(a, A.WindowAttrs)
+    return _negative(shapes[0][a.axis] - a.span)
+
+
+def _argsort(a: A.Attrs, shapes: Sequence[Shape], sizes: Sizes) -> bool:
+    return _negative(shapes[0][-1] - shapes[-1][-1])
+
+
+def _of_nothing(a: A.Attrs, shapes: Sequence[Shape], sizes: Sizes) -> bool:
+    """Elements of a tensor without elements."""
+    return 0 in shapes[0] and 0 not in shapes[-1]
+
+
+def _into_nothing(a: A.Attrs, shapes: Sequence[Shape], sizes: Sizes) -> bool:
+    """Elements into a tensor without elements."""
+    return 0 in shapes[0] and 0 not in shapes[1]
+
+
+_BREAKS: dict[str, Callable[[A.Attrs, Sequence[Shape], Sizes], bool]] = {
+    "slice": _slice, "window": _window, "argsort": _argsort, "take": _of_nothing, "gather": _of_nothing, "put": _into_nothing,
+}

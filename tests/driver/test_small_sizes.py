@@ -1,0 +1,106 @@
+"""Sizes of 0 and 1 where a dimension may have any size: as eager, or refused; and integer arguments of any sign."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import sashiko
+from sashiko import InputError
+from tests.sweeps import swept
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+# The least size of the first dimension that is served, of a tensor [n, 4].
+LEAST: tuple[tuple[str, int, Function], ...] = (
+    ("elements", 0, lambda x: x * 2 + x.shape[0]),
+    ("sum", 0, lambda x: x.sum(0)),
+    ("softmax", 0, lambda x: x.softmax(0)),
+    ("product", 0, lambda x: x.t() @ x),
+    ("concatenation", 0, lambda x: torch.cat([x, x.flip(0)])),
+    ("rows", 0, lambda x: F.layer_norm(x, (4,)).sort(0)[0]),
+    ("squares", 0, lambda x: x.reshape(-1, 2, 2).transpose(1, 2).reshape(x.shape[0], 4)),
+    ("first", 1, lambda x: x[0]),
+    ("last", 1, lambda x: x[-1:]),
+    ("maximum", 1, lambda x: x.amax(0)),
+    ("place of the maximum", 1, lambda x: x.argmax(0)),
+    ("quotient", 1, lambda x: torch.ones(4) * (7 // x.shape[0])),
+    ("chosen", 1, lambda x: x[torch.tensor([0, 0])]),
+    ("gathered", 1, lambda x: x.gather(0, torch.zeros(1, 4, dtype=torch.int64))),
+    ("written", 1, lambda x: x.index_copy(0, torch.tensor([0]), torch.ones(1, 4))),
+    ("padded", 1, lambda x: F.pad(x.t()[None], (1, 1), mode="replicate")),
+    ("enlarged", 1, lambda x: F.interpolate(x.t()[None], size=9, mode="linear")),
+    ("means", 1, lambda x: F.adaptive_avg_pool1d(x.t()[None], 3)),
+    ("of all elements", 2, lambda x: x.flatten()[4:8]),
+    ("second", 2, lambda x: x[1]),
+    ("second last", 2, lambda x: x[-2]),
+    ("first two", 2, lambda x: x[0:2]),
+    ("windows", 2, lambda x: x.unfold(0, 2, 1)),
+    ("largest", 2, lambda x: x.topk(2, 0)[0]),
+)
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize(("least", "function"), [row[1:] for row in LEAST], ids=[row[0] for row in LEAST])
+def test_sizes_are_served_from_the_least_one_that_operations_bear(least: int, function: Function) -> None:
+    compiled = sashiko.compile(Applied(function).eval(), (torch.randn(6, 4),), dynamic_shapes=({0: Dim("n", max=9)},))
+    for n in (0, 1, 2, 6):
+        x = torch.randn(n, 4)
+        if n < least:
+            with pytest.raises(InputError, match="takes another way for these sizes"):
+                compiled(x)
+        else:
+            assert_close(compiled(x), function(x), equal_nan=True)
+
+
+def test_a_size_of_one_that_a_squeeze_would_drop() -> None:
+    compiled = sashiko.compile(Applied(lambda x: x.squeeze()).eval(), (torch.randn(6, 4),), dynamic_shapes=({0: Dim("n", max=9)},))
+    assert compiled(torch.randn(5, 4)).shape == (5, 4)
+    with pytest.raises(InputError, match="takes another way for these sizes"):
+        compiled(torch.randn(1, 4))
+
+
+def test_sizes_that_are_small_together() -> None:
+    """The second element is there unless both sizes are 1."""
+    model = Applied(lambda x: x.flatten()[1:2])
+    compiled = sashiko.compile(model.eval(), (torch.randn(6, 4),), dynamic_shapes=({0: Dim("n", max=9), 1: Dim("m", max=9)},))
+    for sizes in ((1, 2), (3, 1), (2, 2)):
+        x = torch.randn(sizes)
+        assert_close(compiled(x), model(x))
+    with pytest.raises(InputError, match="takes another way for these sizes"):
+        compiled(torch.randn(1, 1))
+
+
+def _number(name: str, function: Callable[[torch.Tensor, int], torch.Tensor]) -> object:
+    return pytest.param(function, id=name)
+
+
+@pytest.mark.parametrize("function", [
+    _number("roll", lambda x, n: x.roll(n, 0)),
+    _number("slice", lambda x, n: x[n:] + 1),
+    _number("remainders", lambda x, n: x * (n // 3) + n % 3),
+    _number("tensors", lambda x, n: torch.full((3,), n) + torch.full((3,), n, dtype=torch.bool) + x[0]),
+    _number("integers", lambda x, n: torch.addcmul(x.int(), x.int(), x.int(), value=n)),
+    _number("slope", lambda x, n: F.leaky_relu(x - 3, n) + F.elu(x - 3, n) + F.softplus(x, n)),
+    _number("factors", lambda x, n: torch.addmm(x, torch.ones(2, 6), torch.ones(6, 6), alpha=n, beta=n + 1)),
+])
+@pytest.mark.parametrize("dynamic", swept((None, True), (None,)))
+def test_integer_arguments_of_any_sign(function: Callable[[torch.Tensor, int], torch.Tensor], dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    compiled, x = torch.compile(function, backend="sashiko", dynamic=dynamic), torch.arange(6.0)
+    for n in (2, 3, -1, 5, -6, 0):
+        assert_close(compiled(x, n), function(x, n))
