@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -94,9 +95,12 @@ def _searched(model: Any, data: Any, measure: Callable[[Any], Any] | None, optio
 
 def _number(value: Any, options: argparse.Namespace) -> float:
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError) as error:
         raise InputError(f"{options.eval} returned {value!r}, not a number", hint=f"give {_EVAL}") from error
+    if math.isnan(number):
+        raise InputError(f"{options.eval} returned NaN", hint=f"give {_EVAL}")
+    return number
 
 
 def _name(options: argparse.Namespace) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,18 @@ class ConstantLeaf:
 
     def mismatch(self, value: object, sizes: dict[str, int]) -> str:
         """Why `value` does not fit, or an empty string."""
-        if isinstance(value, torch.Tensor) or type(value) is not type(self.value) or value != self.value:
+        if not _same(value, self.value):
             return f"is {value!r:.60}, and was {self.value!r} in calibration, which is part of the program"
         return ""
+
+
+def _same(value: object, other: object) -> bool:
+    """One object, or of one type and equal; NaN equals NaN, and tensors are not compared."""
+    if value is other:
+        return True
+    if type(value) is not type(other) or isinstance(value, torch.Tensor):
+        return False
+    return bool(value == other) or (isinstance(value, float) and value != value and other != other)
 
 
 Leaf = TensorLeaf | ConstantLeaf
@@ -148,18 +157,23 @@ class Gate:
                 raise InputError(f"argument {name!r} was given twice", _PLACE, self._hint())
             values[name] = value
         for name, default in self.omitted:
-            if name in values and values[name] is default:
+            if name in values and _same(values[name], default):
                 del values[name]
         if len(values) != len(self.arguments) or any(name not in values for name in self.names):
-            missing = [n for n in self.names if n not in values]
-            extra = [n for n in values if n not in self.names]
-            what = f"missing: {', '.join(missing)}" if missing else f"unknown to the program: {', '.join(extra)}"
-            raise InputError(f"the arguments do not fit, {what}", _PLACE, self._hint())
+            raise InputError(f"the arguments do not fit, {self._misfit(values)}", _PLACE, self._hint())
         sizes: dict[str, int] = {}
         for name, leaves in self.arguments:
             self._check(name, leaves, values[name], sizes)
         require(self.assumed, {**self._ones, **sizes})
         return [values[name] for name in self.names]
+
+    def _misfit(self, given: Collection[str]) -> str:
+        """Why these are not the arguments of the program, by their names."""
+        if missing := [name for name in self.names if name not in given]:
+            return f"missing: {', '.join(missing)}"
+        if fixed := [f"{name}={default!r:.60}" for name, default in self.omitted if name in given]:
+            return f"fixed to the default, which calibration left them at: {', '.join(fixed)}"
+        return f"unknown to the program: {', '.join(name for name in given if name not in self.names)}"
 
     def _check(self, name: str, leaves: tuple[Leaf, ...], value: Any, sizes: dict[str, int]) -> None:
         given = parts(value)

@@ -7,6 +7,7 @@ Source: Esser et al., "Learned Step Size Quantization", ICLR 2020.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from ..diagnostics.errors import InputError
+from ..diagnostics.errors import InputError, Unsupported
 from ..platforms.target import Target
 from . import ops
 from .calibration import Calibration, ObserverKey
@@ -53,7 +54,8 @@ def prepare_qat(
 
     Arguments and errors as in `quantize`; the data gives the scales to begin with. The model is taken as it is in evaluation: dropout is
     off and batch statistics stay. Any optimizer over `parameters()` will do; a tenth of the rate of the weights suits the scales
-    (`scale_parameters()`). `convert()` gives the quantized model.
+    (`scale_parameters()`). `convert()` gives the quantized model. To go on in another process, prepare the same model there, with such
+    data, and load the `state_dict()`: a model that still trains is not pickled as a whole.
     """
     scheme = resolve(preset)
     if scheme.correct_bias:
@@ -136,7 +138,8 @@ class QATModule(QuantizedModule):
         attributes = {name: _frozen(held.get(name, value)) for name, value in program.attributes.items()}
         observers = dict(plan.calibration.observers)
         for key, name in plan.activation_scales.items():
-            observers[key] = _Fixed(_range_of(_scale(held[name]).item(), self._zero_point(key), key[1]))
+            zero_point = round(held[_zero_of(name)].item())  # that of training, which `load_state_dict` may have brought
+            observers[key] = _Fixed(_range_of(_scale(held[name]).item(), zero_point, key[1]))
 
         def learned(site: QuantSite, weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
             scales = _scale(held[plan.weight_scales[site.name]]).detach().reshape(-1)
@@ -149,10 +152,23 @@ class QATModule(QuantizedModule):
         trained = replace(program, attributes=attributes)
         return replace(plan.calibration, program=trained, observers=observers, weigh=learned).build()
 
-    def _zero_point(self, key: ObserverKey) -> int:
-        limits = self.plan.calibration.observers[key].range()
-        assert limits is not None
-        return affine(limits, key[1])[1]
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Raises Unsupported."""
+        raise _unfinished()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise _unfinished()
+
+
+def _unfinished() -> Unsupported:
+    """What `convert` needs, data of calibration among it, has no form in a file."""
+    hint = "save its state_dict(), to be loaded into what prepare_qat makes of the same model, or what convert() returns"
+    return Unsupported("a model that still trains cannot be saved or pickled as a whole", "QATModule", hint)
+
+
+def _zero_of(scale: str) -> str:
+    """The name of the zero point that belongs to the scale of an activation."""
+    return f"{scale.removesuffix('_scale')}_zero"
 
 
 def _frozen(value: Any) -> Any:
@@ -182,11 +198,11 @@ class _FakeInserter(Inserter):
     def _static(self, activation: Node, name: str, like: Node, chosen: ActivationScheme) -> tuple[Node, ActivationRange]:
         limits = self.ranges[name, chosen]
         scale, zero_point = affine(limits, chosen)
-        held = self._free_name(f"{name}_activation")
-        self.activation_scales[name, chosen] = f"{held}_scale"
-        parameter = self._learned(f"{held}_scale", torch.tensor([scale], dtype=torch.float32), like)
-        self.attributes[f"{held}_zero"] = torch.tensor([float(zero_point)], dtype=torch.float32)
-        zero = self._read(f"{held}_zero", self.attributes[f"{held}_zero"], like)
+        learned = f"{self._free_name(f'{name}_activation')}_scale"
+        self.activation_scales[name, chosen] = learned
+        parameter = self._learned(learned, torch.tensor([scale], dtype=torch.float32), like)
+        self.attributes[_zero_of(learned)] = torch.tensor([float(zero_point)], dtype=torch.float32)
+        zero = self._read(_zero_of(learned), self.attributes[_zero_of(learned)], like)
         features = int(activation.meta["val"].shape[-1]) if activation.meta["val"].dim() else 1
         factor = 1.0 / math.sqrt(features * chosen.qmax)
         arguments = (self._float(activation, like), parameter, zero, chosen.qmin, chosen.qmax, factor)

@@ -111,10 +111,13 @@ def calibrate(
 
 
 def typical(sample: tuple[Call, ...]) -> Call:
-    """The first call, from which all processes export the same program. Raises CalibrationError where there is none."""
+    """The first call, from which all processes export the same program. Raises CalibrationError where there is none, or nothing in it."""
     if not sample:
         what = "the calibration data is empty"
         raise CalibrationError(what, "calibration data", "a generator that was used before gives nothing again")
+    sizes = [tensor.numel() for tensor in sample[0].tensors()]
+    if sizes and not any(sizes):
+        raise CalibrationError("batch 1 is empty: its tensors hold no values", "calibration data", "let the first batch be a typical one")
     return sample[0]
 
 

@@ -39,6 +39,9 @@ def export_onnx(
     integer weights DequantizeLinear of an int8 initializer, per channel or per group. Sizes that calibration left free stay free.
     example_inputs: as for `compile`, needed only where sizes depend on each other.
 
+    Where weights alone are integers to ONNX Runtime, as with scales for each row, it rounds what they are multiplied by to int8 once more,
+    and a step is kept only if its SessionOptions say no: `add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")`.
+
     Raises InputError when the packages are not installed, Unsupported for what has no form in ONNX.
     """
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
@@ -185,8 +188,8 @@ def _table() -> dict[Callable[..., Any], Callable[..., Any]]:
     def choose_rows(x: Any, affine: bool) -> Any:
         axes = op.Constant(value_ints=[-1])
         if not affine:
-            scales = op.Min(op.Div(op.Max(op.ReduceMax(op.Abs(x), axes, **last), real(127 * LEAST)), real(127.0)), real(MOST))
-            return scales, op.Sub(scales, scales)
+            scales = op.Div(op.Max(op.ReduceMax(op.Abs(x), axes, **last), real(127 * LEAST)), real(127.0))
+            return op.Min(scales, real(MOST)), op.Sub(scales, scales)  # NaN where the row holds infinity, which makes it NaN
         low = op.Min(op.ReduceMin(x, axes, **last), real(0.0))
         high = op.Max(op.ReduceMax(x, axes, **last), real(0.0))
         halves = op.Sub(op.Mul(high, real(0.5)), op.Mul(low, real(0.5)))

@@ -33,6 +33,9 @@ def agreement(candidate):
 def text(candidate):
     return "good"
 
+def nan(candidate):
+    return float("nan")
+
 def takes(x):
     return [x]
 """
@@ -101,7 +104,11 @@ def test_what_is_wrong_is_said(
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [(("--eval", ":text"), "returned 'good', not a number"), (("--data", ":takes"), "cannot be called: missing a required argument: 'x'")],
+    [
+        (("--eval", ":text"), "returned 'good', not a number"),
+        (("--eval", ":nan"), "user.py:nan returned NaN"),
+        (("--data", ":takes"), "cannot be called: missing a required argument: 'x'"),
+    ],
 )
 def test_functions_that_do_not_fit_are_named(
     changed: tuple[str, str], message: str, user: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

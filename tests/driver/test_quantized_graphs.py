@@ -278,3 +278,18 @@ def test_attention_spelled_out_exchanges_integers() -> None:
     assert sum({"exp_weight", "quantize"} <= set(n.ops) for n in notes(compiled)) == 1
     # One probability may round to a neighbour, 1/255 of a value of at most 127 * 0.03, and then the result to its neighbour.
     assert within_a_step(compiled(*operands), model(*operands), 127 * 0.03 / 255 + 0.02)
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8-dynamic"])
+@pytest.mark.parametrize("layer", [nn.Linear(16, 8), nn.LSTM(16, 8, batch_first=True)], ids=["linear", "lstm"])
+def test_infinity_spoils_its_row_alone(layer: nn.Module, preset: str) -> None:
+    """It has no scale: the row is NaN, as in the simulation, and no infinity of any sign."""
+    x = torch.randn(4, 3, 16)
+    quantized = sashiko.quantize(layer.eval(), [x], preset=preset)
+    compiled = sashiko.compile(quantized, (x,))
+    for bad in (torch.inf, -torch.inf, 3e38):
+        spoilt = x.clone()
+        spoilt[1, 0, 3:5] = bad
+        found, expected = (each[0] if isinstance(each, tuple) else each for each in (compiled(spoilt), quantized(spoilt)))
+        assert torch.equal(found.isnan(), expected.isnan()) and found[1, 0].isnan().all() == (bad != 3e38)
+        torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-2, atol=1e-2)

@@ -32,6 +32,14 @@ def test_empty(batches: Any) -> None:
     refused(mlp(), batches, "empty")
 
 
+@pytest.mark.parametrize("preset", ["int8", "int8-dynamic", "int8-weight"])
+def test_nothing_in_the_first_batch(preset: str) -> None:
+    """The program would be for calls without rows."""
+    for batches in ([GOOD[:0]], [GOOD[:0], GOOD], [{"input": GOOD[:0]}]):
+        with pytest.raises(CalibrationError, match="batch 1 is empty"):
+            quantize(mlp(), batches, preset=preset)
+
+
 @pytest.mark.parametrize("batches", [GOOD, {"input": GOOD}, "text", 3, None])
 def test_one_batch_instead_of_an_iterable(batches: Any) -> None:
     refused(mlp(), batches, "not an iterable of batches", "list")

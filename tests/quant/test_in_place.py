@@ -304,7 +304,7 @@ def test_options_that_mean_nothing_are_refused(preset: Any, options: dict[str, A
 
 @pytest.mark.parametrize(("batches", "text"), [
     ([], "empty"), ([torch.full((2, 8), torch.nan)], "batch 1: the input of 0 holds NaN"), ([torch.randn(2, 7)], "failed on batch 1"),
-    (torch.randn(2, 8), "not an iterable of batches"),
+    (torch.randn(2, 8), "not an iterable of batches"), ([torch.randn(0, 8)], "batch 1 is empty"),
 ])
 def test_bad_data_is_refused_and_changes_nothing(batches: Any, text: str) -> None:
     model = mlp()

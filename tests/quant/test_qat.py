@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import sashiko
-from sashiko.diagnostics.errors import InputError
+from sashiko.diagnostics.errors import InputError, Unsupported
 from sashiko.platforms.catalogue import X86_64_VNNI
 from sashiko.quant import ActivationScheme, OpScheme, QATModule, QuantizedModule, Scheme, WeightScheme, prepare_qat, quantize
 from tests.quant.models import Attention, mlp
@@ -165,6 +168,31 @@ def test_arguments_of_calibration_count() -> None:
         return trained.record.sites[0].ranges[0].scale
 
     assert scale(1e4) == scale(1.0)
+
+
+@pytest.mark.parametrize("name", ("static", "unsigned"))
+def test_training_goes_on_from_a_state_dict(name: str) -> None:
+    """Whatever data the scales of the other process began with, and its zero points."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Sigmoid(), nn.Linear(16, 4)).eval()
+    x = torch.randn(16, 8)
+    first, second = (prepare_qat(model, [data], preset=SCHEMES[name]) for data in (x, x * 1.5 + 1))
+    second.load_state_dict(first.state_dict())
+    small = second.convert()
+    assert torch.equal(second(x), first(x)) and torch.equal(small(x), second(x))
+    assert [item.ranges for item in small.record.sites] == [item.ranges for item in first.convert().record.sites]
+
+
+@pytest.mark.parametrize("store", [lambda module, path: pickle.dumps(module), torch.save, QATModule.save], ids=["pickle", "torch", "save"])
+def test_what_still_trains_is_not_stored_as_a_whole(store: Callable[[QATModule, Path], object], tmp_path: Path) -> None:
+    """The form of a file would lose what training and `convert` need. A copy has it."""
+    trained = prepare_qat(mlp(), [torch.randn(4, 8)])
+    with pytest.raises(Unsupported, match="still trains") as caught:
+        store(trained, tmp_path / "whole")
+    assert "state_dict()" in str(caught.value) and "convert()" in str(caught.value)
+    other = copy.deepcopy(trained)
+    assert isinstance(other, QATModule) and all(p.requires_grad for p in other.parameters())
+    assert isinstance(pickle.loads(pickle.dumps(other.convert())), QuantizedModule)
 
 
 def test_what_still_trains_is_not_compiled() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 import time
 from typing import Any
@@ -163,6 +164,28 @@ def test_omitted_arguments_may_be_given_as_their_default() -> None:
     assert torch.equal(small(x, None), small(x)) and torch.equal(small(x, mask=None), small(x))
     with pytest.raises(InputError, match="mask"):
         small(x, torch.ones(4, 3))
+
+
+@pytest.mark.parametrize(("default", "same", "others"), [
+    (0.5, float("0.5"), (0.25, 1)), (math.nan, float("nan"), (0.5,)), (1, 1, (True, 1.0)), ((1, 300), (1, int("300")), ((1, 2), [1, 300])),
+    ("mean", "".join(("me", "an")), ("sum",)), (None, None, (torch.ones(1), 0)),
+])
+def test_another_object_is_the_default_too(default: object, same: object, others: tuple[object, ...]) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor, how: Any = default) -> torch.Tensor:
+            out: torch.Tensor = self.fc(x)
+            return out
+
+    x = torch.randn(3, 8)
+    small = quantize(Scaled().eval(), [x])
+    assert torch.equal(small(x, how=same), small(x)) and torch.equal(small(x, same), small(x))
+    for other in others:
+        with pytest.raises(InputError, match=r"fixed to the default.*: how="):
+            small(x, how=other)
 
 
 def test_positions_hold_behind_an_omitted_argument() -> None:
