@@ -175,7 +175,7 @@ class _Inference:
             everything: Sequence[Any] = self.graph.forward(*arguments)
             return everything
         results: Sequence[Any] = version.model.call_flat(arguments)
-        return merged(results, self.places, self.views(*arguments)) if self.places else results
+        return merged(results, self.places, self.views(*arguments, *results)) if self.places else results
 
     def _forget(self) -> None:
         """Weights that nobody brings any more, such as those before others were assigned, are given back."""

@@ -122,7 +122,7 @@ def _linear_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
     kind = i4 if scales else y.dtype
     group = _group(y, scales)
     static = isinstance(n, int) and isinstance(k, int)
-    constant = static and right.value in constants and right.offset == 0 and right.strides == y.tensor.strides
+    constant = static and right.value in constants and right.offset == 0 and _lies_as(right, y)
     blocks = blocks_of(item, constant)
     outer, inner = lhs_axes(item)
     count = 1
@@ -148,6 +148,11 @@ def _linear_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
     return GemmSpec(
         x.dtype, kind, m, n, k, lhs, epilogue, batch * count, constant, rhs, item.params, group, pieces, weights=weights
     )
+
+
+def _lies_as(operand: Strided, value: Value) -> bool:
+    """Whether the elements lie as those of the value itself do. The stride of an axis with one element says nothing."""
+    return all(extent == 1 or step == own for extent, step, own in zip(value.shape, operand.strides, value.tensor.strides, strict=True))
 
 
 def _at(axes: Sequence[Axis], number: Dim) -> Dim:

@@ -16,6 +16,9 @@ from ..quant import QuantizedModule
 from ..quant import save as saved
 from ..runtime import save as artifact
 from ..runtime.executable import Executable
+from ..runtime.inputs import refuse_shared
+from ..runtime.plan import InputTensor
+from ..runtime.segments import touched
 from ..runtime.timing import StepTime
 from .build import Built, Options, build
 from .explain import explained
@@ -51,6 +54,9 @@ class CompiledModel:
         self._count, self._names = signature.plain or (-1, ())
         self._named = frozenset(self._names)
         self._bare = self._direct if not self._names and not self._fixed else None
+        tensors = [n for n, item in enumerate(executable.plan.inputs) if isinstance(item, InputTensor)]
+        self._written = frozenset(tensors[number] for _, number in signature.writes)
+        self._touched = self._written | touched(executable.plan)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._bare is not None and not kwargs and len(args) == self._count:
@@ -63,9 +69,12 @@ class CompiledModel:
     def call_flat(self, flat: Sequence[Any]) -> Any:
         """Call with the leaves of the arguments in order."""
         passed = self.signature.taken(flat) if self._fixed else flat
-        results = self.executable(*passed, *self._state)
+        inputs = (*passed, *self._state)
+        if self._written:
+            refuse_shared(self.executable.plan.inputs, inputs, self._written, self._touched)
+        results = self.executable(*inputs)
         if self.signature.writes:
-            self._write([v for v in passed if isinstance(v, torch.Tensor)] + list(self._state), results)
+            self._write([v for v in inputs if isinstance(v, torch.Tensor)], results)
         return self.signature.assembled(flat, results)
 
     def _write(self, tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> None:

@@ -34,8 +34,8 @@ def choose_affine_rows(x: Tensor, dtype: torch.dtype, least: float = torch.finfo
 
 
 def _finite(scales: Tensor) -> Tensor:
-    """Scales of rows of finite numbers are no greater than MOST. That of others is NaN, and so is what they become, wherever it is multiplied
-    by the scale: integers times infinity would be infinities whose signs mean nothing."""
+    """Scales of rows of finite numbers are no greater than MOST. That of other rows is NaN, and so is what they become, wherever the
+    scale is multiplied by: integers times infinity would be infinities whose signs mean nothing."""
     return torch.where(scales == torch.inf, torch.nan, scales.clamp(max=MOST))
 
 

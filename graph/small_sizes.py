@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -15,6 +16,7 @@ from torch.fx import Node
 from . import attrs as A
 from .dims import Dim, Func, Shape, Symbol, bounds, substitute, symbol, symbols
 from .ir import Graph, Value
+from .nodes import schema_arguments
 from .poly import terms_of
 from .symbols import Assumption, Symbols
 
@@ -26,20 +28,36 @@ def needed(nodes: Iterable[Node], known: Symbols) -> Iterator[Assumption]:
     """What torch's operations asked of sizes where the graph has an answer for all: a squeeze leaves alone what is not 1, and the element
     or the largest ones that are chosen are there."""
     for node in nodes:
-        packet = getattr(node.target, "overloadpacket", None)
-        if packet not in (torch.ops.aten.squeeze, torch.ops.aten.select, torch.ops.aten.topk):
-            continue
-        sizes, given = node.args[0].meta["val"].shape, node.args[1:]  # type: ignore[union-attr]
-        if packet is torch.ops.aten.squeeze:
-            axes = given[0] if given else range(len(sizes))
-            for axis in axes if isinstance(axes, (list, tuple, range)) else (axes,):
-                if isinstance(sizes[axis], torch.SymInt):
-                    yield Assumption(known.dim(sizes[axis]) - 1, "!=")
-            continue
-        count, axis = given[:2] if packet is torch.ops.aten.topk else (given[1], given[0])
-        if isinstance(axis, int) and isinstance(count, int) and sizes and isinstance(sizes[axis], torch.SymInt):
-            least = count if packet is torch.ops.aten.topk else count + 1 if count >= 0 else -count
-            yield Assumption(known.dim(sizes[axis]) - least, ">=")
+        rule = _ASKS.get(getattr(node.target, "overloadpacket", None))
+        if rule is not None:
+            x, *given = schema_arguments(node)
+            sizes = x.meta["val"].shape
+            for axis, least in rule(len(sizes), *given):
+                if len(sizes) and isinstance(sizes[axis], torch.SymInt):
+                    dim = known.dim(sizes[axis])
+                    yield Assumption(dim - 1, "!=") if least is None else Assumption(dim - least, ">=")
+
+
+_Asked = Iterable[tuple[int, int | None]]
+
+
+def _squeeze(rank: int, axes: int | Sequence[int] | None = None) -> _Asked:
+    """Axis, and None: that it is not 1 any more than in the trace."""
+    return [(axis, None) for axis in (range(rank) if axes is None else (axes,) if isinstance(axes, int) else axes)]
+
+
+def _select(rank: int, axis: int, index: Any) -> _Asked:
+    """Axis, and its least size."""
+    return [(axis, index + 1 if index >= 0 else -index)] if isinstance(index, int) else []
+
+
+def _topk(rank: int, count: Any, axis: int, *_: object) -> _Asked:
+    return [(axis, count)] if isinstance(count, int) else []
+
+
+_ASKS: dict[Any, Callable[..., _Asked]] = {
+    torch.ops.aten.squeeze: _squeeze, torch.ops.aten.select: _select, torch.ops.aten.topk: _topk,
+}
 
 
 def small_sizes(graph: Graph) -> tuple[Assumption, ...]:

@@ -26,7 +26,7 @@ from ..platforms.target import Target
 from . import runner, turns
 from .constants import Constants, ConstantSet
 from .frames import MAX_FRAMES, MIN_WORK, Context, Machine
-from .inputs import PLAIN, Argument, apart, bind, checked, in_order, lies_in
+from .inputs import LOW, PLAIN, Argument, bind, checked, in_order, lacks_memory, lies_in
 from .plan import InputTensor, NativeSegment, OutputTensor, Plan
 from .records import ShapeRecord, make_record
 from .results import Results
@@ -57,6 +57,8 @@ def with_runner(kernels: Sequence[bytes], target: Target) -> Code:
 
 class Executable:
     """A compiled model: `results = executable(*flat_inputs)`, both flat tuples.
+
+    Arguments that are written into share no memory with others: the caller sees to it (`inputs.refuse_shared`).
 
     Errors: InputError when the arguments do not fit, or the code is for a machine that has what this one lacks; IndexError when an index
     inside the model is out of range.
@@ -98,8 +100,6 @@ class Executable:
 
     def __call__(self, *inputs: Any) -> tuple[Result, ...]:
         segment = self._single
-        if self._written:
-            inputs = apart(self.plan.inputs, inputs, self._written)
         if segment is None:
             return self._through_values(inputs, None)
         signature = self._signature(inputs, True)
@@ -138,9 +138,12 @@ class Executable:
                 return None
             shapes.append(value.shape)
             try:
-                pointers.append(value.data_ptr() if dense else 0)
+                pointer = value.data_ptr()
             except RuntimeError:  # it has no memory, as inside of torch.func.vmap
                 return None
+            if pointer < LOW and lacks_memory(value):
+                return None
+            pointers.append(pointer)
         return tuple(shapes), pointers
 
     def _record(self, key: tuple[Any, ...], inputs: Sequence[Argument]) -> ShapeRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from math import gcd
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ Argument = torch.Tensor | int
 TRACED = "pass a plain tensor; what traces or transforms a model takes the original one, not the compiled"
 # Types whose data is really where `data_ptr` says. Other subclasses are looked at more closely.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+# The address of a tensor without memory is its offset in its storage. Only those below this one are worth asking what is there.
+LOW = 1 << 32
 
 
 def checked(inputs: Sequence[Input], arguments: Sequence[Any], dense: bool, device: torch.device = CPU) -> tuple[Argument, ...]:
@@ -50,9 +53,8 @@ def _checked(position: int, spec: Input, argument: Any, dense: bool, device: tor
     if argument.layout is not torch.strided:
         raise InputError(f"{name}: expected a dense tensor, got {argument.layout}", hint="convert it with .to_dense()")
     tensor = argument
-    if isinstance(argument, FakeTensor) or (_pointer(argument) == 0 and argument.numel()):
-        kind = "tensor inside a transform of torch.func" if type(argument) in PLAIN else type(argument).__name__
-        raise InputError(f"{name}: a {kind} has no data of its own", hint=TRACED)
+    if isinstance(argument, FakeTensor) or lacks_memory(argument):
+        raise _without_data(name, argument)
     if type(argument) not in PLAIN:
         tensor = argument.as_subclass(torch.Tensor)
     tensor = tensor.resolve_neg()
@@ -60,6 +62,23 @@ def _checked(position: int, spec: Input, argument: Any, dense: bool, device: tor
     if not dense or order is None or tensor.dim() != len(order):  # which `bind` speaks of
         return tensor.detach().contiguous() if dense else tensor
     return tensor.detach().permute(order).contiguous().permute(inverse(order))
+
+
+def lacks_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has elements, but nowhere to keep them."""
+    return tensor.numel() > 0 and (_pointer(tensor) == 0 or not tensor.untyped_storage().nbytes())
+
+
+def _without_data(name: str, tensor: torch.Tensor) -> InputError:
+    """What is said of a tensor that lacks memory."""
+    try:
+        freed = not tensor.untyped_storage().nbytes()
+    except NotImplementedError:
+        freed = False
+    if freed:
+        return InputError(f"{name}: its data is not allocated", hint="its storage was freed, as by resize_(0): pass it with its data")
+    kind = "tensor inside a transform of torch.func" if type(tensor) in PLAIN else type(tensor).__name__
+    return InputError(f"{name}: a {kind} has no data of its own", hint=TRACED)
 
 
 def in_order(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
@@ -72,22 +91,44 @@ def lies_in(tensor: torch.Tensor, order: Order | None) -> bool:
     return in_order(tensor, order if order is None or tensor.dim() == len(order) else None).is_contiguous()
 
 
-def apart(inputs: Sequence[Input], arguments: tuple[Any, ...], written: Set[int]) -> tuple[Any, ...]:
-    """The arguments; where one of `written` shares memory with others, copies of them, since it is not known which is read when.
+def refuse_shared(inputs: Sequence[Input], arguments: Sequence[Any], written: Set[int], touched: Set[int]) -> None:
+    """InputError where one of the `written` arguments has memory in common with another that is `touched`, read or written. The code was
+    made for tensors apart: it no longer tells what is read before a write from what is read after it."""
+    before: list[tuple[int, int]] = []
+    for start, stop, n in _spans(arguments, touched):
+        before = [(end, other) for end, other in before if end > start]
+        for _, other in before:
+            if (n in written or other in written) and _meet(arguments[other], arguments[n]):
+                one, two = (described(position, inputs[position]) for position in sorted((n, other)))
+                raise InputError(f"{one} and {two} share memory, and the model writes into it", hint="pass a clone of one of them")
+        before.append((stop, n))
 
-    Those that do not lie as declared are copied before anything is written.
-    """
-    orders = [spec.type.order if isinstance(spec, InputTensor) else None for spec in inputs]
-    tensors = [(n, t) for n, (t, order) in enumerate(zip(arguments, orders)) if isinstance(t, torch.Tensor) and lies_in(t, order)]
-    spans = sorted([(start := _pointer(t), start + t.nbytes, n) for n, t in tensors])
-    shared: set[int] = set()
-    end, last = 0, -1
-    for start, stop, n in spans:
-        if start < end:
-            shared |= {n, last}
-        if stop > end:
-            end, last = stop, n
-    return tuple([t.clone() if n in shared else t for n, t in enumerate(arguments)]) if shared & written else arguments
+
+def _spans(arguments: Sequence[Any], positions: Set[int]) -> list[tuple[int, int, int]]:
+    """(address, end, position) of the tensors at these positions that have memory, in order of their addresses."""
+    tensors = [(n, arguments[n]) for n in positions if n < len(arguments) and isinstance(arguments[n], torch.Tensor)]
+    return sorted([(start, start + _extent(t), n) for n, t in tensors if (start := _pointer(t)) and t.numel()])
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from its first element to the end of its last one."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    return (1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))) * tensor.itemsize
+
+
+def _meet(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether elements of both lie at the same place: slices of one tensor may lie between one another. `first` begins first."""
+    ahead = second.data_ptr() - first.data_ptr()
+    unit = gcd(ahead, first.itemsize, second.itemsize)
+    taken = torch.zeros(max(_extent(first), ahead + _extent(second)) // unit, dtype=torch.bool, device=CPU)
+
+    def places(tensor: torch.Tensor, offset: int) -> torch.Tensor:
+        units = tensor.itemsize // unit
+        return taken.as_strided((*tensor.shape, units), (*[step * units for step in tensor.stride()], 1), offset // unit)
+
+    places(first, 0).fill_(True)
+    return bool(places(second, ahead).any())
 
 
 def _pointer(tensor: torch.Tensor) -> int:

@@ -86,6 +86,14 @@ def written(plan: Plan) -> frozenset[int]:
     return frozenset(positions[value] for value in memory.values() if value in positions)
 
 
+def touched(plan: Plan) -> frozenset[int]:
+    """Positions of the arguments that a call reads or writes into."""
+    used = {output.value for output in plan.outputs if isinstance(output, OutputTensor)}
+    for segment in plan.segments:
+        used.update(segment.inputs if isinstance(segment, NativeSegment) else segment.operands)
+    return frozenset(n for n, item in enumerate(plan.inputs) if isinstance(item, InputTensor) and item.value in used)
+
+
 def last_uses(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """For each segment, the values that nothing needs after it."""
     needed = {output.value for output in plan.outputs if isinstance(output, OutputTensor)}

@@ -1,4 +1,4 @@
-"""Results of `torch.compile(backend="sashiko")` that are views of arguments: the same elements, in the same memory."""
+"""Results of `torch.compile(backend="sashiko")` that are views of arguments or of one another: the same elements, in the same memory."""
 
 from __future__ import annotations
 
@@ -46,3 +46,30 @@ def test_views_by_sizes_that_are_not_known(name: str) -> None:
         for one, wanted in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, expected)), strict=True):
             shares, should = one.untyped_storage().data_ptr() == x.untyped_storage().data_ptr(), wanted._base is not None
             assert shares == (should and wanted.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
+OF_RESULTS: dict[str, Callable[..., Any]] = {
+    "after it": lambda x: (lambda y: (y, y.t(), y[0]))(x + 1),
+    "before it": lambda x: (lambda y: (y.t()[1:], x * 2, y))(x + 1),
+    "in another shape": lambda x: (lambda y: (y, y.view(-1), y.unflatten(1, (3, 2))))(x.exp()),
+    "of a view": lambda x: (lambda y: (y, y.t(), y.t()[1], y.t()[2:]))(x + 1),
+    "of both kinds": lambda x: (lambda y: (x[1:], y, y[1:], x.t()))(x + 1),
+    "of one of several": lambda x: (lambda y: (*y, y[0].t(), y[1][0]))(x.sort(1)),
+    "twice": lambda x: (lambda y: (y, y, y.t(), y.t()))(x + 1),
+    "parts": lambda x: (lambda y: (y, *y.split(2, 1)))(x + 1),
+    "of a transposed one": lambda x: (lambda y: (y, y.t().reshape(-1)))(x.t() + 1),
+    "by strides": lambda x: (lambda y: (y, y.as_strided((2, 2), (1, 2))))(x + 1),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", OF_RESULTS)
+def test_views_of_results(name: str) -> None:
+    """What is written into one is seen through the others, as in eager; but for views by strides, which are copies."""
+    x = torch.randn(4, 6)
+    got, expected = torch.compile(OF_RESULTS[name], backend="sashiko")(x.clone()), OF_RESULTS[name](x.clone())
+    assert_close(got, expected)
+    if name != "by strides":
+        for n in range(len(got)):
+            got[n].fill_(n), expected[n].fill_(n)
+            assert_close(got, expected)

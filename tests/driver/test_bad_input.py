@@ -74,6 +74,29 @@ def test_after_wrong_arguments_right_ones_work(model: nn.Module, compiled: sashi
         assert_close(compiled(x), model(x))
 
 
+FREED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "whole": lambda x: x[:4],
+    "from some offset on": lambda x: x[2:6],
+    "transposed": lambda x: x[:4].t().contiguous().t(),
+    "a parameter": lambda x: nn.Parameter(x[:4]),
+}
+
+
+@pytest.mark.parametrize("name", FREED)
+@pytest.mark.parametrize("step", [lambda x, y: x + y, lambda x, y: torch.linalg.inv(y) @ x], ids=["native", "left to PyTorch"])
+def test_a_tensor_whose_memory_was_freed(step: Callable[..., torch.Tensor], name: str) -> None:
+    fast = sashiko.compile(Apply(step).eval(), (torch.randn(4, 4), torch.eye(4)))
+    freed = FREED[name](torch.randn(8, 4))
+    memory = freed.untyped_storage()
+    memory.resize_(0)
+    for n, arguments in enumerate(((freed, torch.eye(4)), (torch.eye(4), freed))):
+        with pytest.raises(sashiko.InputError, match=rf"argument {n} \('.*'\): its data is not allocated"):
+            fast(*arguments)
+    memory.resize_(4 * 4 * 8)
+    freed.detach().copy_(torch.eye(4))
+    assert_close(fast(freed, torch.eye(4)), step(freed, torch.eye(4)))
+
+
 UNUSUAL: list[tuple[str, Callable[[], torch.Tensor]]] = [
     ("transposed", lambda: torch.randn(16, 5, 3).permute(2, 1, 0)),
     ("every second row", lambda: torch.randn(3, 10, 16)[:, ::2]),

@@ -117,6 +117,18 @@ def test_one_row_few_and_many(name: str, precision: str) -> None:
         assert products and all("_i8_" in k or "_i4_" in k for k in products), "no product is of floats alone"
 
 
+@pytest.mark.parametrize("n, k", [(1, 64), (17, 1), (1, 1)])
+def test_weights_with_one_row_or_one_column(n: int, k: int) -> None:
+    """The stride of an axis with one element says nothing about how they lie: they are packed once, whatever it is."""
+    torch.manual_seed(0)
+    layers = [Int8(n, k), nn.Linear(k, n), *([Int4(n, k, 32)] if k > 1 else [])]
+    for model in (layer.eval() for layer in layers):
+        x = torch.randn(5, k)
+        compiled = sashiko.compile(model, (x,), strict=True)
+        close(compiled(x), model(x), SUM)
+        assert not any("(pack)" in step.label for segment in compiled.executable.plan.segments for step in getattr(segment, "steps", ()))
+
+
 @pytest.mark.parametrize("name", ["int8", "mixed"])
 def test_any_number_of_rows(name: str) -> None:
     model = built(name)
