@@ -62,18 +62,30 @@ _ASKS: dict[Any, Callable[..., _Asked]] = {
 
 def small_sizes(graph: Graph) -> tuple[Assumption, ...]:
     """What has to hold of the inputs' sizes so that the graph is right for those of 0 and 1 as well."""
-    small = {s.name: s for value in graph.inputs for dim in value.shape for s in symbols(dim) if s.lo == 1}
+    every = {s.name: s for value in graph.inputs for dim in value.shape for s in symbols(dim)}
+    small = [name for name, s in every.items() if s.lo == 1]
+    others = _ordinary(graph, every) if small else {}
     found: list[Assumption] = []
     at_least_two: set[str] = set()
     for size in (1, 0):
         broken: list[frozenset[str]] = []
         for names in _subsets([name for name in small if name not in at_least_two]):
-            if not any(names >= other for other in broken) and _breaks(graph, dict.fromkeys(names, size)):
+            if not any(names >= other for other in broken) and _breaks(graph, {**others, **dict.fromkeys(names, size)}):
                 broken.append(names)
-                found.append(_more_than(size, [small[name] for name in sorted(names)]))
+                found.append(_more_than(size, [every[name] for name in sorted(names)]))
         if size == 1:
             at_least_two = {name for names in broken if len(names) == 1 for name in names}
     return tuple(found)
+
+
+def _ordinary(graph: Graph, every: Mapping[str, Symbol]) -> Sizes:
+    """The smallest sizes from 2 on that the graph bears: a small one beside them has to do without large ones. Where the model needs larger
+    ones it says so by other assumptions. {}: none were found."""
+    for least in (2**n + 1 for n in range(12)):
+        sizes = {name: max(least, s.lo) if s.hi is None else min(max(least, s.lo), s.hi) for name, s in every.items()}
+        if not _breaks(graph, sizes):
+            return sizes
+    return {}
 
 
 def _subsets(names: Sequence[str]) -> Iterator[frozenset[str]]:

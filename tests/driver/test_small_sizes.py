@@ -85,6 +85,20 @@ def test_sizes_that_are_small_together() -> None:
         compiled(torch.randn(1, 1))
 
 
+def test_a_small_size_that_others_cannot_make_up_for() -> None:
+    """Four rows are there for sizes of 2, for which torch traces, and not for 1 and 2, though for 1 and 3."""
+    class Joined(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, y])[2:4] * 2
+
+    shapes = ({0: Dim("n", max=9)}, {0: Dim("m", max=9)})
+    compiled = sashiko.compile(Joined().eval(), (torch.randn(6, 4), torch.randn(5, 4)), dynamic_shapes=shapes)
+    x, y = torch.randn(2, 4), torch.randn(2, 4)
+    assert_close(compiled(x, y), y * 2)
+    with pytest.raises(InputError, match="takes another way for these sizes"):
+        compiled(x[:1], y)
+
+
 def _number(name: str, function: Callable[[torch.Tensor, int], torch.Tensor]) -> object:
     return pytest.param(function, id=name)
 
