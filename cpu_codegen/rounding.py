@@ -120,9 +120,10 @@ def rounded_chain(nodes: Sequence[Node], cast: Node) -> Chain | None:
 def contracts(nodes: Sequence[Node], node: Node) -> bool:
     """Whether a product and the sum it goes into may be rounded once, by a fused multiply-add.
 
-    Not a b + c d: rounding one of the two products only, a b - a b would not be 0, nor b b - 4 a c where it is for PyTorch.
+    Not a b + c d: rounding one of the two products only, a b - a b would not be 0, nor b b - 4 a c where it is for PyTorch. Nor a product
+    less the greatest of such products, which has been rounded: the weights of a softmax would be of numbers above 0, or all far below.
     """
-    if node.dtype != f32 or node.op not in ("mul", "add", "sub"):
+    if node.dtype != f32 or node.op not in ("mul", "add", "sub") or node.kind == "exact":
         return False
     return node.op == "mul" or not all(nodes[n].op == "mul" for n in node.args)
 

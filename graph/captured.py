@@ -244,10 +244,18 @@ def flatten_call(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str
     if sorted(named) != sorted(kwargs):
         what = f"called with keyword arguments {sorted(kwargs)}, compiled for {sorted(named)}"
         raise InputError(what, hint="give the arguments that the example had")
-    flat, found = pytree.tree_flatten((tuple(args), {n: kwargs[n] for n in named}))
-    if found != spec:
+    given = (tuple(args), {n: kwargs[n] for n in named})
+    flat, found = pytree.tree_flatten(given)
+    if found == spec:
+        return list(flat)
+    try:  # dictionaries may have their keys in another order
+        flat = spec.flatten_up_to(given)
+    except ValueError as error:
         what = f"called with {len(args)} positional arguments that do not fit the {count} compiled for"
-        raise InputError(what, hint="give the arguments that the example had" if len(args) != count else f"compiled for {spec}")
+        hint = "give the arguments that the example had" if len(args) != count else f"compiled for {spec}"
+        raise InputError(what, hint=hint) from error
+    if not all(map(pytree.tree_is_leaf, flat)):
+        raise InputError("called with arguments that are nested otherwise", hint=f"compiled for {spec}")
     return list(flat)
 
 

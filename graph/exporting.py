@@ -91,7 +91,8 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
         raise InputError(what, type(model).__name__, "call model.eval() first")
     try:
         with torch.no_grad(), tracing():
-            args, kwargs = distinct(model, (tuple(args), dict(kwargs or {})))
+            given = (tuple(args), dict(kwargs or {}))
+            args, kwargs = distinct(model, pytree.tree_map_only(torch.Tensor, _dense, given) if dynamic_shapes else given)
             program = without_transforms(torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False))
             flex.spell_out(program.graph_module)
     except Exception as error:
@@ -130,6 +131,11 @@ def distinct(model: torch.nn.Module, arguments: T) -> T:
 
     changed: T = pytree.tree_map_only(torch.Tensor, own, arguments)
     return changed
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that lies without gaps: torch traces the distances in memory of another one as sizes that no call tells."""
+    return tensor if torch.ops.aten.is_non_overlapping_and_dense.default(tensor) else tensor.contiguous()
 
 
 def has_one_mode(model: torch.nn.Module) -> bool:

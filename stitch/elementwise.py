@@ -23,7 +23,17 @@ def elementwise(b: BodyBuilder, value: Value, args: list[int]) -> int:
         return _dequantize(b, value, args[0])
     if value.op == "piecewise":
         return _piecewise(b, value, *args)
+    if value.op == "sub" and _from_extreme(*value.inputs):
+        return b.add(Node("sub", value.dtype, tuple(args), kind="exact"))
     return b.op(value.op, value.dtype, *args)
+
+
+def _from_extreme(numbers: Value, extreme: Value) -> bool:
+    """Whether the greatest or least of some numbers is taken from them, or what stands for it where it is infinite."""
+    if extreme.op in ("reshape", "expand", "where"):
+        return any(_from_extreme(numbers, part) for part in extreme.inputs[extreme.op == "where" :])
+    a = extreme.attrs
+    return isinstance(a, A.ReduceAttrs) and a.kind in ("max", "min") and extreme.inputs[0] is numbers
 
 
 def _scale(b: BodyBuilder, scale: tuple[float, ...], axis: int | None, invert: bool) -> int:

@@ -45,7 +45,8 @@ class Node:
     bitcast       x                same bits, other dtype
     lookup        x                numbers: the one that the low bits of x choose, a power of two of them. Hoisted they are numbers of the
                                    kernel: value is the position of the first, count how many
-    otherwise an elementwise operation of graph.ops (add, mul, exp, where, ...) computed in the dtype of its arguments
+    otherwise an elementwise operation of graph.ops (add, mul, exp, where, ...) computed in the dtype of its arguments. kind of a sub:
+                                   exact, where it is 0 for some elements, and no product may go into it unrounded
     """
 
     op: str

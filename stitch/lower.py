@@ -158,7 +158,8 @@ class Lowering:
                 base = under(value)
                 if base in self.stored and base not in self.home and base.tensor.order is None and not base.tensor.gap:
                     return self._load(base, index, guard, value)
-                raise NeedsBuffer(value, "its elements lie too far out of order to be found in place")
+                wanted = base if value in self.home and base not in self.stored else value  # what this kernel is for, as a whole
+                raise NeedsBuffer(wanted, "its elements lie too far out of order to be found in place")
             if self._repeated(index) and self._is_put_together(inner, at):
                 raise NeedsBuffer(value, "its elements would be put together again in every turn of a loop around them")
             return self.value(inner, at, guard)

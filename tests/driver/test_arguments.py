@@ -119,3 +119,25 @@ def test_results_are_built_as_the_model_builds_them(build: Callable[[torch.Tenso
         for wrong in ({"x": [x], "y": y}, {"x": x, "y": None}, {"x": x, "y": (y,)}, {"x": x, "y": y, "flag": True}):
             with pytest.raises(sashiko.InputError):
                 fast(**wrong)
+
+
+def test_a_dictionary_in_another_order() -> None:
+    class Difference(nn.Module):
+        def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
+            return x["z"] - x["a"] * 2
+
+    z, a = torch.randn(3), torch.randn(3)
+    compiled = sashiko.compile(Difference().eval(), ({"z": z, "a": a},))
+    assert_close(compiled({"a": a, "z": z}), z - a * 2)
+    for other in ({"a": a}, {"a": a, "z": [z]}, {"a": a, "z": z, "b": a}, [z, a]):
+        with pytest.raises(sashiko.InputError):
+            compiled(other)
+
+
+@pytest.mark.parametrize("dim", [torch.export.Dim.AUTO, torch.export.Dim("n", max=9)], ids=["auto", "named"])
+def test_an_example_with_gaps_in_memory(dim: Any) -> None:
+    """Its distances in memory are no sizes that a call would have to tell."""
+    model, memory = nn.Linear(8, 4).eval(), torch.randn(4, 12)
+    compiled = sashiko.compile(model, (memory[:, :8],), dynamic_shapes=({0: dim},))
+    for x in (memory[:, 2:10], torch.randn(7, 8), torch.randn(16, 9)[::2].t()):
+        assert_close(compiled(x), model(x).detach())

@@ -155,3 +155,17 @@ def test_the_interpreter(kind: str) -> None:
     made = b.put(values[0], values[2], {0: b.unsqueeze(values[1], 1)}, kind)
     [got] = run(Graph(values, (made,)), [x, i, s])
     assert_close(got, x.scatter_reduce(0, wide(i, s), s, KINDS[kind]))
+
+
+def test_places_whose_number_is_a_product_of_quotients() -> None:
+    """As a mask of blocks is made: the positions are made as a whole where their elements lie too far out of order."""
+
+    def blocks(x: torch.Tensor, size: int) -> torch.Tensor:
+        many = (x.shape[1] + size - 1) // size
+        batch, rows, columns = torch.arange(x.shape[0])[:, None, None], torch.arange(many)[:, None], torch.arange(many)
+        out = x.new_zeros(x.shape[0], many, many + 1)
+        out[batch, rows, columns] = 1.0
+        return out
+
+    x = torch.zeros(3, 300)
+    assert torch.equal(torch.compile(blocks, backend="sashiko", dynamic=True)(x, 128), blocks(x, 128))
