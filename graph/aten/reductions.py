@@ -118,11 +118,19 @@ def truth(kind: str) -> Row:
     return lambda c, x, axes=None, keepdim=False: b.cast(b.reduce(b.cast(x, boolean), kind, axes_of(x, axes), keepdim), c.dtype)
 
 
-def variance(x: Value, axes: Sequence[int], keepdim: bool, correction: float | None) -> tuple[Value, Value]:
-    """(variance, mean) by two passes; divisor max(0, N - correction)."""
+def variance(x: Value, axes: Sequence[int], keepdim: bool, correction: float | None, far: bool = False) -> tuple[Value, Value]:
+    """(variance, mean) by two passes; divisor max(0, N - correction).
+
+    far: the mean may be so many times the deviation that its rounding shows, which the sum of the differences then takes back (Chan,
+    Golub and LeVeque, "Algorithms for Computing the Sample Variance", 1983, equation 1.7).
+    """
     average = mean_of(x, axes, True)
     centred = b.sub(x, average)
     squares = b.reduce(b.mul(centred, centred), "sum", axes, keepdim)
+    if far:
+        rest = b.reduce(centred, "sum", axes, keepdim)
+        taken = b.minimum(b.div(b.mul(rest, rest), as_value(count(x, axes), x.dtype)), torch.finfo(x.dtype.torch).max)  # not inf - inf
+        squares = b.maximum(b.sub(squares, taken), 0.0)
     divisor = b.sub(as_value(count(x, axes), x.dtype), float(1 if correction is None else correction))
     kept = tuple(d for a, d in enumerate(average.shape) if keepdim or a not in axes)
     return b.div(squares, b.maximum(divisor, 0.0)), b.reshape(average, kept)
@@ -133,7 +141,7 @@ def spread(root: bool, with_mean: bool) -> Row:
 
     def row(c: Call, x: Value, axes: Axes = None, correction: float | None = None, keepdim: bool = False) -> Any:
         work = opmath(x.dtype)
-        var, average = variance(b.cast(x, work), axes_of(x, axes), keepdim, correction)
+        var, average = variance(b.cast(x, work), axes_of(x, axes), keepdim, correction, far=True)
         out = b.cast(b.sqrt(var) if root else var, x.dtype)
         return (out, b.cast(average, x.dtype)) if with_mean else out
 
