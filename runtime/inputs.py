@@ -72,7 +72,7 @@ def lacks_memory(tensor: torch.Tensor) -> bool:
 def _without_data(name: str, tensor: torch.Tensor) -> InputError:
     """What is said of a tensor that lacks memory."""
     try:
-        freed = not tensor.untyped_storage().nbytes()
+        freed = not isinstance(tensor, FakeTensor) and not tensor.untyped_storage().nbytes()
     except NotImplementedError:
         freed = False
     if freed:
