@@ -264,7 +264,9 @@ class Lowering:
         if node.target is aten.as_strided.default and not node.args[0].meta["val"].is_contiguous():  # type: ignore[union-attr]
             raise Unsupported("as_strided of a tensor that is not contiguous", where)
         operands: list[Value] = []
-        attrs = A.AtenAttrs(node.target, tuple(self.slots(self.resolve(a), operands, where) for a in node.args), tuple(
+        # Values have no strides in the graph: what PyTorch views in the trace may lie otherwise.
+        target = aten.reshape.default if node.target in (aten.view.default, aten._unsafe_view.default) else node.target
+        attrs = A.AtenAttrs(target, tuple(self.slots(self.resolve(a), operands, where) for a in node.args), tuple(
             (k, self.slots(self.resolve(a), operands, where)) for k, a in node.kwargs.items()), reason)
         value = make("aten", *operands, attrs=attrs, type=kind, origin=where, name=name_of(node))
         self.leftovers.append((value, Leftover(name_of(node), reason, where)))

@@ -120,6 +120,9 @@ def _extent(tensor: torch.Tensor) -> int:
 def _meet(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether elements of both lie at the same place: slices of one tensor may lie between one another. `first` begins first."""
     ahead = second.data_ptr() - first.data_ptr()
+    axes = _nested(first, second)
+    if axes is not None and ahead % first.itemsize == 0:
+        return _reached(ahead // first.itemsize, axes)
     unit = gcd(ahead, first.itemsize, second.itemsize)
     taken = torch.zeros(max(_extent(first), ahead + _extent(second)) // unit, dtype=torch.bool, device=CPU)
 
@@ -129,6 +132,29 @@ def _meet(first: torch.Tensor, second: torch.Tensor) -> bool:
 
     places(first, 0).fill_(True)
     return bool(places(second, ahead).any())
+
+
+def _nested(first: torch.Tensor, second: torch.Tensor) -> list[tuple[int, int, int]] | None:
+    """(step, least, greatest) of each axis, how many steps an element of `first` may be ahead of one of `second`, if both lie by the same
+    steps and each step goes beyond all that smaller ones reach, as in slices of one tensor; None if not."""
+    if first.itemsize != second.itemsize or first.stride() != second.stride():
+        return None
+    sizes = zip(first.stride(), first.shape, second.shape)
+    axes = sorted([(step, 1 - two, one - 1) for step, one, two in sizes if step and max(one, two) > 1], reverse=True)
+    reach = 0
+    for step, least, greatest in reversed(axes):
+        if reach >= step:
+            return None
+        reach += step * max(-least, greatest)
+    return axes
+
+
+def _reached(distance: int, axes: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether so many elements are a sum of steps along the axes."""
+    if not axes:
+        return distance == 0
+    step, least, greatest = axes[0]
+    return any(least <= n <= greatest and _reached(distance - n * step, axes[1:]) for n in (distance // step, distance // step + 1))
 
 
 def _pointer(tensor: torch.Tensor) -> int:
