@@ -336,17 +336,3 @@ def test_a_result_of_another_width_than_pytorch_tells() -> None:
     with torch.no_grad():
         assert_close(torch.compile(norm, backend="sashiko")(x), other(x))
     assert_close(norm.running_mean, other.running_mean)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dynamic", [True, None])
-def test_a_view_of_a_copy_that_lies_otherwise(dynamic: bool | None) -> None:
-    """What is left to PyTorch gets the elements row by row or as the argument has them, whichever the trace saw."""
-    def step(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return a.reshape(b.shape[0], -1), b + 1
-
-    torch._dynamo.reset()
-    compiled = torch.compile(step, backend="sashiko", dynamic=dynamic)
-    for rows, columns in ((6, 8), (6, 4), (10, 2)):
-        a, b = torch.randn(rows, columns).t(), torch.randn(4, columns)
-        assert_close(compiled(a, b), step(a, b))

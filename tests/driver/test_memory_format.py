@@ -164,3 +164,17 @@ def test_dynamo() -> None:
         for got, expected in zip(compiled(argument), model(argument), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     alike(compiled(x)[0], model(x)[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_a_view_of_a_copy_that_lies_otherwise(dynamic: bool | None) -> None:
+    """What is left to PyTorch gets the elements row by row or as the argument has them, whichever the trace saw."""
+    def step(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a.reshape(b.shape[0], -1), b + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="sashiko", dynamic=dynamic)
+    for rows, columns in ((6, 8), (6, 4), (10, 2)):
+        a, b = torch.randn(rows, columns).t(), torch.randn(4, columns)
+        torch.testing.assert_close(compiled(a, b), step(a, b))
