@@ -153,7 +153,7 @@ class Parameters:
         wanted = (*self.names[:count], *named)
         if any(name not in given for name in wanted):
             return args, kwargs
-        if any(not _same(given[name], self.defaults.get(name, self)) for name in given.keys() - set(wanted)):
+        if any(not same_value(given[name], self.defaults.get(name, self)) for name in given.keys() - set(wanted)):
             return args, kwargs
         return [given[name] for name in self.names[:count]], {name: given[name] for name in named}
 
@@ -209,7 +209,7 @@ class Captured:
                 tensors.append(value)
             elif isinstance(spec, IntInput):
                 pairs.append((spec.dim, int(value), f"argument {spec.name}"))
-            elif not _same(value, spec.value):
+            elif not same_value(value, spec.value):
                 raise InputError(f"argument {spec.name} is {value!r}, captured with {spec.value!r}", hint="capture again for another value")
         env = require(self.assumed, solve(pairs))
         return [*tensors, *(s.tensor for s in self.state)], env
@@ -230,9 +230,13 @@ class Captured:
         return found if self.out_spec is None else pytree.tree_unflatten(found, self.out_spec)
 
 
-def _same(value: Any, fixed: Any) -> bool:
-    """True for the same object, or an equal Python value of the same type."""
-    return value is fixed or (not isinstance(value, torch.Tensor) and type(value) is type(fixed) and bool(value == fixed))
+def same_value(value: Any, fixed: Any) -> bool:
+    """True for the same object, or an equal Python value of the same type, NaN for NaN; tensors are not compared."""
+    if value is fixed:
+        return True
+    if isinstance(value, torch.Tensor) or type(value) is not type(fixed):
+        return False
+    return bool(value == fixed) or (isinstance(value, float) and value != value and fixed != fixed)
 
 
 def flatten_call(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str, Any], parameters: Parameters = NAMELESS) -> list[Any]:

@@ -19,6 +19,7 @@ from torch.fx.graph import PythonCode
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
+from ..graph.captured import same_value
 from ..graph.exporting import quiet
 from ..graph.symbols import Assumed, require
 from .record import QuantRecord
@@ -82,18 +83,9 @@ class ConstantLeaf:
 
     def mismatch(self, value: object, sizes: dict[str, int]) -> str:
         """Why `value` does not fit, or an empty string."""
-        if not _same(value, self.value):
+        if not same_value(value, self.value):
             return f"is {value!r:.60}, and was {self.value!r} in calibration, which is part of the program"
         return ""
-
-
-def _same(value: object, other: object) -> bool:
-    """One object, or of one type and equal; NaN equals NaN, and tensors are not compared."""
-    if value is other:
-        return True
-    if type(value) is not type(other) or isinstance(value, torch.Tensor):
-        return False
-    return bool(value == other) or (isinstance(value, float) and value != value and other != other)
 
 
 Leaf = TensorLeaf | ConstantLeaf
@@ -157,7 +149,7 @@ class Gate:
                 raise InputError(f"argument {name!r} was given twice", _PLACE, self._hint())
             values[name] = value
         for name, default in self.omitted:
-            if name in values and _same(values[name], default):
+            if name in values and same_value(values[name], default):
                 del values[name]
         if len(values) != len(self.arguments) or any(name not in values for name in self.names):
             raise InputError(f"the arguments do not fit, {self._misfit(values)}", _PLACE, self._hint())
