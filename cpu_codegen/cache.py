@@ -26,7 +26,8 @@ _SUFFIX = ".o"
 
 def key(ir_text: str, target: Target, opt: int = jit.OPT) -> str:
     """Returns the name of the cache entry: a hash of the code, the target, and the versions of everything that compiles it."""
-    fields = (ir_text, target.triple, target.cpu, target.llvm_features, target.schedule, jit.versions(), __version__, str(opt))
+    options = (target.schedule, str(target.reduces_strength))
+    fields = (ir_text, target.triple, target.cpu, target.llvm_features, *options, jit.versions(), __version__, str(opt))
     digest = hashlib.blake2b(digest_size=_DIGEST)
     for field in fields:
         data = field.encode()

@@ -93,18 +93,19 @@ def _resolve(name: str, externals: Mapping[str, int]) -> int:
 
 @contextmanager
 def _emitting(target: Target, opt: int) -> Iterator[llvm.TargetMachine]:
-    """The machine of a target, for one thread at a time: the order of instructions is an option of the whole process."""
+    """The machine of a target, for one thread at a time: these options are of the whole process."""
     machine = _machine(target.triple, target.cpu, target.llvm_features, opt)
     with _EMITTING:
         try:
-            _order(target.schedule)
+            _options(target.schedule, target.reduces_strength)
             yield machine
         finally:
-            _order(host().usual_schedule)  # for others that compile for this machine with the same LLVM
+            _options(host().usual_schedule, True)  # for others that compile for this machine with the same LLVM
 
 
-def _order(direction: str) -> None:
+def _options(direction: str, reduces_strength: bool) -> None:
     llvm.set_option("sashiko", f"-misched-prera-direction={direction}")
+    llvm.set_option("sashiko", f"-disable-lsr={'false' if reduces_strength else 'true'}")
 
 
 class _Parsed:

@@ -9,8 +9,9 @@ from ..cpu_codegen.builder import I8, I32, I64, PTR, VOID, Function, Module, Val
 from ..cpu_codegen.contract import KernelCode
 from ..cpu_codegen.slots import Slots
 from ..graph.types import i8
+from .copies import memory_type
 from .indexing import batch_offset
-from .pack_lhs import GroupCopy, memory_type
+from .pack_lhs import GroupCopy
 from .spec import GemmSpec, Packing
 
 

@@ -18,9 +18,10 @@ from ..cpu_codegen.slots import Slots
 from ..graph.dims import evaluate
 from ..platforms.target import Target
 from .blocking import Blocking, Variant
+from .copies import copy_known, copy_run, fill_steps, memory_type, padded, widths
 from .indexing import batch_offset
 from .micro import MicroKernel
-from .pack_lhs import copy_known, copy_run, emit_pack_lhs, fill_steps, memory_type, padded, widths
+from .pack_lhs import emit_pack_lhs
 from .spec import GemmSpec, Pieces
 
 _WRITTEN_OUT = 36  # vectors of a row: copying more takes longer than the loops around it

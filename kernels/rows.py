@@ -70,7 +70,8 @@ class RowReader:
         if self.pieces is not None:
             self.pieces.pack(variant, start, rows, total, k0, count, to)
             return
-        name = emit_pack_lhs(fn.module, self.target, micro, variant.pitch, self.spec.lhs_strides.col == 1, variant.direct)
+        row, col = self.spec.lhs_strides.row, self.spec.lhs_strides.col
+        name = emit_pack_lhs(fn.module, self.target, micro, variant.pitch, col == 1, variant.direct, row == 1)
         first = fn.gep(start, fn.mul(k0, self.col_bytes))
         fn.call(name, VOID, [first, self.row_bytes, self.col_bytes, rows, total, count, to])
 

@@ -125,6 +125,12 @@ class Target:
         there are 16 registers, to need fewer of them, and a processor waits for every step of each."""
         return "topdown" if self.registers <= 16 else self.usual_schedule
 
+    @property
+    def reduces_strength(self) -> bool:
+        """Whether LLVM shall look for what addresses are best stepped by in each loop. It takes a quarter of the time of compilation, and
+        x86-64, whose addresses have a base, a scaled index and a number, runs no faster for it (`docs/math.md`)."""
+        return self.arch != "x86_64"
+
     @cached_property
     def key(self) -> str:
         """Text that is equal for two targets exactly when the same code is generated for both; for cache keys. The name is not in it."""

@@ -31,7 +31,8 @@ Micros = Sequence[MicroKernel]
 class Case:
     """m rows, n columns, k products; pitch: elements between the rows of the lhs that belong to nobody.
 
-    caches: bytes of L1 and L2 as if they were so small, so that small products are cut into blocks.
+    caches: bytes of L1 and L2 as if they were so small, so that small products are cut into blocks. across: the lhs is stored transposed;
+    pitch: between the columns, then.
     """
 
     m: int
@@ -39,10 +40,17 @@ class Case:
     k: int
     pitch: int = 0
     caches: tuple[int, int] | None = None
+    across: bool = False
 
     def on(self, target: Target) -> Target:
         """The machine with these caches."""
         return target if self.caches is None else replace(target, l1d=self.caches[0], l2=self.caches[1])
+
+    def lhs(self, dtype: DType) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is stored, and the rows of it."""
+        outer, inner = (self.k, self.m) if self.across else (self.m, self.k)
+        stored = random((outer, inner + self.pitch), dtype, 1)
+        return stored, stored[:, :inner].mT if self.across else stored[:, :inner]
 
 
 def plain_store(n: Dim, acc: DType) -> Body:
@@ -59,7 +67,8 @@ def acc_of(lhs: DType) -> DType:
 
 def spec_of(case: Case, lhs: DType, rhs: DType, epilogue: Body | None = None, m: Dim = M) -> GemmSpec:
     body = plain_store(case.n, acc_of(lhs)) if epilogue is None else epilogue
-    return GemmSpec(lhs, rhs, m, case.n, case.k, Strides(0, case.k + case.pitch), body)
+    strides = Strides(0, 1, m + case.pitch) if case.across else Strides(0, case.k + case.pitch)
+    return GemmSpec(lhs, rhs, m, case.n, case.k, strides, body)
 
 
 def random(shape: tuple[int, ...], dtype: DType, seed: int) -> torch.Tensor:
@@ -157,12 +166,12 @@ def run(runner: Runner, micros: Micros, cases: Sequence[Case], known_rows: bool 
         if known not in codes:
             codes[known] = gemm.emit(products.module, target, spec, micros, products.name())
         code = codes[known]
-        x, w = random((case.m, case.k + case.pitch), lhs, 1), weight((case.n, case.k), micros, 2)
+        (stored, x), w = case.lhs(lhs), weight((case.n, case.k), micros, 2)
         packed, sizes = pack_rhs(w, micros[0].packing), {"M": case.m}
         assert packed.numel() == evaluate(code.packed_bytes, sizes)
         out = np.full((case.m, case.n), 77, np.float32 if lhs.is_float else np.int32)
-        check = partial(compare, x=x[:, : case.k], w=w, case=case)
-        products.add(kernels_of(code), products.place(array(x)), products.place(packed.numpy()), out, sizes, check)
+        check = partial(compare, x=x, w=w, case=case)
+        products.add(kernels_of(code), products.place(array(stored)), products.place(packed.numpy()), out, sizes, check)
     products.run()
 
 

@@ -17,6 +17,7 @@ from sashiko.graph.dims import Dim, evaluate, floordiv, mod, symbol
 from sashiko.graph.types import DType, bf16, f16, f32, i8, u8
 from sashiko.kernels import amx, gemm, neon, reference, x86_vector
 from sashiko.kernels.blocking import choose
+from sashiko.kernels.pack_across import transposes
 from sashiko.kernels.packing import int_of, pack_rhs
 from sashiko.kernels.spec import BATCH, GemmSpec, Packing, Strides, dense
 from sashiko.kernels.table import TABLE
@@ -79,6 +80,7 @@ def pairs(few: bool = False) -> Iterator[ParameterSet]:
 
 PAIRS = tuple(pairs())
 FEW = tuple(pairs(few=True))  # for how products are cut and read, which no feature beyond those of the family changes
+ACROSS = tuple(each for each in FEW if each.values[1] and transposes(each.values[1].target, each.values[0][0].copied))
 INTEGERS = tuple(each for each in PAIRS if not each.values[0][0].lhs.is_float)
 
 
@@ -92,6 +94,13 @@ def test_products_cut_into_blocks(micros: Micros, runner: Runner) -> None:
     """Pieces of k packed before and in the loop over panels, blocks of several tiles of rows."""
     cases = (Case(33, 100, 300, caches=(1 << 10, 1 << 12)), Case(70, 90, 260, 5, (1 << 12, 1 << 15)))
     run(runner, micros, cases)
+
+
+@pytest.mark.parametrize(("micros", "runner"), ACROSS)
+def test_products_of_rows_that_lie_side_by_side(micros: Micros, runner: Runner) -> None:
+    """Squares of which some rows or some k are missing, and none; blocks of rows, and pieces of k."""
+    sizes = (1, 30, 7), (3, 30, 7), (37, 49, 66, 3), (64, 49, 128), (70, 49, 260, 5, (1 << 12, 1 << 15))
+    run(runner, micros, [replace(Case(*size), across=True) for size in sizes])
 
 
 @pytest.mark.parametrize(("micros", "runner"), [pair for pair in FEW if pair.values[0][0].layout.direct])
