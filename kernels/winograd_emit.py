@@ -73,16 +73,17 @@ def _emit_patches(module: Module, made: Plan, dtype: DType, lanes: int, name: st
         columns = [fn.mul(fn.smin(fn.add(first, i64(s * apart)), most), i64(image.pixel)) for s in _ROWS]
         to = fn.gep(v, fn.sub(x, begin), scale=made.pitch)
 
-        def channels(c: Val, _: list[Val]) -> list[Val]:
-            d = [[read(fn.gep(fn.gep(pointer, column, element), c, element)) for column in columns] for pointer in lines]
+        def channels(c: Val, at_lines: list[Val]) -> list[Val]:
+            # The lines step along: a place is the sum of one of them and a column, which is an address, and no 16 registers are needed.
+            d = [[read(fn.gep(line, column, element)) for column in columns] for line in at_lines]
             half = list(zip(*[_differences(fn, column) for column in zip(*d)]))
             at = fn.gep(to, c, F32)
             for r in _ROWS:
                 for s, value in enumerate(_differences(fn, half[r])):
                     fn.store(value, fn.gep(at, i64((4 * r + s) * made.matrix)))
-            return []
+            return [fn.gep(line, i64(lanes), element) for line in at_lines]
 
-        fn.loop(i64(0), i64(image.channels), lanes, [], channels)
+        fn.loop(i64(0), i64(image.channels), lanes, lines, channels)
         return []
 
     fn.loop(begin, end, 1, [], patch)
