@@ -9,6 +9,7 @@ from math import gcd
 
 from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
+from .dynamic_rhs import MOST_TILES, PANELS_BYTES, by_groups, packed_panel_bytes
 from .few_rows import heights, takers
 from .known_rows import rows_of_last
 from .micro import MicroKernel, shares_of
@@ -76,7 +77,8 @@ class Blocking:
     not known.
 
     panel_block: panels whose accumulators wait in scratch while the pieces of k pass. out_pitch: columns that the epilogue takes at a
-    time; a tile in scratch is [nr / out_pitch][mr][out_pitch]. packed_most: room for packed rows, in bytes.
+    time; a tile in scratch is [nr / out_pitch][mr][out_pitch]. packed_most: room for packed rows, in bytes. panel_bytes: of a panel of
+    a rhs that is packed by groups (`dynamic_rhs.by_groups`), else 0.
     """
 
     variants: tuple[Variant, ...]
@@ -86,6 +88,7 @@ class Blocking:
     out_pitch: int
     packed_most: int
     takers: tuple[int, ...] = ()
+    panel_bytes: int = 0
 
     def turn_bytes(self, variant: Variant) -> int:
         """From tile to tile in scratch."""
@@ -101,6 +104,8 @@ class Blocking:
     @property
     def unpacked_bytes(self) -> int:
         """Room for the panels of a tile, for one piece of k, in variants that write them out before they read them."""
+        if self.panel_bytes:
+            return self.panel_bytes * self.panel_block
         return max(v.micro.panels * v.micro.unpacked_panels * v.micro.unpacked_bytes(self.k_block) for v in self.variants)
 
     def partial_tiles(self, m: Dim) -> list[bool]:
@@ -131,10 +136,13 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     another = pass_cost(target, spec, micros[0])
     few = () if isinstance(spec.rows, int) else takers(bounds(spec.rows)[1], micros, list(least.values()), another, heights(micros))
     micros = sorted(dict.fromkeys((*micros, *(micro for micro in few if micro is not None))), key=lambda micro: -micro.mr)
+    grouped = by_groups(spec, micros)
     pieces, k_block = _pieces(target, spec, micros)
     widest = max(micro.panels for micro in micros)
     nr = micros[0].packing.nr
-    panel_block = max(widest, _group_columns(target, spec, micros[0]) // nr // widest * widest)
+    panel_bytes = packed_panel_bytes(spec, micros[0]) if grouped else 0
+    columns = nr * (PANELS_BYTES // panel_bytes) if panel_bytes else _GROUP_COLUMNS
+    panel_block = max(widest, min(columns, _group_columns(target, spec, micros[0])) // nr // widest * widest)
     most = _packed_most(target, micros[0])
     out_pitch = gcd(*(micro.nr for micro in micros))
     variants: list[Variant] = []
@@ -144,7 +152,8 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         reverses = _reverses(target, micro, k_block)
         pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
         rows, alone = _rows(target, spec, micro, pitch, pieces, panel_block * nr), micro not in least
-        fewest, shares = least.get(micro, 1), shares_of(rows // micro.mr)
+        fewest, shares = least.get(micro, 1), 0 if grouped else shares_of(rows // micro.mr)
+        shares = min(shares, 1) if micro.packing.pitch else shares  # lines of one panel in another row of the matrix are far apart
         row = spec.lhs_strides.row
         # Rows that are used for one group of columns after the other are better copied, where that gives them a better form.
         again = micro.overlaps and rows > micro.mr and spec.lhs_pieces is None
@@ -157,7 +166,7 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         variants.append(Variant(form, rows, fewest, pitch, rows * pitch, False, shares, alone, overlaps, reverses, last_rows))
     numbers = {micro: number for number, micro in enumerate(micros)}
     taken = tuple(len(micros) if micro is None else numbers[micro] for micro in few)
-    return Blocking(tuple(variants), k_block, pieces, panel_block, out_pitch, most, taken)
+    return Blocking(tuple(variants), k_block, pieces, panel_block, out_pitch, most, taken, panel_bytes)
 
 
 def up(value: int, step: int) -> int:
@@ -181,6 +190,8 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, up(highest, pad))
+    if by_groups(spec, micros):
+        return 1, up(spec.k, pad)
     one = spec.k * widest <= (target.l1d if _streams(target, spec, first) else target.l2 // 4)
     pieces = spec.choice.pieces or (_of_far(target, spec, first, spec.k * widest) if one else max(1, -(-spec.k // most)))
     k_block = max(pad, up(-(-spec.k // pieces), pad))
@@ -218,7 +229,8 @@ def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel
 
 def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int) -> int:
     """Rows of a block: some tiles while the weights stay in L2, else as many as fit a part of it, so that weights are read less often."""
-    tiles = spec.choice.tiles or (_sharing_tiles(spec, micro) if stays(target, spec, micro) else _MOST_TILES)
+    sharing = _sharing_tiles(spec, micro) if stays(target, spec, micro) else _MOST_TILES
+    tiles = MOST_TILES if by_groups(spec, [micro]) else spec.choice.tiles or sharing
     if _streams(target, spec, micro):
         row_bytes = (row_bytes - _LINE) * (pieces or 1)
     by_lhs = _packed_most(target, micro) // (micro.mr * row_bytes)

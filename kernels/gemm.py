@@ -21,6 +21,7 @@ from ..cpu_codegen.slots import Slots
 from ..graph.dims import Dim, ceildiv
 from ..platforms.target import Target
 from .blocking import Blocking, choose
+from .dynamic_rhs import in_place
 from .fetch import accesses, emit_fetch
 from .indexing import batch_offset, request, wanted_slots
 from .known_rows import tailored
@@ -66,13 +67,15 @@ class Cut:
 
 
 def emit_entries(
-    module: Module, spec: GemmSpec, micro: MicroKernel, order: tuple[Slot, ...], packed: Dim, name: str, rows: Cut, columns: Cut, work: Dim
+    module: Module, spec: GemmSpec, micro: MicroKernel, order: tuple[Slot, ...], packed: Dim | None, name: str, rows: Cut, columns: Cut,
+    work: Dim,
 ) -> tuple[KernelCode, KernelCode]:
     """Adds the kernel over the rows of all matrices, <name>, and that over their column panels, <name>.columns. Both call, for each matrix,
 
         void <name>.body(ptr slots, ptr lhs, ptr rhs, i64 row_base, i64 r0, i64 r1, i64 p0, i64 p1)
 
-    with its operands, the number of its first row in the result, and the rows and panels to do. packed: bytes of one packed weight."""
+    with its operands, the number of its first row in the result, and the rows and panels to do. packed: bytes of one packed weight, None
+    where the rhs lies as the user's does."""
     for by_rows in (True, False):
         _emit_entry(module, spec, micro, order, packed, name, rows, columns, by_rows)
     return (
@@ -82,7 +85,7 @@ def emit_entries(
 
 
 def _emit_entry(
-    module: Module, spec: GemmSpec, micro: MicroKernel, order: Sequence[Slot], packed: Dim, name: str, rows: Cut, columns: Cut,
+    module: Module, spec: GemmSpec, micro: MicroKernel, order: Sequence[Slot], packed: Dim | None, name: str, rows: Cut, columns: Cut,
     by_rows: bool,
 ) -> None:
     fn = Function(module, name if by_rows else f"{name}.columns", VOID, [PTR, I64, I64])
@@ -93,10 +96,15 @@ def _emit_entry(
     lhs, rhs, m, whole = slots.buffer(LHS), slots.buffer(RHS), slots.dim(spec.m), (i64(0), slots.dim(other.extent))
     micro.enter(fn)
 
+    def weight(b: Val) -> Val:
+        if packed is None:
+            assert spec.rhs_strides is not None
+            return fn.gep(rhs, fn.mul(batch_offset(fn, slots, spec.rhs_strides.batch, b), i64(spec.rhs.bytes)))
+        number = b if not spec.constant_rhs else fn.urem(b, i64(spec.weights)) if spec.weights > 1 else i64(0)
+        return fn.gep(rhs, fn.mul(number, slots.dim(packed)))
+
     def run(b: Val, first: Val, last: Val) -> None:
-        a = fn.gep(lhs, fn.mul(batch_offset(fn, slots, spec.lhs_strides.batch, b), i64(spec.lhs.bytes)))
-        number = b if not spec.constant_rhs else fn.urem(b, i64(spec.weights)) if spec.weights > 1 else None
-        w = rhs if number is None else fn.gep(rhs, fn.mul(number, slots.dim(packed)))
+        a, w = fn.gep(lhs, fn.mul(batch_offset(fn, slots, spec.lhs_strides.batch, b), i64(spec.lhs.bytes))), weight(b)
         ranges = (first, last, *whole) if by_rows else (*whole, first, last)
         fn.call(f"{name}.body", VOID, [fn.args[0], a, w, fn.mul(b, m), *ranges])
 
@@ -110,11 +118,10 @@ def _emit_entry(
         given = fn.load(I64, fn.gep(slots.buffer(spec.ends), e, I64))
         stop = fn.smax(fn.smin(fn.select(fn.icmp("eq", e, i64(spec.weights - 1)), m, given), m), start)
         first, last = (fn.smax(start, begin), fn.smin(stop, end)) if by_rows else (start, stop)
-        weight = fn.gep(rhs, fn.mul(e, slots.dim(packed)))
         ranges = (first, last, *whole) if by_rows else (first, last, begin, fn.smin(end, slots.dim(cut.extent)))
 
         def some() -> list[Val]:
-            fn.call(f"{name}.body", VOID, [fn.args[0], lhs, weight, i64(0), *ranges])
+            fn.call(f"{name}.body", VOID, [fn.args[0], lhs, weight(e), i64(0), *ranges])
             return []
 
         fn.branch(fn.icmp("slt", first, last), some)
@@ -136,7 +143,7 @@ def _emit_entry(
 class _Gemm:
     def __init__(self, module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> None:
         self.module, self.target, self.spec, self.name = module, target, spec, name
-        self.blocking: Blocking = choose(target, spec, tailored(target, spec, micros))
+        self.blocking: Blocking = choose(target, spec, in_place(spec, tailored(target, spec, micros)))
         self.micros = [variant.micro for variant in self.blocking.variants]
         self.packing = self.micros[0].packing
         self.panels = self.packing.panels(spec.n)
@@ -146,10 +153,11 @@ class _Gemm:
     # -- functions ----------------------------------------------------------------------------------------------
     def emit(self) -> GemmCode:
         spec, mr, group = self.spec, self.micros[0].mr, self.micros[0].panels
-        packed = self.packing.bytes(spec.n, spec.k, spec.rhs)
+        lies = spec.rhs_strides if self.blocking.panel_bytes or self.packing.pitch else None
+        packed = self.packing.bytes(spec.n, spec.k, spec.rhs) if lies is None else None
         self.order = emit_epilogue(self.module, self.target, spec, self.micros[0].acc_ty, self.blocking.out_pitch, self.name)
         pieces = () if spec.lhs_pieces is None else (spec.lhs_pieces.row, spec.lhs_pieces.piece)
-        wanted = wanted_slots(self._dims(), spec.lhs_strides.batch, *pieces)
+        wanted = wanted_slots(self._dims(), spec.lhs_strides.batch, *(() if lies is None else (lies.batch,)), *pieces)
         ends = (BufferSlot(spec.ends),) if spec.routed else ()
         self.order = tuple(dict.fromkeys((*self.order, BufferSlot(LHS), BufferSlot(RHS), *ends, *wanted)))
         self._emit_fetch()
@@ -157,15 +165,17 @@ class _Gemm:
         work = spec.batch * spec.m * spec.n * spec.k
         cuts = Cut(spec.m, mr), Cut(self.panels, group)
         rows, columns = emit_entries(self.module, spec, self.micros[0], self.order, packed, self.name, *cuts, work)
-        pack = None if spec.constant_rhs else emit_pack_rhs(self.module, spec, self.packing, f"{self.name}.pack")
-        copies = spec.weights if spec.constant_rhs else spec.batch
-        return GemmCode(rows, columns, self.packing, pack, packed * copies)
+        if packed is None:
+            return GemmCode(rows, columns, self.packing, None, 0)
+        pack = None if spec.constant_rhs else emit_pack_rhs(self.module, self.target, spec, self.packing, f"{self.name}.pack")
+        return GemmCode(rows, columns, self.packing, pack, packed * (spec.weights if spec.constant_rhs else spec.batch))
 
     def _dims(self) -> tuple[Dim, ...]:
         """Every expression that the functions need as a number."""
         spec, packing = self.spec, self.packing
         mr, group = self.micros[0].mr, self.micros[0].panels
-        strides = (spec.lhs_strides.row * spec.lhs.bytes, spec.lhs_strides.col * spec.lhs.bytes)
+        lies = ((spec.lhs_strides, spec.lhs), (spec.rhs_strides, spec.rhs))
+        strides = tuple(step * dtype.bytes for each, dtype in lies if each is not None for step in (each.row, each.col))
         rhs = (spec.n, spec.k, spec.rhs)
         sizes = (packing.panel_bytes(spec.k, spec.rhs), packing.sums_offset(*rhs), packing.bytes(*rhs))
         padded = (ceildiv(spec.m, mr) * mr, ceildiv(self.panels, group) * group)

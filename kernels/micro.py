@@ -112,9 +112,14 @@ class MicroKernel(ABC):
         return self.packing.kr
 
     @property
-    def panel_step(self) -> int:
+    def step_read(self) -> int:
         """Bytes of a panel that one step reads."""
         return self.packing.nr * self.step_k * self.rhs.bits // 8
+
+    @property
+    def panel_step(self) -> int:
+        """Bytes from those to what the next step reads."""
+        return self.packing.pitch or self.step_read
 
     @property
     def sums_factor(self) -> int:
@@ -265,7 +270,7 @@ def emit_tile(
     """
     name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (f".share{shares}" if shares else "")
     name += f".and{left}" if left else ""
-    name += f".groups{micro.packing.group}" if micro.packing.group else ""
+    name += "".join(f".{word}{size}" for word, size in (("groups", micro.packing.group), ("pitch", micro.packing.pitch)) if size)
     name += f".lhs{micro.layout.group}" if micro.layout.group else ""
     name += ".back" if reverses else ""
     name += f".with.{epilogue.name}" if epilogue else ""

@@ -145,13 +145,19 @@ class GroupCopy:
     def __init__(self, fn: Function, source: Ty, element: Ty, group: int, rows: int, convert: Convert) -> None:
         self.fn, self.source, self.element, self.group, self.rows, self.convert = fn, source, element, group, rows, convert
         self.unit = Ty(f"i{group * element.bits}")
-        self.side = gcd(_SQUARE // self.unit.bits, rows)
         self.group_bytes = rows * group * element.bits // 8
 
-    def squares(self, rows: list[Val], target: Val, count: Val) -> Val:
-        """Copies whole squares of `side` rows by `side` groups; returns how many k are done."""
-        fn, side, size = self.fn, self.side, self.group * self.side
-        stop = fn.mul(fn.udiv(count, i64(size)), i64(size))
+    def squares(self, rows: list[Val], target: Val, count: Val, bits: int = _SQUARE) -> Val:
+        """Copies whole squares of so many rows and groups as vectors of `bits` bits have groups, then smaller ones; returns how many k are
+        done."""
+        done: Val = i64(0)
+        for side in dict.fromkeys(gcd(width // self.unit.bits, self.rows) for width in (bits, _SQUARE)):
+            done = self._squares(rows, target, done, count, side)
+        return done
+
+    def _squares(self, rows: list[Val], target: Val, done: Val, count: Val, side: int) -> Val:
+        fn, size = self.fn, self.group * side
+        stop = fn.sub(count, fn.urem(fn.sub(count, done), i64(size)))
 
         def square(index: Val, _: list[Val]) -> list[Val]:
             to = fn.gep(target, fn.udiv(index, i64(self.group)), scale=self.group_bytes)
@@ -162,7 +168,7 @@ class GroupCopy:
                     fn.store(value, fn.gep(to, i64(k * self.group_bytes + first * self.unit.bits // 8)), 1)
             return []
 
-        fn.loop(i64(0), stop, size, [], square)
+        fn.loop(done, stop, size, [], square)
         return stop
 
     def rest(self, rows: list[Val], target: Val, done: Val, count: Val, end: Val, col_bytes: Val | None) -> None:

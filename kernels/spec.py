@@ -72,7 +72,7 @@ class GemmSpec:
     f32 or bf16 x constant i8 or i4; Unsupported for others. i4 weights have a scale for each `group` neighbours along k, a multiple of 8
     that divides k: rhs[b, j, t] = integer[j, t] * scale[j, t / group]. The accumulator is i32 for integers, exact for k < 65536, and f32
     for floats. constant_rhs: one [n, k] weight for every b, packed once by the kernel's `pack`; n and k are ints then. Otherwise
-    `rhs_strides` says where it lies, and a native kernel packs it in each call. weights: so many constant ones in turn, b % weights for b.
+    `rhs_strides` says where it lies, and it is packed in each call, or read there. weights: so many constant ones, b % weights for b.
     routed: they take turns along the rows of the one lhs instead, as `graph.build.routed_linear` says; i64 ends[weights] is the buffer
     behind those of the epilogue. lhs_pieces: where a matrix of the lhs lies instead; its place is still that of `lhs_strides.batch`.
     choice: what measuring decided. sums16: `graph.sums16.how_many` of the constant weights, as far as the table wants to know.
@@ -138,7 +138,8 @@ class Packing:
     """[ceil(n / nr)][k_padded / kr][nr][kr]: panels of nr columns, in each of them groups of kr neighbours along k. Zero-padded.
 
     pad: k is padded to a multiple of it (a multiple of kr). sums: packed i8 ends with the sums of all columns, i32 [ceil(n / nr) * nr].
-    group: in a panel, before each `group` neighbours along k stand their scales, f32 [nr]; 0: there are none.
+    group: in a panel, before each `group` neighbours along k stand their scales, f32 [nr]; 0: there are none. pitch: panels are columns
+    of a matrix [k][n] whose rows are so many bytes apart, where they are not packed; 0: they are.
     """
 
     nr: int
@@ -146,6 +147,7 @@ class Packing:
     pad: int
     sums: bool = True
     group: int = 0
+    pitch: int = 0
 
     def panels(self, n: Dim) -> Dim:
         return ceildiv(n, self.nr)
@@ -159,10 +161,15 @@ class Packing:
         return self.group or self.kr
 
     def unit_bytes(self, dtype: DType) -> int:
-        """Bytes of `unit_k` k of a panel, their scales included."""
+        """Bytes from `unit_k` k of a panel, their scales included, to the next ones."""
+        if self.pitch:
+            return self.pitch
         return self.nr * self.unit_k * dtype.bits // 8 + (4 * self.nr if self.group else 0)
 
     def panel_bytes(self, k: Dim, dtype: DType) -> Dim:
+        """From panel to panel."""
+        if self.pitch:
+            return self.nr * dtype.bytes
         return ceildiv(self.k_padded(k), self.unit_k) * self.unit_bytes(dtype)
 
     def sums_offset(self, n: Dim, k: Dim, dtype: DType) -> Dim:
@@ -181,7 +188,8 @@ class GemmCode:
 
     rows: its domain cuts the rows of the result. columns: the same product, its domain cuts the column panels; for few rows and many
     threads. Operands of both: lhs, packed rhs, then the buffers of the epilogue.
-    pack: makes the packed rhs of a dynamic rhs (operands: rhs, packed), None for constants. packed_bytes: size of the packed operand.
+    pack: makes the packed rhs of a dynamic rhs (operands: rhs, packed), None for constants and where a dynamic one is taken as it lies.
+    packed_bytes: size of the packed operand; 0 in the latter case.
     packing: None when the kernel reads the plain row-major [n, k] weight. workspace_bytes: size of one more operand, after all others,
     whose content means nothing between calls; 0: there is none.
     """

@@ -71,12 +71,12 @@ class VectorMicro(MicroKernel):
         groups = [fn.gep(panel, index, scale=self.panel_step) for panel in tile.b]
         values = self.multiplied(fn, tile, index, groups, accumulators)
         for group in groups if self.ahead else ():
-            for line in range(0, self.panel_step, _LINE):
+            for line in range(0, self.step_read, _LINE):
                 prefetch(fn, offset(fn, group, self.ahead * self.panel_step + line))
         share = self.panel_step // max(1, tile.shares)
         # Tiles of one or two rows read as fast as memory gives.
         for panel in tile.b if self.ahead and tile.shares and self.mr >= 3 else ():
-            for line in range(0, share, _LINE):
+            for line in range(0, min(share, self.step_read), _LINE):
                 prefetch(fn, offset(fn, fn.gep(fn.gep(panel, tile.next), index, scale=share), line), 2)
         return values
 

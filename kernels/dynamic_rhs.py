@@ -1,0 +1,47 @@
+"""A rhs that is no constant: read where it lies, packed by groups of panels when it is their turn, or packed as a whole before.
+
+To copy a matrix that comes from beyond the caches takes as long as ten rows or more of a product with it, and as a whole it goes there and
+back once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .micro import MicroKernel
+from .spec import GemmSpec
+
+_WAY = 4096  # bytes: lines so far apart share the sets of the caches
+_PASSES = 2  # tiles that may read lines which do not stay in the caches from one to the next
+MOST_TILES = 16  # of rows that are one block, for whose sake panels are packed in groups
+PANELS_BYTES = 256 << 10  # room for a group of packed panels
+
+
+def in_place(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
+    """The tiles that read the rhs where it lies, if whole panels lie side by side in its rows, else `micros`."""
+    lies, packing = spec.rhs_strides, micros[0].packing
+    if spec.constant_rhs or lies is None or lies.row != 1 or not spec.rhs.is_float or packing.kr * packing.pad > 1:
+        return micros
+    if not (isinstance(lies.col, int) and isinstance(spec.n, int) and isinstance(spec.rows, int)) or spec.n % packing.nr:
+        return micros
+    pitch, tiles = lies.col * spec.rhs.bytes, -(-spec.rows // micros[0].mr)
+    if tiles > _PASSES and pitch % _WAY == 0:
+        return micros
+    return [replace(micro, packing=replace(packing, pitch=pitch)) for micro in micros]
+
+
+def by_groups(spec: GemmSpec, micros: Sequence[MicroKernel]) -> bool:
+    """Whether panels are packed by groups: where all rows of a matrix are one block, so that it happens once. Tile registers are too fast
+    for it, and sums of integers stand behind all panels."""
+    if spec.constant_rhs or micros[0].packing.pitch or micros[0].overlaps or not spec.rhs.is_float or len(micros) > 1:
+        return False
+    few = isinstance(spec.rows, int) and spec.rows <= MOST_TILES * micros[0].mr
+    return few and isinstance(spec.k, int) and micros[0].panels * packed_panel_bytes(spec, micros[0]) <= PANELS_BYTES
+
+
+def packed_panel_bytes(spec: GemmSpec, micro: MicroKernel) -> int:
+    """Of a panel of all k."""
+    size = micro.packing.panel_bytes(spec.k, spec.rhs)
+    assert isinstance(size, int)
+    return size
