@@ -49,6 +49,11 @@ class Applied(nn.Module):
         return self.function(*args)
 
 
+def _of_columns(x: Tensor, y: Tensor) -> Tensor:
+    """As for the gradient of a weight."""
+    return x.mT @ y
+
+
 def _of_images() -> dict[str, Operation]:
     """Of 8 images of 64 channels, 56 x 56."""
     x = torch.randn(8, 64, 56, 56)
@@ -131,7 +136,8 @@ def _of_products() -> dict[str, Operation]:
     return {
         "attention over 784 places of an image": across(8, 32, 784, channels=False),
         "attention over 32 channels": across(3, 32, 3136, channels=True),
-        **{f"{m} rows, 1024 x 4096": (torch.matmul, (torch.randn(m, 1024), torch.randn(1024, 4096))) for m in (1, 2, 4, 8)},
+        **{f"{m} rows, 1024 x 4096": (torch.matmul, (torch.randn(m, 1024), torch.randn(1024, 4096))) for m in (1, 2, 4, 8, 16, 64)},
+        **{f"{m} rows, transposed, 768 x 768": (_of_columns, (torch.randn(768, m), torch.randn(768, 768))) for m in (64, 768)},
         **{f"96 of {m} rows, 128 x 64": (torch.matmul, (torch.randn(96, m, 128), torch.randn(96, 128, 64))) for m in (1, 4, 8, 128)},
         "2048 of 8 x 8": (torch.matmul, (torch.randn(2048, 8, 8), torch.randn(2048, 8, 8))),
         "256 of 3 x 3, 3 x 100": (torch.matmul, (torch.randn(256, 3, 3), torch.randn(256, 3, 100))),
