@@ -245,7 +245,8 @@ def _mask(calls: list[Call], mask: str | Literal[False] | None) -> MaskArgument 
 
 def _replace(model: nn.Module, module: nn.Module, weight: QuantizedWeight, site: QuantSite) -> float:
     """Puts a quantized layer wherever the module is, and says how many decibels are left of its weight."""
-    made = QuantizedLinear(weight, module.bias, site.scheme).train(module.training)  # type: ignore[arg-type]
+    like = (module.weight.dtype, not isinstance(module, nn.Linear))
+    made = QuantizedLinear(weight, module.bias, site.scheme, *like).train(module.training)  # type: ignore[arg-type]
     for owner in list(model.modules()):
         for key in [key for key, part in owner._modules.items() if part is module]:
             setattr(owner, key, made)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..diagnostics.errors import InputError
 from . import ops
 from .scheme import OpScheme, WeightScheme
 from .weights import QuantizedWeight
@@ -28,27 +31,40 @@ def dequantized(values: torch.Tensor, scale: torch.Tensor, zero_point: torch.Ten
 class QuantizedLinear(nn.Module):
     """y = x W^T + b for x [..., in_features], simulated; compiled it is a product with integers. For inference: integers do not train.
 
-    weight: int8 [out_features, in_features]. scale: float32 [out_features], or for each group of inputs [out_features, groups].
+    integers: int8 [out_features, in_features]. scale: float32 [out_features], or for each group of inputs [out_features, groups].
     With `scheme.activation`, x is rounded to 8 bits with a scale for each row.
     """
 
-    weight: torch.Tensor
+    integers: torch.Tensor
     scale: torch.Tensor
     zero_point: torch.Tensor
 
-    def __init__(self, weight: QuantizedWeight, bias: nn.Parameter | None, scheme: OpScheme) -> None:
+    def __init__(
+        self, weight: QuantizedWeight, bias: nn.Parameter | None, scheme: OpScheme, dtype: torch.dtype = torch.float32,
+        transposed: bool = False,
+    ) -> None:
+        """dtype and transposed: what `weight` is to be, that of the layer in whose place this one is put."""
         super().__init__()
         assert scheme.weight is not None
         self.out_features, self.in_features = weight.values.shape
-        self.scheme = scheme
+        self.scheme, self.dtype, self.transposed = scheme, dtype, transposed
         self.bias = bias
-        self.register_buffer("weight", weight.values)
+        self.register_buffer("integers", weight.values)
         self.register_buffer("scale", weight.scales)
         # Always zero; the operators take one.
         self.register_buffer("zero_point", torch.zeros(weight.scales.shape, dtype=torch.int64), persistent=False)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """W in floating point, for models that cast to the type of a layer's weight or multiply with it themselves. Computed whenever it
+        is read: what is written to it is lost."""
+        whole = self.dequantized().to(self.dtype)
+        return whole.t() if self.transposed else whole
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., in_features]. The result is of its type."""
+        """x: [..., in_features], floating point. The result is of its type."""
+        if not x.is_floating_point():
+            raise InputError(f"a quantized linear layer takes floating point, got {x.dtype}", hint="cast what it is called with")
         if self.scheme.activation is not None:
             factor = ops.rounded_rows(x.to(torch.float32), self.scheme.activation.signed)
         else:
@@ -57,9 +73,16 @@ class QuantizedLinear(nn.Module):
         return F.linear(factor, self.dequantized().to(factor.dtype), bias).to(x.dtype)
 
     def dequantized(self) -> torch.Tensor:
-        """The reals that the weights stand for, float32."""
+        """The reals that the integers stand for, float32 [out_features, in_features]."""
         assert self.scheme.weight is not None
-        return dequantized(self.weight, self.scale, self.zero_point, self.scheme.weight)
+        return dequantized(self.integers, self.scale, self.zero_point, self.scheme.weight)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {self.scheme.label}"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Takes states, too, in which the integers are called what they are in the place of: `weight`."""
+        old = state_dict.get(f"{prefix}weight")
+        if isinstance(old, torch.Tensor) and old.dtype == torch.int8:
+            state_dict[f"{prefix}integers"] = state_dict.pop(f"{prefix}weight")
+        super()._load_from_state_dict(state_dict, prefix, *others)

@@ -62,7 +62,7 @@ def test_weights_that_change_are_packed_again_and_scales_are_watched(preset: str
     model, x = quantized(preset), torch.randn(3, 128)
     compiled = sashiko.compile(model, (x,))
     compiled(x)
-    model[0].weight.neg_()  # type: ignore[operator,index,union-attr]
+    model[0].integers.neg_()  # type: ignore[operator,index,union-attr]
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
     model[0].zero_point.add_(1)  # type: ignore[operator,index,union-attr]
     with pytest.raises(InputError, match="changed after the model was compiled"):

@@ -89,7 +89,7 @@ def test_for_a_machine_without_vnni_weights_are_small() -> None:
     record = quantize_(model, "int8-dynamic", target=X86_64_V3)
     [site] = record.sites
     assert site.site.scheme.weight is not None and site.site.scheme.weight.sums16 == "most"
-    pairs = model[0].weight.int().abs().unflatten(1, (-1, 4))  # type: ignore[union-attr,operator]
+    pairs = model[0].integers.int().abs().unflatten(1, (-1, 4))  # type: ignore[union-attr,operator]
     assert pairs.max() < 127
 
 
@@ -103,7 +103,7 @@ def test_compensation_is_that_of_the_captured_model_whatever_memory_there_is() -
         one = copy.deepcopy(model)
         record = quantize_(one, COMPENSATED, data, memory=memory)
         assert record.batches == 8 and names(one) == ["query", "key", "inner", "unused"]
-        made.append({name: one.get_submodule(name).weight for name in names(one)})
+        made.append({name: one.get_submodule(name).integers for name in names(one)})
     for name in ("query", "key"):  # the captured model knows two layers where one is reached twice
         assert torch.equal(made[0][name], expected[f"{name}.weight_int4"])
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
@@ -141,8 +141,8 @@ def test_what_only_later_calls_reach_is_compensated_for_all_of_them() -> None:
     for name, seen in (("first", data[:2]), ("second", data[2:]), ("both", data)):
         rows = torch.cat(seen).double()
         expected = compensated(model.get_submodule(name).weight, Inputs.of(rows.t() @ rows), COMPENSATED.default.weight)
-        assert (one.get_submodule(name).weight == expected.values).float().mean() > 0.99, name  # sums in another order
-    assert torch.equal(one.plain.weight, quantize_weight(model.plain.weight, NEAREST.default.weight).values)
+        assert (one.get_submodule(name).integers == expected.values).float().mean() > 0.99, name  # sums in another order
+    assert torch.equal(one.plain.integers, quantize_weight(model.plain.weight, NEAREST.default.weight).values)
 
 
 @torch.no_grad()
@@ -154,7 +154,7 @@ def test_padding_does_not_count() -> None:
     for batch in ((x, mask), (noisy, mask)):
         one = copy.deepcopy(model)
         quantize_(one, COMPENSATED, [batch])
-        made.append(one.query.weight)
+        made.append(one.query.integers)
     assert torch.equal(*made)
 
 

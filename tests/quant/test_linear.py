@@ -1,0 +1,93 @@
+"""A quantized layer for models that look at its weight: it reads as the one that it is in the place of, in floating point."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sashiko
+from sashiko.diagnostics.errors import InputError
+from sashiko.quant import QuantizedLinear, quantize_
+
+weights = pytest.mark.parametrize("preset", ["int8-weight", "int4-weight"])
+types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+class Casts(nn.Module):
+    """What is called with the type of a layer's weight, as heads are, and a weight that is multiplied without its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.steps = nn.Linear(64, 32), nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(x.to(self.head.weight.dtype))
+        return (self.steps.weight @ y.mT).mT + self.steps.bias
+
+
+@torch.no_grad()
+@weights
+@types
+def test_models_that_cast_to_the_type_of_a_weight_or_read_it(preset: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x = Casts().eval().to(dtype), torch.randn(4, 64, dtype=dtype)
+    plain = model(x)
+    quantize_(model, preset)
+    expected = model(x)
+    assert model.head.weight.dtype == expected.dtype == dtype
+    assert (expected - plain).norm() < (0.02 if preset == "int8-weight" else 0.15) * plain.norm()
+    close = 1e-5 if dtype == torch.float32 else 2e-2
+    for call in (sashiko.compile(model, (x,)), torch.compile(model, backend="sashiko")):
+        torch.testing.assert_close(call(x), expected, rtol=close, atol=close)
+
+
+@torch.no_grad()
+@weights
+def test_the_weight_is_what_is_multiplied(preset: str) -> None:
+    model, x = nn.Sequential(nn.Linear(64, 32)).eval(), torch.randn(4, 64)
+    before = model[0].weight.detach().clone()
+    quantize_(model, preset)
+    layer = model[0]
+    assert isinstance(layer, QuantizedLinear) and layer.integers.dtype == torch.int8
+    assert layer.weight.shape == before.shape and (layer.weight - before).norm() < 0.15 * before.norm()
+    torch.testing.assert_close(nn.functional.linear(x, layer.weight, layer.bias), layer(x))
+    with pytest.raises(KeyError, match="weight"):
+        layer.weight = nn.Parameter(before)  # type: ignore[misc,assignment]
+
+
+@torch.no_grad()
+def test_a_transposed_weight_stays_transposed() -> None:
+    layers = pytest.importorskip("transformers.pytorch_utils")
+    model = nn.Sequential(layers.Conv1D(16, 8))
+    before, x = model[0].weight.detach().clone(), torch.randn(3, 8)
+    quantize_(model, "int8-weight")
+    assert model[0].weight.shape == before.shape
+    torch.testing.assert_close(x @ model[0].weight + model[0].bias, model(x))  # type: ignore[operator]
+
+
+@torch.no_grad()
+@weights
+def test_states_and_those_with_the_integers_called_weight(preset: str) -> None:
+    model, x = Casts().eval(), torch.randn(4, 64)
+    quantize_(model, preset)
+    state = model.state_dict()
+    assert set(state) == {f"{layer}.{part}" for layer in ("head", "steps") for part in ("integers", "scale", "bias")}
+    for given in (state, OrderedDict((name.replace("integers", "weight"), tensor) for name, tensor in state.items())):
+        other = Casts().eval()
+        quantize_(other, preset)
+        other.load_state_dict(given)
+        assert torch.equal(other(x), model(x))
+    with pytest.raises(RuntimeError, match=r"Missing key.*integers"):
+        model.load_state_dict(Casts().state_dict() | {name: tensor for name, tensor in state.items() if "scale" in name})
+
+
+@pytest.mark.parametrize("preset", ["int8-weight", "int4-weight", "int8-dynamic"])
+def test_integers_are_refused(preset: str) -> None:
+    model = nn.Sequential(nn.Linear(64, 32)).eval()
+    quantize_(model, preset)
+    with pytest.raises(InputError, match=r"takes floating point, got torch\.int8"):
+        model(torch.ones(4, 64, dtype=torch.int8))
