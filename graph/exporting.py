@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
 from . import flex
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
+from .attributes import kept, without_data
 from .decompose import by_node
 from .lower import PART_OF
 
@@ -93,7 +94,7 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
         with torch.no_grad(), tracing():
             given = (tuple(args), dict(kwargs or {}))
             args, kwargs = distinct(model, pytree.tree_map_only(torch.Tensor, _dense, given) if dynamic_shapes else given)
-            program = without_transforms(torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False))
+            program = traced(model, args, kwargs, dynamic_shapes)
             flex.spell_out(program.graph_module)
     except Exception as error:
         raise translated(error) from error
@@ -114,6 +115,16 @@ def check_module(model: object) -> None:
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if tensor.device.type != "cpu":
             raise InputError(f"{name} is on {tensor.device}", type(model).__name__, "give it numbers first" if tensor.is_meta else CPU)
+    name = without_data(model)
+    if name:
+        hint = "a trace has stored it in the model, such as torch.export's: delete the attribute, or make the model again"
+        raise InputError(f"{name} is a FakeTensor, which has no data", type(model).__name__, hint)
+
+
+def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
+    """What torch.export makes of a model, whose attributes stay as they were."""
+    with kept(model):
+        return without_transforms(torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False))
 
 
 def distinct(model: torch.nn.Module, arguments: T) -> T:

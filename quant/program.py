@@ -18,8 +18,9 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, Unsupported
 from ..graph import numbers
+from ..graph.attributes import kept
 from ..graph.capture import assumptions
-from ..graph.exporting import has_one_mode, quiet, tracing, translated, without_transforms
+from ..graph.exporting import has_one_mode, quiet, traced, tracing, translated
 from ..graph.lower import PART_OF
 from . import edit
 from .masking import MaskArgument
@@ -205,7 +206,7 @@ def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with _PlainSizes():
-            return without_transforms(torch.export.export(model, call.args, kwargs, dynamic_shapes=dynamic_shapes, strict=False))
+            return traced(model, call.args, kwargs, dynamic_shapes)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
@@ -318,9 +319,9 @@ def _close(mine: object, other: torch.Tensor) -> bool:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Runs without gradients, and puts back buffers (caches, counters) and random numbers that a forward pass moves."""
+    """Runs without gradients, and puts back attributes, buffers (caches, counters) and random numbers that a forward pass moves."""
     before = [(buffer, buffer._version, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), kept(model), torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:

@@ -1,0 +1,117 @@
+"""Capturing leaves a model as it was, whatever its forward stores in its attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import sashiko
+from sashiko.diagnostics.errors import InputError
+
+X = torch.arange(12.0).view(4, 3) / 10
+VERBS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "compile": lambda model: sashiko.compile(model, (X,)),
+    "dynamic": lambda model: sashiko.compile(model, (X,), dynamic_shapes=({0: torch.export.Dim.AUTO},)),
+    "quantize": lambda model: sashiko.quantize(model, [(X,)], preset="int8-weight"),
+    "both": lambda model: sashiko.quantize_and_compile(model, [(X,)], preset="int8-weight"),
+}
+verbs = pytest.mark.parametrize("verb", VERBS)
+pytestmark = pytest.mark.filterwarnings("ignore:The tensor attribute")  # torch's, that they should be buffers
+
+
+class Cached(nn.Module):
+    """A table that is made when it is first needed, or too short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if getattr(self, "table", None) is None or len(self.table) < x.shape[1]:
+            self.table = torch.arange(x.shape[1]) + 1.0
+        return self.linear(x) * self.table[: x.shape[1]]
+
+
+class Stored(Cached):
+    """Attributes of every kind: replaced, filled, of a submodule, buffers, modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Tensor = torch.zeros(1)
+        self.seen: dict[str, Any] = {"all": [torch.zeros(1)], "pair": ([], {1})}
+        self.register_buffer("sum", torch.zeros(3))
+        self.act: nn.Module | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.seen["last"] = self.linear.last = x  # type: ignore[assignment]
+        self.seen["all"].append(x)
+        self.seen["pair"][0].append(x)
+        self.seen["pair"][1].add(2)
+        self.sum = self.sum + x.sum(0)
+        if self.act is None:
+            self.act = nn.Tanh()
+        return super().forward(self.act(x)) + self.sum
+
+
+@verbs
+@torch.no_grad()
+def test_what_is_cached_on_first_use_is_none_of_the_trace(verb: str) -> None:
+    model = Cached().eval()
+    for _ in range(2):
+        assert_close(VERBS[verb](model)(X), Cached.forward(model, X), rtol=2e-2, atol=2e-2)
+        assert type(model.table) is Tensor
+        del model.table
+    before = set(vars(model))
+    VERBS[verb](model)
+    assert set(vars(model)) == before
+    table = model.table = torch.full((3,), 2.0)
+    VERBS[verb](model)
+    assert model.table is table
+    assert_close(model(X), 2 * model.linear(X))
+
+
+@verbs
+@torch.no_grad()
+def test_attributes_of_every_kind(verb: str) -> None:
+    model = Stored().eval()
+    last, total, seen = model.last, model.sum, model.seen
+    names = [set(vars(module)) for module in model.modules()]
+    VERBS[verb](model)
+    assert [set(vars(module)) for module in model.modules()] == names
+    assert model.last is last and model.sum is total and torch.equal(total, torch.zeros(3)) and model.seen is seen
+    assert set(seen) == {"all", "pair"} and [*map(len, seen["all"])] == [1] and seen["pair"] == ([], {1})
+    assert model.act is None and set(model._buffers) == {"sum"} and set(model._modules) == {"linear"}
+    assert type(model(X)) is Tensor
+
+
+def test_a_model_that_cannot_be_captured_is_left_as_it_was() -> None:
+    class Branches(Cached):
+        def forward(self, x: Tensor) -> Tensor:
+            found = super().forward(x)
+            return found if found.sum() > 0 else -found
+
+    model = Branches().eval()
+    with pytest.raises(sashiko.Unsupported):
+        sashiko.compile(model, (X,))
+    assert "table" not in vars(model)
+
+
+@verbs
+def test_tensors_that_another_trace_has_left_are_refused(verb: str) -> None:
+    model = nn.Sequential(Cached()).eval()
+    torch.export.export(model, (X,), strict=False)
+    with pytest.raises(InputError, match=r"0\.table is a FakeTensor(.|\n)*delete the attribute"):
+        VERBS[verb](model)
+    del model[0].table
+    VERBS[verb](model)
+
+
+def test_a_lazy_layer_stays_what_its_first_call_makes_of_it() -> None:
+    model = nn.Sequential(nn.LazyLinear(5), nn.ReLU()).eval()
+    assert sashiko.quantize(model, [(X,)])(X).shape == model(X).shape == (4, 5)
+    assert type(model[0]) is nn.Linear
