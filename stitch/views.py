@@ -138,8 +138,9 @@ def takes_turns(position: Dim, axis: str) -> bool:
 @lru_cache(maxsize=1 << 12)
 def entangled(position: Dim) -> bool:
     """Whether an index expression has grown, by divisions of what was divided, beyond what code can follow: generated code takes numbers
-    for small against 2^52, and each such division may multiply them by the size of the tensor (x % n is n x // n less than x)."""
-    for f in _functions(position):
+    for small against 2^52, and each such division may multiply them by the size of the tensor (x % n is n x // n less than x). Sizes that
+    are divided do not count: they are numbers of a call, whatever the loops."""
+    for f in _moving(position):
         low, high = bounds(f.args[0])
         far = _depth(position) > _DEEP if low is None or high is None else max(-low, high) > _FAR
         if far or any(map(entangled, f.args)):
@@ -148,7 +149,12 @@ def entangled(position: Dim) -> bool:
 
 
 def _depth(value: Dim) -> int:
-    return max((1 + max(map(_depth, f.args)) for f in _functions(value)), default=0)
+    return max((1 + max(map(_depth, f.args)) for f in _moving(value)), default=0)
+
+
+def _moving(value: Dim) -> list[Func]:
+    """The functions that may change from point to point: those of more than sizes, which are at least 1, where axes begin at 0."""
+    return [f for f in _functions(value) if any(s.lo < 1 for arg in f.args for s in symbols(arg))]
 
 
 @lru_cache(maxsize=1 << 12)

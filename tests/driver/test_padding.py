@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.export import Dim
 from torch.nn import functional as F
 
 import sashiko
@@ -43,3 +45,28 @@ def test_sizes_that_change() -> None:
         for size in (5, 33):
             x = torch.randn(1, 2, 6, size)
             assert torch.equal(compiled(x), model(x))
+
+
+class Windows(nn.Module):
+    """What shifted windows begin with: patches, padded to whole windows and rolled. Each size is a division of the one before."""
+
+    def __init__(self, flat: bool) -> None:
+        super().__init__()
+        self.patches, self.flat = nn.Conv2d(3, 20, 2, 2), flat
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.patches(image)
+        batch, channels, height, width = x.shape
+        x = x.flatten(2).transpose(1, 2).view(batch, height, width, channels) if self.flat else x.permute(0, 2, 3, 1)
+        return F.pad(x, (0, 0, 0, (4 - width % 4) % 4)).roll(2, 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("flat", [True, False])
+def test_padded_to_whole_windows_and_rolled(flat: bool) -> None:
+    model = Windows(flat).eval()
+    shapes = (dict.fromkeys((0, 2, 3), Dim.AUTO),)
+    compiled = sashiko.compile(model, (torch.randn(2, 3, 32, 32),), dynamic_shapes=shapes, strict=True)
+    for size in ((2, 3, 32, 32), (3, 3, 14, 30), (1, 3, 9, 48), (2, 3, 20, 7), (4, 3, 6, 131)):
+        x = torch.randn(size)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
