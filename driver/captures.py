@@ -10,6 +10,7 @@ import torch
 
 from ..diagnostics.errors import SashikoError, Unsupported
 from ..graph import numbers
+from ..graph.alone import alone
 from ..graph.capture import from_exported
 from ..graph.captured import Captured, Parameters, TensorInput
 from ..graph.dims import Dim, substitute
@@ -21,6 +22,7 @@ from ..quant import QuantizedModule
 from ..quant.module import FreeDim, Gate, TensorLeaf
 
 
+@alone()
 def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Captured:
     """The model for calls like the given one. Raises what `export` and `from_exported` raise, and InputError for a quantized model that
     does not take such calls. A size that depends on numbers among the model's buffers is known where these are."""

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from ..diagnostics.errors import Unsupported
 from ..diagnostics.surroundings import undisturbed
 from . import build as b
+from .alone import alone
 from .captured import (
     Captured,
     Check,
@@ -170,6 +171,7 @@ def _stored(program: ExportedProgram, name: str) -> torch.Tensor:
     return found
 
 
+@alone()
 @undisturbed()
 def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Captured:
     """The graph of an exported program. `decomposed`: it went through `functional` already, as those from `export` did.
@@ -236,6 +238,7 @@ def _guard_attention(module: GraphModule) -> None:
             bool(key == value)
 
 
+@alone()
 @undisturbed()
 def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[int, torch.Tensor] | None = None) -> Captured:
     """The graph of an FX module of functional ATen calls with fake results in `meta["val"]`, as AOTAutograd's compilers receive it.

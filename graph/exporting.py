@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
 from . import flex
+from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
 from .attributes import kept, without_data
 from .decompose import by_node
@@ -79,6 +80,7 @@ def example(given: Any, where: str = "") -> tuple[tuple[Any, ...], dict[str, Any
     return found
 
 
+@alone()
 def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
            dynamic_shapes: Any = None) -> ExportedProgram:
     """torch.export of a model in evaluation mode; the result is functional and decomposed, ready for `from_exported`.
@@ -155,6 +157,7 @@ def has_one_mode(model: torch.nn.Module) -> bool:
     return isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)
 
 
+@alone()
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The program with in-place operations, and everything else without a row, decomposed into functional core ATen.
 
@@ -225,15 +228,16 @@ def tracing() -> Iterator[None]:
     """
     module: Any = torch.nn.modules.transformer
     exporter: Any = importlib.import_module("torch.export._trace")  # which torch.export imports when it is first called
-    asking = module._detect_is_causal_mask
-    exporter.print = lambda *_, **__: None  # instead of the built-in function
-    module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    try:
-        with quiet(), recurrent.Layers():
-            yield
-    finally:
-        module._detect_is_causal_mask = asking
-        vars(exporter).pop("print", None)  # another thread may have
+    with alone():
+        asking = module._detect_is_causal_mask
+        exporter.print = lambda *_, **__: None  # instead of the built-in function
+        module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+        try:
+            with quiet(), recurrent.Layers():
+                yield
+        finally:
+            module._detect_is_causal_mask = asking
+            vars(exporter).pop("print", None)  # a model that compiles another as it is traced has
 
 
 # What torch logs of what it then deals with, or raises: by the name of the logger, how it begins.
@@ -252,16 +256,17 @@ def quiet() -> Iterator[None]:
         return not str(record.msg).startswith(_LOGGED[record.name])
 
     loggers = [logging.getLogger(name) for name in _LOGGED]
-    for logger in loggers:
-        logger.addFilter(is_news)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
-            warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[0\]", UserWarning)
-            yield
-    finally:
+    with alone():
         for logger in loggers:
-            logger.removeFilter(is_news)
+            logger.addFilter(is_news)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r".*LeafSpec.*", FutureWarning)
+                warnings.filterwarnings("ignore", r"The tensor attributes? self\.[\w.]*_flat_weights\[0\]", UserWarning)
+                yield
+        finally:
+            for logger in loggers:
+                logger.removeFilter(is_news)
 
 
 def translated(error: Exception) -> SashikoError:

@@ -9,9 +9,11 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph, Node
 
+from ..graph.alone import alone
 from ..graph.sites import copy_name
 
 
+@alone()
 def call(graph: Graph, target: Any, args: tuple[Any, ...], like: Node, kwargs: Mapping[str, Any] | None = None) -> Node:
     """A call placed where `like` comes from, with the type of its result worked out."""
     node = graph.call_function(target, args, dict(kwargs or {}))
@@ -25,6 +27,7 @@ def call(graph: Graph, target: Any, args: tuple[Any, ...], like: Node, kwargs: M
     return node
 
 
+@alone()
 def read(graph: Graph, name: str, value: torch.Tensor, like: Node) -> Node:
     """Reads an attribute that has, or will have, that value."""
     # `create_node`: `get_attr` would look for the attribute in the owning module, which gets it later.

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import CalibrationError, Unsupported
 from ..graph import numbers
+from ..graph.alone import alone
 from ..graph.attributes import kept
 from ..graph.capture import assumptions
 from ..graph.exporting import has_one_mode, quiet, traced, tracing, translated
@@ -87,6 +88,7 @@ def bind(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return Call(tuple(positional), named)
 
 
+@alone()
 def export(model: nn.Module, call: Call) -> Program:
     """Exports `model` for calls like `call`. The model is not changed and shares no memory with the program.
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..diagnostics.errors import CalibrationError
 from ..diagnostics.surroundings import undisturbed
+from ..graph.alone import alone
 from ..graph.exporting import check_module, has_one_mode
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
@@ -121,6 +122,7 @@ def typical(sample: tuple[Call, ...]) -> Call:
     return sample[0]
 
 
+@alone()
 def check_evaluating(model: nn.Module) -> None:
     """Raises CalibrationError for a model in training mode, and what `check_module` raises."""
     check_module(model)

@@ -18,6 +18,7 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported
+from ..graph.alone import alone
 from ..graph.aten.recurrent import RECURRENCE
 from ..graph.exporting import example, quiet, translated
 from ..graph.rows import LEAST, MOST
@@ -52,7 +53,7 @@ def export_onnx(
             raise Unsupported(f"{item.site.name} is in bf16, which ONNX Runtime does not run on CPUs", _PLACE, "keep it in fp32")
     program = _traced(quantized, example_inputs)
     try:
-        with quiet(), _silent():
+        with alone(), quiet(), _silent():
             exported = torch.onnx.export(program, custom_translation_table=_table(), verbose=False)
     except Exception as error:  # the exporter raises what its parts raise
         raise Unsupported(f"the model has no form in ONNX: {_cause(error)}", _PLACE) from error
@@ -65,7 +66,7 @@ def _traced(quantized: QuantizedModule, example_inputs: Any) -> ExportedProgram:
     kwargs = {name: named[name] for name in quantized.gate.names if name in named}
     shapes = pytree.tree_map(_freedom, (args, kwargs))
     try:
-        with torch.no_grad(), quiet():
+        with alone(), torch.no_grad(), quiet():
             return torch.export.export(quantized, args, kwargs, dynamic_shapes=(*shapes[0], *shapes[1].values()), strict=False)
     except Exception as error:
         reason = translated(error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import logging
 import os
 import threading
 import time
@@ -16,6 +18,8 @@ from torch import nn
 from torch.export import Dim
 
 import sashiko
+from sashiko.graph.alone import alone
+from sashiko.graph.exporting import _LOGGED
 
 CALLERS = 8
 GROWTH = 48 << 20  # bytes: a few times the results in flight and the allocator's slack per thread; a leak of one result a call is more
@@ -99,6 +103,60 @@ def test_several_models_called_at_once() -> None:
     for got, model in zip(results, models * 50, strict=True):
         with torch.no_grad():
             torch.testing.assert_close(got, model(x))
+
+
+def test_several_models_compiled_at_once() -> None:
+    """Two threads are at the same model, and the models are as before."""
+    asking, forward = nn.modules.transformer._detect_is_causal_mask, nn.LSTM.forward
+    exporter = importlib.import_module("torch.export._trace")
+    models = [nn.Sequential(nn.Linear(8, 8 + n), nn.GELU(), nn.LayerNorm(8 + n)).eval() for n in range(4)] * 2
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        expected = [model(x) for model in models]
+
+    def made(number: int) -> torch.Tensor:
+        found: torch.Tensor = sashiko.compile(sashiko.quantize(models[number], [x]) if number in (1, 4) else models[number], (x,))(x)
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(made, range(len(models))))
+    for got, wanted, model in zip(results, expected, models, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0.1, atol=0.1)
+        assert torch.equal(model(x), wanted)
+    assert (asking, forward) == (nn.modules.transformer._detect_is_causal_mask, nn.LSTM.forward)
+    assert "print" not in vars(exporter)
+    assert not any(logging.getLogger(name).filters for name in _LOGGED)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("dynamos", [True, False])
+def test_a_forked_child_compiles_while_its_parent_does(dynamos: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """dynamos: whether the lock is Dynamo's, which other versions of torch may lack."""
+    monkeypatch.setattr("torch._dynamo.convert_frame.compile_lock", threading.RLock() if dynamos else None)
+    begun, end = threading.Event(), threading.Event()
+
+    def compiling() -> None:
+        with alone():
+            begun.set()
+            end.wait()
+
+    thread = threading.Thread(target=compiling)
+    thread.start()
+    begun.wait()
+
+    def compile_another() -> None:
+        with alone(), alone():
+            os._exit(0)
+
+    child = get_context("fork").Process(target=compile_another)
+    try:
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+    finally:
+        end.set()
+        thread.join()
+        child.kill()
 
 
 def test_a_forked_child_does_not_wait_for_threads_that_are_not_there() -> None:
