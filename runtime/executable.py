@@ -71,7 +71,7 @@ class Executable:
         self.code = code
         foreign = code.target.why_not_on(host())
         self._runner = runner.Absent(code.target, foreign) if foreign else runner.Runner(code.runner)
-        self._run, self._threads, self._turns = self._runner.run, self._runner.threads, turns.TURNS
+        self._run, self._threads = self._runner.run, self._runner.threads
         self._libraries = [] if foreign else [jit.load_object(data) for data in code.kernels]
         minimum = env.threads_min_work()
         addresses = dict.fromkeys(plan.symbols, 0) if foreign else _addresses(plan, self._libraries)
@@ -170,7 +170,7 @@ class Executable:
         shape = record.segments[at]
         assert shape is not None, "the segment is native"
         order = turns.TURNS
-        threads = torch.get_num_threads() if self._threads and order is self._turns else 1
+        threads = torch.get_num_threads() if self._threads and not turns.FORKED else 1
         failed = attempts = 0
         order.take()
         context = None

@@ -84,14 +84,16 @@ def _turns() -> Turns:
 
 
 TURNS = _turns()
-"""Others in each process. OpenMP's threads do not follow into a forked child, and GNU's OpenMP waits for them forever there: what was
-compiled when these were others runs with one thread."""
+"""Others in each process."""
+FORKED = False
+"""Whether this process is a forked child. OpenMP's threads do not follow into it, and GNU's OpenMP waits for them forever there: all runs
+have one thread."""
 
 
 def _renew() -> None:
     """In a forked child, where the threads that had turns are gone."""
-    global TURNS
-    TURNS, CALLERS[0], CALLERS[1] = _turns(), 0, 0
+    global TURNS, FORKED
+    TURNS, FORKED, CALLERS[0], CALLERS[1] = _turns(), True, 0, 0
 
 
 if hasattr(os, "register_at_fork"):

@@ -8,9 +8,11 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,15 +161,20 @@ def test_a_forked_child_compiles_while_its_parent_does(dynamos: bool, monkeypatc
         child.kill()
 
 
-def test_a_forked_child_does_not_wait_for_threads_that_are_not_there() -> None:
-    """As workers of a server are that loads the model before it forks. PyTorch itself would wait forever."""
+@pytest.mark.parametrize("where", ["before", "loaded", "compiled"])
+def test_a_forked_child_does_not_wait_for_threads_that_are_not_there(where: str, tmp_path: Path) -> None:
+    """As workers of a server are that load the model before it forks, or themselves. PyTorch itself would wait forever."""
     model, x = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)).eval(), torch.randn(256, 64)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         compiled = sashiko.compile(model, x)
+        compiled.save(tmp_path / "model")
         expected = compiled(x)
-        child = get_context("fork").Process(target=lambda: os._exit(0 if torch.equal(compiled(x), expected) else 2))
+        makes: dict[str, Callable[[], Callable[[torch.Tensor], Any]]] = {
+            "before": lambda: compiled, "loaded": lambda: sashiko.load(tmp_path / "model"), "compiled": lambda: sashiko.compile(model, x),
+        }
+        child = get_context("fork").Process(target=lambda: os._exit(0 if torch.equal(makes[where]()(x), expected) else 2))
         child.start()
         child.join(30)
         assert child.exitcode == 0
