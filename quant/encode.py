@@ -1,14 +1,13 @@
 """Quantized modules as JSON and tensors, and back: the one form in which they are saved and pickled.
 
 A file may come from anyone. Nothing in it is imported or run: operators are looked up by name among those of `_NAMESPACES`, other
-functions in `_FUNCTIONS`, and every name that goes into the generated `forward` must be an identifier.
+functions in `_FUNCTIONS`, and every name that goes into the generated `forward` must be an identifier, or safe between quotes.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -188,6 +187,8 @@ def _call_from(data: Json) -> CodeGen:
 def _target_json(node: Node) -> Json:
     target = node.target
     if isinstance(target, str):
+        if node.op == "get_attr" and not _is_path(target):
+            raise Unsupported(f"the name {target!r:.60} cannot be saved", hint="names of modules have no quotes or backslashes")
         return target
     if isinstance(target, OpOverload) and target.namespace in _NAMESPACES:
         return {"operator": target_json(target)}
@@ -196,6 +197,11 @@ def _target_json(node: Node) -> Json:
     if target in _NAMES:
         return {"function": _NAMES[target]}
     raise Unsupported(f"a call of {target} cannot be saved")
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name of an attribute, with dots, is safe in the source of the module's forward: part of it or between quotes there."""
+    return all(part and part.isprintable() and not {*"\"'\\"} & {*part} for part in name.split("."))
 
 
 def _target_from(op: str, data: Json, attributes: Mapping[str, Any]) -> Any:
@@ -207,7 +213,7 @@ def _target_from(op: str, data: Json, attributes: Mapping[str, Any]) -> Any:
             return getattr(torch.ops.higher_order, name)
         return _operator(name)
     if op == "get_attr" and data in attributes:
-        if not re.fullmatch(r"\w+(\.\w+)*", data):  # it gets into the source of the module's forward
+        if not _is_path(data):
             raise ArtifactError(f"{data!r:.60} is no name")
         return data
     if op in ("placeholder", "output"):

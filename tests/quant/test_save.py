@@ -162,6 +162,32 @@ def test_what_has_no_form_in_a_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+class Named(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict({name: nn.Linear(8, 4)})
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: head(x) for name, head in self.heads.items()}
+
+
+@pytest.mark.parametrize("name", ["en-de", "layer 1", "a/b", "é", "x@y", "{0}", "%s", "0"])
+def test_names_that_are_no_identifiers(name: str, tmp_path: Path) -> None:
+    x = torch.randn(3, 8)
+    small = quantize(Named(name).eval(), [x])
+    small.save(tmp_path / "small")
+    assert torch.equal(sashiko.load(tmp_path / "small")(x)[name], small(x)[name])
+
+
+@pytest.mark.parametrize("name", ['a"b', "a'b", "a\\b", "a\nb", ""])
+def test_names_that_are_no_text_of_a_program(name: str, tmp_path: Path) -> None:
+    small = quantize(mlp(), [torch.randn(5, 8)])
+    next(n for n in small.graph.nodes if n.op == "get_attr").target = f"0.{name}"
+    setattr(small.get_submodule("0"), name, torch.zeros(4))
+    with pytest.raises(Unsupported, match="name"):
+        small.save(tmp_path / "small")
+
+
 def test_damaged_files(tmp_path: Path) -> None:
     _, _, path = saved(tmp_path)
     good = path.read_bytes()
@@ -202,6 +228,8 @@ ATTACKS: dict[str, Callable[[Any], None]] = {
     "argument name": lambda d: d["graph"]["call"].update(names=[f"x={MARK}"]),
     "placeholder": lambda d: _node(d, "placeholder").__setitem__(2, f"x={MARK}"),
     "attribute": lambda d: _node(d, "get_attr").__setitem__(2, f'0.bias"){MARK}("'),
+    "own attribute": lambda d: _rename(d, f'0.bias"){MARK}("'),
+    "line of an attribute": lambda d: _rename(d, f"0.bias\n{MARK}"),
     "keyword": lambda d: d["graph"]["call"].update({"in": d["graph"]["call"]["in"].replace("input", f"x':{MARK}, 'y")}),
     "function": lambda d: _node(d, "call_function").__setitem__(2, {"function": "os.system"}),
     "higher order": lambda d: _node(d, "call_function").__setitem__(2, {"higher_order": "print"}),
@@ -215,6 +243,13 @@ ATTACKS: dict[str, Callable[[Any], None]] = {
 
 def _node(data: Any, op: str) -> Any:
     return next(node for node in data["graph"]["nodes"] if node[1] == op)
+
+
+def _rename(data: Any, name: str) -> None:
+    """Gives an attribute that is read another name."""
+    node, attributes = _node(data, "get_attr"), data["graph"]["attributes"]
+    attributes[name] = attributes.pop(node[2])
+    node[2] = name
 
 
 @cache
