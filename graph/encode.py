@@ -139,12 +139,17 @@ def ints(data: Sequence[Json]) -> tuple[int, ...]:
 
 
 def tree_json(spec: pytree.TreeSpec) -> Json:
-    """The tree of a model's arguments or results. Unsupported when it holds a type without a name in files."""
+    """The tree of a model's arguments or results. Unsupported when it holds a type without a name in files, or would be read as another."""
+    what = "the model's arguments or results have a type that cannot be written to a file"
+    hint = "return tensors, lists, tuples and dicts, whose keys are text or numbers"
     try:
-        return pytree.treespec_dumps(spec)
-    except (TypeError, NotImplementedError) as error:
-        what = f"the model's arguments or results have a type that cannot be written to a file: {error}"
-        raise Unsupported(what, hint="return tensors, lists, tuples and dicts") from error
+        text = pytree.treespec_dumps(spec)
+        same = tree_from(text) == spec
+    except (TypeError, NotImplementedError, ArtifactError) as error:
+        raise Unsupported(f"{what}: {error.what if isinstance(error, ArtifactError) else error}", hint=hint) from error
+    if not same:
+        raise Unsupported(f"{what}: {spec}"[:300], hint=hint)
+    return text
 
 
 def tree_from(data: Json) -> pytree.TreeSpec:

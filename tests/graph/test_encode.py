@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, defaultdict
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -38,14 +39,24 @@ def test_arguments_of_operations() -> None:
     assert encode.template_from(json.loads(json.dumps(encode.template_json(template), allow_nan=False))) == template
 
 
-@pytest.mark.parametrize("tree", [1, [1, (2, {"a": 3, "b": [4]})], (), OrderedDict(x=1), {}])
+class Kind(Enum):
+    A = 1
+
+
+@pytest.mark.parametrize("tree", [{False: 2, True: 3}, {1.5: 1, None: 2}, 1, [1, (2, {"a": 3, "b": [4]})], (), OrderedDict(x=1), {}])
 def test_trees(tree: Any) -> None:
     spec = pytree.tree_structure(tree)
     assert encode.tree_from(json.loads(json.dumps(encode.tree_json(spec)))) == spec
 
 
+@pytest.mark.parametrize("tree", [{(2, 3): 1}, {("a", ("b",)): 1}, {Kind.A: 1}, {b"a": 1}, defaultdict(list, a=1), [{"a": {(1,): 1}}]])
+def test_trees_that_would_not_come_back_the_same(tree: Any) -> None:
+    with pytest.raises(Unsupported, match="cannot be written"):
+        encode.tree_json(pytree.tree_structure(tree))
+
+
 def test_trees_import_nothing() -> None:
-    named = encode.tree_json(pytree.tree_structure(defaultdict(list, a=1)))
+    named = pytree.treespec_dumps(pytree.tree_structure(defaultdict(list, a=1)))
     with pytest.raises(ArtifactError, match="defaultdict"):
         encode.tree_from(named)
     enum = encode.tree_json(pytree.tree_structure({"a": 1})).replace('[\\"a\\"]', '[{\\"__enum__\\": true}]')
