@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from .. import __version__
@@ -104,22 +106,28 @@ def write(path: Path, name: str, payload: bytes, limit: int = MAX_BYTES) -> None
 
 
 def evict(where: Path, limit: int = MAX_BYTES) -> int:
-    """Removes the entries used longest ago until at most `limit` bytes remain. Returns how many bytes were removed."""
-    entries = []
-    for path in where.iterdir():
-        try:
-            status = path.stat()
-        except OSError:
-            continue  # another process removed it
-        entries.append((status.st_mtime_ns, status.st_size, path))
+    """Removes the entries used longest ago until at most `limit` bytes remain. Returns how many bytes were removed. What is no file, is
+    another user's or is gone meanwhile, with the folder perhaps, is left alone."""
+    entries = sorted(_entries(where))
     excess = sum(size for _, size, _ in entries) - limit
     removed = 0
-    for _, size, path in sorted(entries):
+    for _, size, path in entries:
         if removed >= excess:
             break
-        path.unlink(missing_ok=True)
-        removed += size
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            removed += size
     return removed
+
+
+def _entries(where: Path) -> Iterator[tuple[int, int, Path]]:
+    """Time of last use, size and path of the files in a folder."""
+    with suppress(OSError):
+        for path in where.iterdir():
+            with suppress(OSError):
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    yield status.st_mtime_ns, status.st_size, path
 
 
 def _head(name: str, payload: bytes) -> bytes:

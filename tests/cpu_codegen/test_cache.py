@@ -124,6 +124,25 @@ def test_the_entries_used_longest_ago_go_first() -> None:
     assert [path.exists() for path in paths] == [True, False, False, False, False, False]
 
 
+def test_eviction_leaves_alone_what_it_cannot_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("kept", "removed"):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (len(name), len(name)))
+    remove = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "kept":
+            raise PermissionError
+        remove(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert cache.evict(tmp_path, 10) == 100
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "kept", "link"]
+    assert cache.evict(tmp_path / "nowhere", 10) == 0
+
+
 def test_processes_share_the_folder() -> None:
     program = """
 from sashiko.cpu_codegen import cache, jit
