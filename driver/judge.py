@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -50,12 +51,22 @@ def goal_of(eval_fn: EvalFn | None, max_drop: float | None, target_error: float 
     """The goal that a caller's arguments describe. InputError for numbers that are none, or a `max_drop` of nothing."""
     if max_drop is not None and eval_fn is None:
         raise InputError("max_drop is given without eval_fn", "quantize_and_compile", "target_error bounds the error without an eval_fn")
-    for name, value in (("max_drop", max_drop), ("target_error", target_error), ("budget_s", budget)):
-        if value is not None and not value >= 0.0:
-            raise InputError(f"{name} is {value!r}", "quantize_and_compile", "give a number that is not negative")
-    if eval_fn is None and target_error is None:
-        target_error = DEFAULT_ERROR
-    return Goal(eval_fn, DEFAULT_DROP if max_drop is None else max_drop, target_error, budget)
+    drop = DEFAULT_DROP if max_drop is None else _bound("max_drop", max_drop)
+    error = None if target_error is None else _bound("target_error", target_error)
+    if eval_fn is None and error is None:
+        error = DEFAULT_ERROR
+    return Goal(eval_fn, drop, error, _bound("budget_s", budget))
+
+
+def _bound(name: str, value: object) -> float:
+    """The number. InputError for what is none, or negative."""
+    try:
+        found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        found = math.nan
+    if not found >= 0.0:
+        raise InputError(f"{name} is {value!r:.60}", "quantize_and_compile", "give a number that is not negative")
+    return found
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,7 @@ class Judge:
             raise InputError(f"eval_fn failed on {what}: {first_line(error)}", _WHERE, "the cause is shown above") from error
         try:
             score = math.nan if isinstance(result, (bool, str, bytes)) else float(result)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             score = math.nan
         if math.isnan(score):
             shown = "NaN" if isinstance(result, float) else f"a {type(result).__name__}: {result!r:.60}"

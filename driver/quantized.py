@@ -69,7 +69,7 @@ def quantize_and_compile(
         raise InputError(f"precision is {precision!r}", hint=f"one of {', '.join(PRECISIONS)}")
     scheme = resolve(preset)
     searched = preset == AUTO or any(bound is not None for bound in (eval_fn, max_drop, target_error))
-    goal = goal_of(eval_fn, max_drop, target_error, budget_s) if searched else None
+    goal = goal_of(eval_fn, max_drop, target_error, budget_s)
     first = _First(transform)
     calibration = calibrate(
         model, batches, _with_products(scheme) if searched else scheme,
@@ -77,7 +77,7 @@ def quantize_and_compile(
     )
     options = Options(resolve_target(target), precision, strict, name=type(model).__name__)
     maker = _Maker(_example(first.batch), dynamic_shapes, options)
-    if goal is None:
+    if not searched:
         small = calibration.build()
         fast = maker.capture(small)(precision, frozenset())
         fast.quantized = small

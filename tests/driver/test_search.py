@@ -278,7 +278,7 @@ def test_without_time_there_is_one_look_and_an_answer() -> None:
 @pytest.mark.parametrize(
     ("result", "words"),
     [(math.nan, "returned NaN"), ("good", "returned a str"), (None, "returned a NoneType"), (True, "returned a bool"),
-     (torch.zeros(2), "returned a Tensor")],
+     (torch.zeros(2), "returned a Tensor"), (10**400, "returned a int")],
 )
 def test_an_eval_fn_that_gives_no_number(result: object, words: str) -> None:
     with pytest.raises(InputError, match=f"eval_fn {words}.*the model itself"):
@@ -299,7 +299,10 @@ def test_an_eval_fn_that_raises() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [({"max_drop": 0.1}, "max_drop is given without eval_fn"), ({"target_error": -1.0}, "target_error is -1.0"),
-     ({"eval_fn": lambda model: 1.0, "max_drop": math.nan}, "max_drop is nan"), ({"preset": "auto", "budget_s": -1.0}, "budget_s is -1.0")],
+     ({"eval_fn": lambda model: 1.0, "max_drop": math.nan}, "max_drop is nan"), ({"preset": "auto", "budget_s": -1.0}, "budget_s is -1.0"),
+     ({"eval_fn": lambda model: 1.0, "max_drop": "x"}, "max_drop is 'x'"), ({"target_error": torch.tensor(0.1)}, "target_error is tensor"),
+     ({"preset": "auto", "budget_s": None}, "budget_s is None"), ({"budget_s": -1.0}, "budget_s is -1.0"), ({"budget_s": "x"}, "is 'x'"),
+     ({"target_error": 10**400}, "target_error is 1000")],
 )
 def test_bounds_that_are_none(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
