@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..diagnostics.errors import InputError
-from .source import load_function, result_of
+from .source import check_takes, load_function, result_of
 from .values import count, file_to_write, folder_to_write, seconds
 
 if TYPE_CHECKING:
@@ -48,8 +48,11 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--max-drop needs something that can drop", hint=f"give --eval {_EVAL}")
     model = result_of(options.model, _MODEL)
     data = result_of(options.data, _DATA)
-    measure = load_function(options.eval, _EVAL) if options.eval else None
-    options.out.mkdir(parents=True, exist_ok=True)
+    measure = _measure(options.eval) if options.eval is not None else None
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{str(options.out)!r} cannot be made: {error.strerror}", hint="give a folder for --out") from error
     searched = options.preset == AUTO or options.max_drop is not None
     small = _searched(model, data, measure, options) if searched else _plain(model, data, measure, options)
     small.save(options.out / MODULE_FILE)
@@ -73,7 +76,7 @@ def _plain(model: Any, data: Any, measure: Callable[[Any], Any] | None, options:
 
     small = measured(calibrate(model, data, resolve(options.preset), max_batches=options.max_batches, target=options.target))
     if measure is not None:
-        small.record = replace(small.record, metric=Metric(_name(options), *(_number(measure(each), options) for each in (model, small))))
+        small.record = replace(small.record, metric=Metric(_name(options), *(_number(measure, each, options) for each in (model, small))))
     return small
 
 
@@ -93,10 +96,22 @@ def _searched(model: Any, data: Any, measure: Callable[[Any], Any] | None, optio
     return fast.quantized
 
 
-def _number(value: Any, options: argparse.Namespace) -> float:
+def _measure(source: str) -> Callable[[Any], Any]:
+    function = load_function(source, _EVAL)
+    check_takes(function, source, _EVAL, None)
+    return function
+
+
+def _number(measure: Callable[[Any], Any], model: Any, options: argparse.Namespace) -> float:
+    from ..quant.program import first_line
+
+    try:
+        value = measure(model)
+    except Exception as error:
+        raise InputError(f"{options.eval} failed: {first_line(error)}", hint=f"give {_EVAL}") from error
     try:
         number = float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{options.eval} returned {value!r}, not a number", hint=f"give {_EVAL}") from error
     if math.isnan(number):
         raise InputError(f"{options.eval} returned NaN", hint=f"give {_EVAL}")

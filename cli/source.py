@@ -27,11 +27,18 @@ def load_function(source: str, form: str) -> Callable[..., Any]:
 def result_of(source: str, form: str) -> Any:
     """What the function returns that `MODULE:FUNCTION` names; InputError when there is none, or it takes arguments."""
     function = load_function(source, form)
+    check_takes(function, source, form)
+    return function()
+
+
+def check_takes(function: Callable[..., Any], source: str, form: str, *arguments: Any) -> None:
+    """InputError where the function that `source` names does not take the arguments."""
     try:
-        inspect.signature(function).bind()
+        inspect.signature(function).bind(*arguments)
     except TypeError as error:
         raise InputError(f"{source} cannot be called: {error}", hint=f"give {form}") from error
-    return function()
+    except ValueError:
+        return  # some functions that are not written in Python do not tell
 
 
 def named(source: str, form: str) -> tuple[str, str]:
@@ -48,6 +55,8 @@ def _load_module(name: str) -> ModuleType:
     """Imports a module by its name or its file."""
     if name.endswith(".py"):
         return _load_file(Path(name))
+    if "" in name.split("."):
+        raise InputError(f"{name!r} is no name of a module", hint="give its whole name, or the .py file")
     here = os.getcwd()
     # A console script does not have the working folder on its path. It goes last, so that it shadows nothing.
     if here not in sys.path:

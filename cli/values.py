@@ -35,7 +35,7 @@ def file_to_read(text: str) -> Path:
 def file_to_write(text: str) -> Path:
     """In a folder that exists."""
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    if "\0" in text or path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ArgumentTypeError(f"{text!r} cannot be written")
     return path
 
@@ -43,6 +43,8 @@ def file_to_write(text: str) -> Path:
 def folder_to_write(text: str) -> Path:
     """It need not exist."""
     path = Path(text)
+    if "\0" in text:
+        raise ArgumentTypeError(f"{text!r} is no name of a folder")
     there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ArgumentTypeError(f"{text!r} is no folder that can be written")

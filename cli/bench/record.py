@@ -169,6 +169,8 @@ def load(path: Path) -> Run:
         return from_json(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ArtifactError(f"cannot be read: {error.strerror}", str(path)) from error
+    except UnicodeDecodeError as error:
+        raise ArtifactError("this is no saved benchmark", str(path), "give a file that `sashiko bench --json` wrote") from error
 
 
 def together(runs: Sequence[Run]) -> Run:

@@ -36,6 +36,9 @@ def text(candidate):
 def nan(candidate):
     return float("nan")
 
+def raises(candidate):
+    raise KeyError("labels")
+
 def takes(x):
     return [x]
 """
@@ -89,6 +92,11 @@ def test_a_search_writes_code_too(user: str, tmp_path: Path, capsys: pytest.Capt
         (("--preset", "int7"), "no preset 'int7'"),
         (("--data", "absent.py:data"), "no file 'absent.py'"),
         (("--eval", "agreement"), "form MODULE:FUNCTION"),
+        (("--eval", ""), "form MODULE:FUNCTION"),
+        (("--eval", "..:agreement"), "'..' is no name of a module"),
+        (("--out", "/proc/absent"), "'/proc/absent' cannot be made"),
+        (("--out", "\0"), "no name of a folder"),
+        (("--report", "\0"), "cannot be written"),
         (("--out", __file__), "no folder that can be written"),
         (("--report", "/absent/page.html"), "'/absent/page.html' cannot be written"),
         (("--max-batches", "0"), "'0' is not a whole number from 1 on"),
@@ -107,6 +115,8 @@ def test_what_is_wrong_is_said(
     [
         (("--eval", ":text"), "returned 'good', not a number"),
         (("--eval", ":nan"), "user.py:nan returned NaN"),
+        (("--eval", ":raises"), "user.py:raises failed: KeyError: 'labels'"),
+        (("--eval", ":data"), "cannot be called: too many positional arguments"),
         (("--data", ":takes"), "cannot be called: missing a required argument: 'x'"),
     ],
 )

@@ -92,7 +92,9 @@ def test_exit_status_of_two_saved_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert ("slower" in capsys.readouterr().out) == bool(status)
 
 
-def test_a_file_that_is_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "bad.json").write_text("{}")
-    assert command_line(["bench", "--from", str(tmp_path / "bad.json")]) == 1
+@pytest.mark.parametrize("content", [b"{}", b"\xff\xfe\x00"])
+@pytest.mark.parametrize("option", ["--from", "--against"])
+def test_a_file_that_is_no_run_is_an_error(content: bytes, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.json").write_bytes(content)
+    assert command_line(["bench", option, str(tmp_path / "bad.json")]) == 1
     assert "no saved benchmark" in capsys.readouterr().err
