@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram
+from torch.fx import Node
 from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
@@ -21,6 +22,7 @@ from ..diagnostics.errors import InputError, Unsupported
 from ..graph.alone import alone
 from ..graph.aten.recurrent import RECURRENCE
 from ..graph.exporting import example, quiet, translated
+from ..graph.nodes import origin_of
 from ..graph.rows import LEAST, MOST
 from . import ops
 from .module import FreeDim, QuantizedModule, TensorLeaf
@@ -52,6 +54,10 @@ def export_onnx(
         if item.site.scheme.floating == "bf16":
             raise Unsupported(f"{item.site.name} is in bf16, which ONNX Runtime does not run on CPUs", _PLACE, "keep it in fp32")
     program = _traced(quantized, example_inputs)
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.lstm.input and _projects(node):
+            what = "the model has an LSTM with proj_size, for which ONNX has no operator"
+            raise Unsupported(what, origin_of(node) or _PLACE, "build it without proj_size")
     try:
         with alone(), quiet(), _silent():
             exported = torch.onnx.export(program, custom_translation_table=_table(), verbose=False)
@@ -71,6 +77,12 @@ def _traced(quantized: QuantizedModule, example_inputs: Any) -> ExportedProgram:
     except Exception as error:
         reason = translated(error)
         raise Unsupported(reason.what, reason.where or _PLACE, "give example_inputs of a typical call") from error
+
+
+def _projects(node: Node) -> bool:
+    """Whether the hidden state of an LSTM is smaller than its cells. torch's exporter writes an LSTM that ONNX Runtime refuses to run."""
+    hidden, cells = (state.meta["val"].shape[-1] for state in node.args[1])  # type: ignore[union-attr]
+    return bool(hidden != cells)
 
 
 def _examples(quantized: QuantizedModule) -> tuple[tuple[Any, ...], dict[str, Any]]:

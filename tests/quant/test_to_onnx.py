@@ -183,6 +183,13 @@ def test_bf16_is_refused(tmp_path: Path) -> None:
         export_onnx(quantize(mlp(), [torch.randn(4, 8)], preset=Scheme(BF16)), tmp_path / "m.onnx")
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_projections_of_the_hidden_state_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="proj_size"):
+        export_onnx(quantize(nn.LSTM(8, 16, proj_size=4).eval(), [torch.randn(3, 5, 8)]), tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_operation_without_a_form(tmp_path: Path) -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
