@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..platforms.host import host
 from ..platforms.target import Target
 from .encode_plan import plan_from, plan_json
 from .executable import Code, Executable, with_runner
+from .plan import NativeSegment, Plan
 
 FORMAT = "sashiko"
 VERSION = 7
@@ -80,6 +81,16 @@ def _assemble(metadata: Mapping[str, str], entries: Mapping[str, torch.Tensor]) 
     count = sum(name.startswith("kernels.") for name in entries)
     kernels = tuple(container.tensor_bytes(entries[f"kernels.{n}"]) for n in range(count))
     plan, target = plan_from(data["plan"], constants), _target(metadata)
+    _check_sizes(plan, constants)
     fits = int(metadata["version"]) >= _OWN_RUNNER
     code = Code(kernels, container.tensor_bytes(entries["runner"]), target) if fits else with_runner(kernels, target)
     return Loaded(Executable(plan, code), data["notes"])
+
+
+def _check_sizes(plan: Plan, constants: Sequence[torch.Tensor]) -> None:
+    """ArtifactError where a constant has fewer bytes than kernels would read of it."""
+    for segment in plan.segments:
+        for buffer in segment.buffers if isinstance(segment, NativeSegment) else ():
+            if buffer.kind == "constant" and isinstance(buffer.nbytes, int) and constants[buffer.index].nbytes < buffer.nbytes:
+                what = f"constant {buffer.index} has {constants[buffer.index].nbytes} bytes, the plan says {buffer.nbytes}"
+                raise ArtifactError(what, hint="save the model again")

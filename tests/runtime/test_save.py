@@ -35,7 +35,7 @@ def model(code: Code, chain: type) -> Executable:
     (x,) = c.inputs(1)
     weight = torch.nn.Parameter(torch.randn(3, 4))
     w = c.constant(ConstantSource((weight,), lambda: weight, "weight"))
-    c.constant(ConstantSource((), lambda: torch.tensor([True, False, True]), "mask"))
+    c.sources.append(ConstantSource((), lambda: torch.tensor([True, False, True]), "mask"))
     total = c.step("add", [x, w], c.arena())
     c.step("scale", [total], c.buffer("output", 0), 2.0, reuse=True)
     work = dims.ceildiv(dims.symbol("n", 0), 2) + 1
@@ -135,6 +135,16 @@ def test_a_newer_version(model: Executable, tmp_path: Path) -> None:
     save(model, path)
     rewritten(path, lambda m: m.update(version="99", made_by="sashiko 9.9"))
     with pytest.raises(ArtifactError, match=r"format 99 of sashiko 9\.9"):
+        load(path)
+
+
+def test_constants_that_are_too_small(model: Executable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As no `save` writes them: the checksum is right."""
+    path = tmp_path / "model"
+    _, mask = model.constants()
+    monkeypatch.setattr(model, "constants", lambda: (torch.randn(3, 3), mask))
+    save(model, path)
+    with pytest.raises(ArtifactError, match="constant 0 has 36 bytes, the plan says 48"):
         load(path)
 
 
