@@ -151,7 +151,8 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         overlaps = micro.overlaps and micro.nr == out_pitch
         reverses = _reverses(target, micro, k_block)
         pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
-        rows, alone = _rows(target, spec, micro, pitch, pieces, panel_block * nr), micro not in least
+        tiles = MOST_TILES if grouped else 0
+        rows, alone = _rows(target, spec, micro, pitch, pieces, panel_block * nr, tiles), micro not in least
         fewest, shares = least.get(micro, 1), 0 if grouped else shares_of(rows // micro.mr)
         shares = min(shares, 1) if micro.packing.pitch else shares  # lines of one panel in another row of the matrix are far apart
         row = spec.lhs_strides.row
@@ -227,10 +228,10 @@ def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel
     return micros[first:]
 
 
-def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int) -> int:
-    """Rows of a block: some tiles while the weights stay in L2, else as many as fit a part of it, so that weights are read less often."""
-    sharing = _sharing_tiles(spec, micro) if stays(target, spec, micro) else _MOST_TILES
-    tiles = MOST_TILES if by_groups(spec, [micro]) else spec.choice.tiles or sharing
+def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int, tiles: int) -> int:
+    """Rows of a block: up to `tiles` of them, if that is not 0; else some while the weights stay in L2, and as many as fit a part of it where
+    these do not, so that they are read less often."""
+    tiles = tiles or spec.choice.tiles or (_sharing_tiles(spec, micro) if stays(target, spec, micro) else _MOST_TILES)
     if _streams(target, spec, micro):
         row_bytes = (row_bytes - _LINE) * (pieces or 1)
     by_lhs = _packed_most(target, micro) // (micro.mr * row_bytes)

@@ -16,6 +16,7 @@ _WAY = 4096  # bytes: lines so far apart share the sets of the caches
 _PASSES = 2  # tiles that may read lines which do not stay in the caches from one to the next
 MOST_TILES = 16  # of rows that are one block, for whose sake panels are packed in groups
 PANELS_BYTES = 256 << 10  # room for a group of packed panels
+_ROWS_BYTES = 512 << 10  # of those rows
 
 
 def in_place(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel]:
@@ -36,8 +37,10 @@ def by_groups(spec: GemmSpec, micros: Sequence[MicroKernel]) -> bool:
     for it, and sums of integers stand behind all panels."""
     if spec.constant_rhs or micros[0].packing.pitch or micros[0].overlaps or not spec.rhs.is_float or len(micros) > 1:
         return False
-    few = isinstance(spec.rows, int) and spec.rows <= MOST_TILES * micros[0].mr
-    return few and isinstance(spec.k, int) and micros[0].panels * packed_panel_bytes(spec, micros[0]) <= PANELS_BYTES
+    if not isinstance(spec.rows, int) or not isinstance(spec.k, int):
+        return False
+    few = spec.rows <= MOST_TILES * micros[0].mr and spec.rows * spec.k * spec.lhs.bytes <= _ROWS_BYTES
+    return few and micros[0].panels * packed_panel_bytes(spec, micros[0]) <= PANELS_BYTES
 
 
 def packed_panel_bytes(spec: GemmSpec, micro: MicroKernel) -> int:
