@@ -229,8 +229,8 @@ def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel
 
 
 def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int, tiles: int) -> int:
-    """Rows of a block: of up to `tiles` tiles, if that is not 0; else of some while the weights stay in L2, and of as many as fit a part of it
-    where these do not, so that they are read less often."""
+    """Rows of a block: of up to `tiles` tiles, if that is not 0; else of some while the weights stay in L2, and of as many as fit a part of
+    it where these do not, so that they are read less often."""
     tiles = tiles or spec.choice.tiles or (_sharing_tiles(spec, micro) if stays(target, spec, micro) else _MOST_TILES)
     if _streams(target, spec, micro):
         row_bytes = (row_bytes - _LINE) * (pieces or 1)
