@@ -43,6 +43,36 @@ def test_compiles_for_every_target(target: Target) -> None:
     assert "sum:" in jit.assembly(SUM, target)
 
 
+STRIDED = """
+define void @strided(ptr %to, i64 %stride, i64 %count) nounwind {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %way = mul i64 %i, %stride
+  %place = getelementptr i8, ptr %to, i64 %way
+  store i64 %i, ptr %place
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}
+"""
+
+
+def test_strength_is_reduced_where_a_target_wants_it_and_for_others_that_use_llvm() -> None:
+    def as_others_do(target: Target) -> str:
+        machine = jit._machine(target.triple, target.cpu, target.llvm_features, jit.OPT)
+        with jit._Parsed(STRIDED, target, machine) as module:
+            return str(machine.emit_assembly(module))
+
+    assert not X86_64_V3.reduces_strength and NEOVERSE_N1.reduces_strength
+    assert "imul" in jit.assembly(STRIDED, X86_64_V3), "multiplies in each step"
+    assert "mul" not in jit.assembly(STRIDED, NEOVERSE_N1) and "madd" not in jit.assembly(STRIDED, NEOVERSE_N1)
+    assert "imul" not in as_others_do(X86_64_V3)
+
+
 def test_externals_are_called_wherever_they_are() -> None:
     twice = Callback(lambda v: 2 * v)
     address = ctypes.cast(twice, ctypes.c_void_p).value
