@@ -59,7 +59,7 @@ def passes(
 
     def spelled_out(graph: Graph) -> Graph:
         whole = read_between_writes(graph)
-        return expand_unsupported(graph, lambda value: has_kernel(value, value in whole))
+        return expand_unsupported(graph, lambda value: has_kernel(value, target, value in whole))
 
     step = unsigned_step(target)
     narrow = precision == "bf16" or (precision == "auto" and fast_bf16(target))

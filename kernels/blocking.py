@@ -153,8 +153,7 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
         tiles = MOST_TILES if grouped else 0
         rows, alone = _rows(target, spec, micro, pitch, pieces, panel_block * nr, tiles), micro not in least
-        fewest, shares = least.get(micro, 1), 0 if grouped else shares_of(rows // micro.mr)
-        shares = min(shares, 1) if micro.packing.pitch else shares  # lines of one panel in another row of the matrix are far apart
+        fewest, shares = least.get(micro, 1), 0 if grouped or micro.packing.pitch else shares_of(rows // micro.mr)
         row = spec.lhs_strides.row
         # Rows that are used for one group of columns after the other are better copied, where that gives them a better form.
         again = micro.overlaps and rows > micro.mr and spec.lhs_pieces is None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import sashiko
+from sashiko.platforms.target import Target
 from tests.driver.functions import Apply
 
 PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
@@ -42,6 +43,18 @@ def test_sums_along_memory(name: str, precision: str) -> None:
     exact = function(*(a.double() for a in args))
     magnitude = function(*(a.double().abs() for a in args)) if name != "scores" else torch.ones(())
     assert ((compiled(*args) - exact).abs() <= 80 * 2.0**-24 * magnitude).all()
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("rows", [2, 8])
+def test_tiles_read_whole_panels_in_place(rows: int, precision: str, target: Target) -> None:
+    """Packed they are not, nor rounded to bf16."""
+    x, y = torch.randn(5, rows, 20), torch.randn(5, 20, 32)
+    compiled = sashiko.compile(Apply(torch.matmul).eval(), (x, y), precision=precision, target=target, strict=True)
+    assert "matmul" in labels(compiled, x, y) and "pack" not in labels(compiled, x, y)
+    difference = (compiled(x, y) - x.double() @ y.double()).abs()
+    assert (difference <= 80 * 2.0**-24 * (x.double().abs() @ y.double().abs())).all()
 
 
 @pytest.mark.parametrize("outputs", [1, 4])
