@@ -28,9 +28,9 @@ _FEW_COLUMNS = 4  # of 512 x 768, on a Zen 4: 37 us for 2 and 66 for 4, where a 
 # Of what is no weight, on a Zen 4: 1024 x 4096 on 4 rows 1.7 instead of 5.0 ms, 96 of 128 x 64 on 8 rows 170 us instead of 231, 2048 of
 # 8 x 8 47 us instead of 146; where a column lies side by side 1.2 ms instead of 2.2 on 4 rows, but 297 us instead of 224 on 8.
 _FEW_ROWS, _FEW_ROWS_ALONG = 8, 4
-# Where tiles read that in place, on an Emerald Rapids: 1024 x 4096 on 4 rows 710 us instead of 940, on 8 1050 us instead of 1390, 96 of
-# 128 x 64 on 8 rows 208 us instead of 260.
-_FEW_ROWS_IN_PLACE, _PANEL = 1, 16
+# Not where tiles read that in place, on an Emerald Rapids: 1024 x 4096 on 4 rows takes 710 us instead of 940, on 8 1050 instead of 1390, 96
+# of 128 x 64 on 8 rows 208 us instead of 260; 512 x 512 on one row 16 us instead of 20.
+_PANEL = 16
 # Queries times heads to a key. Of 1024 keys of 128, on a Zen 4, beside the kernels for many queries: in f32 1.3 instead of 6.1 ms for 1 and
 # 2.5 instead of 6.7 for 4, with 4 heads to a key 0.39 instead of 0.66, with 8 0.36 instead of 0.32; f16 alike; in bf16 0.66 instead of 2.1
 # for 1, with 2 heads to a key 0.52 instead of 0.77, with 4 0.50 instead of 0.37.
@@ -75,8 +75,9 @@ def is_dot(value: Value, in_place: bool = False) -> bool:
     along = value.op == "linear" or transposed(columns) is not None
     if not (isinstance(count, int) and count <= (_FEW_COLUMNS if along else 1)):
         alone = value.shape[-2] if value.op == "matmul" else product(value.shape[:-1])
-        few = _FEW_ROWS_IN_PLACE if in_place and columns.dtype == f32 and isinstance(count, int) and count % _PANEL == 0 else _FEW_ROWS
-        return isinstance(alone, int) and alone <= (_FEW_ROWS_ALONG if along else few) and not is_weight(columns)
+        if in_place and not along and columns.dtype == f32 and isinstance(count, int) and count % _PANEL == 0:
+            return False
+        return isinstance(alone, int) and alone <= (_FEW_ROWS_ALONG if along else _FEW_ROWS) and not is_weight(columns)
     while rows.op in VIEWS and rows.op != "window":
         rows = rows.inputs[0]
     return rows.op != "window"  # whose elements lie in pieces
