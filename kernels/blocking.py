@@ -136,7 +136,7 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     another = pass_cost(target, spec, micros[0])
     few = () if isinstance(spec.rows, int) else takers(bounds(spec.rows)[1], micros, list(least.values()), another, heights(micros))
     micros = sorted(dict.fromkeys((*micros, *(micro for micro in few if micro is not None))), key=lambda micro: -micro.mr)
-    grouped = by_groups(spec, micros)
+    grouped = by_groups(target, spec, micros)
     pieces, k_block = _pieces(target, spec, micros)
     widest = max(micro.panels for micro in micros)
     nr = micros[0].packing.nr
@@ -190,7 +190,7 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, up(highest, pad))
-    if by_groups(spec, micros):
+    if by_groups(target, spec, micros):
         return 1, up(spec.k, pad)
     one = spec.k * widest <= (target.l1d if _streams(target, spec, first) else target.l2 // 4)
     pieces = spec.choice.pieces or (_of_far(target, spec, first, spec.k * widest) if one else max(1, -(-spec.k // most)))

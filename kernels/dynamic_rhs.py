@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..platforms.target import Target
 from .micro import MicroKernel
 from .spec import GemmSpec
 
@@ -32,14 +33,16 @@ def in_place(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKer
     return [replace(micro, packing=replace(packing, pitch=pitch)) for micro in micros]
 
 
-def by_groups(spec: GemmSpec, micros: Sequence[MicroKernel]) -> bool:
+def by_groups(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> bool:
     """Whether panels are packed by groups: where all rows of a matrix are one block, so that it happens once. Tile registers are too fast
     for it, and sums of integers stand behind all panels."""
     if spec.constant_rhs or micros[0].packing.pitch or micros[0].overlaps or not spec.rhs.is_float or len(micros) > 1:
         return False
     if not isinstance(spec.rows, int) or not isinstance(spec.k, int):
         return False
-    few = spec.rows <= MOST_TILES * micros[0].mr and spec.rows * spec.k * spec.lhs.bytes <= _ROWS_BYTES
+    tiles, tile_bytes = -(-spec.rows // micros[0].mr), spec.k * micros[0].mr * micros[0].step_bytes // micros[0].step_k
+    # The rows of a tile have all their k at once (`blocking._pieces`), and so has the block.
+    few = tiles <= MOST_TILES and tile_bytes <= target.l2 // 4 and tiles * tile_bytes <= min(target.l2 // 2, _ROWS_BYTES)
     return few and micros[0].panels * packed_panel_bytes(spec, micros[0]) <= PANELS_BYTES
 
 

@@ -50,11 +50,15 @@ class Lying:
         return random((self.batch, self.m, self.k), micros[0].lhs, 3), stored, rhs if self.along else rhs.mT
 
 
-def check(runner: Runner, micros: Micros, cases: tuple[Lying, ...], known_rows: bool = True) -> list[GemmCode]:
+def check(
+    runner: Runner, micros: Micros, cases: tuple[Lying, ...], known_rows: bool = True, target: Target | None = None
+) -> list[GemmCode]:
+    """target: the machine of the runner, with caches of other sizes perhaps."""
     products, codes = Together(runner), []
     for case in cases:
         x, stored, w = case.operands(micros)
-        code = gemm.emit(products.module, runner.target, case.spec(micros, case.m if known_rows else M), micros, products.name())
+        spec = case.spec(micros, case.m if known_rows else M)
+        code = gemm.emit(products.module, target or runner.target, spec, micros, products.name())
         sizes, place = {"M": case.m}, products.place(array(stored))
         assert code.columns is not None
         if code.pack is not None:
@@ -80,6 +84,13 @@ def test_whole_panels_and_others_in_either_order(micros: Micros, runner: Runner)
     nr = micros[0].packing.nr
     sizes = (Lying(1, 3 * nr, 40), Lying(33, 2 * nr, 37, pitch=5, batch=3), Lying(50, 4 * nr + 3, 70, batch=2), Lying(7, 3, 9))
     check(runner, micros, (*sizes, *(replace(size, along=True) for size in sizes)))
+
+
+@pytest.mark.parametrize(("micros", "runner"), FLOATS)
+def test_pieces_of_k(micros: Micros, runner: Runner) -> None:
+    """Caches so small that a k of some hundreds is cut, and so are rows."""
+    case = Lying(70, 4 * micros[0].packing.nr, 300, pitch=3, batch=2)
+    check(runner, micros, (case, replace(case, n=case.n + 5)), target=replace(runner.target, l1d=1 << 10, l2=1 << 12))
 
 
 @pytest.mark.parametrize(("micros", "runner"), FLOATS)
