@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from ..graph import attrs as A
 from ..graph import sums16
@@ -29,8 +30,7 @@ _FEW_COLUMNS = 4  # of 512 x 768, on a Zen 4: 37 us for 2 and 66 for 4, where a 
 # 8 x 8 47 us instead of 146; where a column lies side by side 1.2 ms instead of 2.2 on 4 rows, but 297 us instead of 224 on 8.
 _FEW_ROWS, _FEW_ROWS_ALONG = 8, 4
 # Not where tiles read that in place, on an Emerald Rapids: 1024 x 4096 on 4 rows takes 710 us instead of 940, on 8 1050 instead of 1390, 96
-# of 128 x 64 on 8 rows 208 us instead of 260; 512 x 512 on one row 16 us instead of 20.
-_PANEL = 16
+# of 128 x 64 on 8 rows 208 us instead of 260; 512 x 512 on one row 16 us instead of 20. Nothing is known of other architectures.
 # Queries times heads to a key. Of 1024 keys of 128, on a Zen 4, beside the kernels for many queries: in f32 1.3 instead of 6.1 ms for 1 and
 # 2.5 instead of 6.7 for 4, with 4 heads to a key 0.39 instead of 0.66, with 8 0.36 instead of 0.32; f16 alike; in bf16 0.66 instead of 2.1
 # for 1, with 2 heads to a key 0.52 instead of 0.77, with 4 0.50 instead of 0.37.
@@ -51,7 +51,7 @@ def has_kernel(value: Value, target: Target, whole: bool = False) -> bool:
         if not (taken and isinstance(depth, int) and isinstance(width, int)):
             return False
         return whole or (max(depth, width) <= LONGEST and not asks_little(value))
-    if is_dot(value, in_place=target.has("avx2")) and not whole:
+    if is_dot(value, _panel(target)) and not whole:
         return False
     return types[:2] in GEMM_TYPES or (types[:2] in WEIGHT_TYPES and is_weight(value.inputs[1]))
 
@@ -65,17 +65,23 @@ def asks_little(value: Value) -> bool:
     return any(heads == shared * groups for shared in range(1, most // max(queries, 1) + 1))
 
 
-def is_dot(value: Value, in_place: bool = False) -> bool:
+@lru_cache(maxsize=64)
+def _panel(target: Target) -> int:
+    """How many columns of f32 tiles read where they lie, with few rows; 0: loops are as good."""
+    return table.tiles(target, f32, f32)[0].packing.nr if target.has("avx2", "fma") else 0
+
+
+def is_dot(value: Value, panel: int = 0) -> bool:
     """Whether a product of floats has few columns, or few rows and a right operand that would have to be packed for it: sums along memory,
-    where a tile would compute as many columns as its vectors have, or packing would take longer than the product. in_place: whether tiles
-    of f32 read whole panels where they lie."""
+    where a tile would compute as many columns as its vectors have, or packing would take longer than the product. panel: columns of
+    f32 that tiles read where they lie; 0: none."""
     if value.op not in ("linear", "matmul") or not all(v.dtype.is_float for v in value.inputs[:2]):
         return False
     (rows, columns), count = value.inputs[:2], value.shape[-1]
     along = value.op == "linear" or transposed(columns) is not None
     if not (isinstance(count, int) and count <= (_FEW_COLUMNS if along else 1)):
         alone = value.shape[-2] if value.op == "matmul" else product(value.shape[:-1])
-        if in_place and not along and columns.dtype == f32 and isinstance(count, int) and count % _PANEL == 0:
+        if panel and not along and columns.dtype == f32 and isinstance(count, int) and count % panel == 0:
             return False
         return isinstance(alone, int) and alone <= (_FEW_ROWS_ALONG if along else _FEW_ROWS) and not is_weight(columns)
     while rows.op in VIEWS and rows.op != "window":

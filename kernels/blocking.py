@@ -9,7 +9,7 @@ from math import gcd
 
 from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
-from .dynamic_rhs import MOST_TILES, PANELS_BYTES, by_groups, packed_panel_bytes
+from .dynamic_rhs import MOST_TILES, PANELS_BYTES, WAY, by_groups, packed_panel_bytes
 from .few_rows import heights, takers
 from .known_rows import rows_of_last
 from .micro import MicroKernel, shares_of
@@ -17,10 +17,9 @@ from .row_costs import fewest_rows, least_of, pass_cost, stays
 from .spec import GemmSpec
 
 _LINE = 64
-_WAY = 4096  # bytes of L1 that lie in different sets; where rows share more of them than it has ways, they are packed
 _SCRATCH_TILES_BYTES = 96 << 10
 _GROUP_COLUMNS = 256
-_SHARING, _MOST_TILES = 4, 16  # of rows in a block
+_SHARING = 4  # tiles of rows in a block
 _RAGGED_COLUMNS = 192
 _STACK_BYTES = 512 << 10  # for packed rows; the stacks of threads are small on some systems
 
@@ -136,14 +135,14 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     another = pass_cost(target, spec, micros[0])
     few = () if isinstance(spec.rows, int) else takers(bounds(spec.rows)[1], micros, list(least.values()), another, heights(micros))
     micros = sorted(dict.fromkeys((*micros, *(micro for micro in few if micro is not None))), key=lambda micro: -micro.mr)
-    grouped = by_groups(target, spec, micros)
+    most = _packed_most(target, micros[0])
+    grouped = by_groups(target, spec, micros, most)
     pieces, k_block = _pieces(target, spec, micros)
     widest = max(micro.panels for micro in micros)
     nr = micros[0].packing.nr
     panel_bytes = packed_panel_bytes(spec, micros[0]) if grouped else 0
     columns = nr * (PANELS_BYTES // panel_bytes) if panel_bytes else _GROUP_COLUMNS
     panel_block = max(widest, min(columns, _group_columns(target, spec, micros[0])) // nr // widest * widest)
-    most = _packed_most(target, micros[0])
     out_pitch = gcd(*(micro.nr for micro in micros))
     variants: list[Variant] = []
     last_rows = rows_of_last(spec.rows, micros[0]) if len(micros) == 1 else 0
@@ -190,7 +189,7 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, up(highest, pad))
-    if by_groups(target, spec, micros):
+    if by_groups(target, spec, micros, _packed_most(target, first)):
         return 1, up(spec.k, pad)
     one = spec.k * widest <= (target.l1d if _streams(target, spec, first) else target.l2 // 4)
     pieces = spec.choice.pieces or (_of_far(target, spec, first, spec.k * widest) if one else max(1, -(-spec.k // most)))
@@ -230,7 +229,7 @@ def _used(spec: GemmSpec, micros: Sequence[MicroKernel]) -> Sequence[MicroKernel
 def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pieces: int | None, columns: int, tiles: int) -> int:
     """Rows of a block: of up to `tiles` tiles, if that is not 0; else of some while the weights stay in L2, and of as many as fit a part of
     it where these do not, so that they are read less often."""
-    tiles = tiles or spec.choice.tiles or (_sharing_tiles(spec, micro) if stays(target, spec, micro) else _MOST_TILES)
+    tiles = tiles or spec.choice.tiles or (_sharing_tiles(spec, micro) if stays(target, spec, micro) else MOST_TILES)
     if _streams(target, spec, micro):
         row_bytes = (row_bytes - _LINE) * (pieces or 1)
     by_lhs = _packed_most(target, micro) // (micro.mr * row_bytes)
@@ -272,7 +271,8 @@ def _sharing_tiles(spec: GemmSpec, micro: MicroKernel) -> int:
 
 
 def _direct(target: Target, spec: GemmSpec, micro: MicroKernel, pitch: int, most: int) -> bool:
-    """Whether whole tiles of rows, `pitch` bytes apart, can be read in place; rows of `most` bytes can be packed in the same form."""
+    """Whether whole tiles of rows, `pitch` bytes apart, can be read in place, as they do not share more sets of L1 than it has ways. Rows of
+    `most` bytes can be packed in the same form."""
     if spec.lhs_pieces is not None or not micro.layout.direct or spec.lhs_strides.col != 1:
         return False
     if not isinstance(spec.k, int) or pitch < spec.k * spec.lhs.bytes:
@@ -281,10 +281,10 @@ def _direct(target: Target, spec: GemmSpec, micro: MicroKernel, pitch: int, most
     few = not micro.overlaps or (isinstance(spec.n, int) and spec.n <= _RAGGED_COLUMNS)
     if spec.k % micro.step_k and not (micro.layout.ragged and few):
         return False
-    return micro.mr * pitch <= most and _sharing(pitch, micro.mr) < target.l1d // _WAY
+    return micro.mr * pitch <= most and _sharing(pitch, micro.mr) < target.l1d // WAY
 
 
 def _sharing(pitch: int, rows: int) -> int:
     """How many of so many rows, `pitch` bytes apart, lie in one set of L1 at the same k."""
-    counts = (Counter((row * pitch + start) % _WAY // _LINE for row in range(rows)) for start in range(0, _LINE, 16))
+    counts = (Counter((row * pitch + start) % WAY // _LINE for row in range(rows)) for start in range(0, _LINE, 16))
     return max(max(count.values()) for count in counts)

@@ -127,8 +127,8 @@ class Target:
 
     @property
     def reduces_strength(self) -> bool:
-        """Whether LLVM shall look for what addresses are best stepped by in each loop. It takes a quarter of the time of compilation, and
-        x86-64, whose addresses have a base, a scaled index and a number, runs no faster for it (`docs/math.md`)."""
+        """Whether LLVM shall look for what addresses are best stepped by in each loop. It takes long, and x86-64, whose addresses have
+        a base, a scaled index and a number, gains little by it (`docs/math.md`)."""
         return self.arch != "x86_64"
 
     @cached_property
