@@ -38,9 +38,9 @@ _FEW_QUERIES = {f32: 4, f16: 4, bf16: 2}
 WEIGHT_TYPES: tuple[tuple[DType, DType], ...] = ((f32, i8), (bf16, i8))  # for constant weights
 
 
-def has_kernel(value: Value, target: Target, whole: bool = False) -> bool:
+def has_kernel(value: Value, whole: bool = False, panel: int = 0) -> bool:
     """Whether a kernel computes a contraction. Others are spelled out in loops: those of other types than the kernel table takes, and those
-    that loops compute faster, unless it must stay whole."""
+    that loops compute faster, unless it must stay whole. panel: of `is_dot`."""
     types = tuple(v.dtype for v in value.inputs)
     if value.op == "routed_linear":
         known = is_weight(value.inputs[1]) and all(isinstance(d, int) for d in (*value.inputs[1].shape, *value.inputs[2].shape))
@@ -51,7 +51,7 @@ def has_kernel(value: Value, target: Target, whole: bool = False) -> bool:
         if not (taken and isinstance(depth, int) and isinstance(width, int)):
             return False
         return whole or (max(depth, width) <= LONGEST and not asks_little(value))
-    if is_dot(value, _panel(target)) and not whole:
+    if is_dot(value, panel) and not whole:
         return False
     return types[:2] in GEMM_TYPES or (types[:2] in WEIGHT_TYPES and is_weight(value.inputs[1]))
 
@@ -66,7 +66,7 @@ def asks_little(value: Value) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _panel(target: Target) -> int:
+def panel_in_place(target: Target) -> int:
     """How many columns of f32 tiles read where they lie, with few rows; 0: loops are as good."""
     return table.tiles(target, f32, f32)[0].packing.nr if target.has("avx2", "fma") else 0
 

@@ -27,7 +27,7 @@ from ..rewrite.rules.unsigned import unsigned_rows
 from ..stitch.constants import constant_values, own_results
 from ..stitch.expand import expand_contractions, expand_unsupported
 from ..stitch.steps import together
-from .contractions import asks_little, has_kernel, is_dot
+from .contractions import asks_little, has_kernel, is_dot, panel_in_place
 
 PRECISIONS = ("fp32", "bf16", "auto")
 _TILE_ROWS = 16  # of tile registers, which take as long for fewer
@@ -59,7 +59,7 @@ def passes(
 
     def spelled_out(graph: Graph) -> Graph:
         whole = read_between_writes(graph)
-        return expand_unsupported(graph, lambda value: has_kernel(value, target, value in whole))
+        return expand_unsupported(graph, lambda value: has_kernel(value, value in whole, panel_in_place(target)), has_kernel)
 
     step = unsigned_step(target)
     narrow = precision == "bf16" or (precision == "auto" and fast_bf16(target))

@@ -271,8 +271,8 @@ def _sharing_tiles(spec: GemmSpec, micro: MicroKernel) -> int:
 
 
 def _direct(target: Target, spec: GemmSpec, micro: MicroKernel, pitch: int, most: int) -> bool:
-    """Whether whole tiles of rows, `pitch` bytes apart, can be read in place, as they do not share more sets of L1 than it has ways. Rows of
-    `most` bytes can be packed in the same form."""
+    """Whether whole tiles of rows, `pitch` bytes apart, can be read in place, as they do not share more sets of L1 than it has ways. Rows
+    of `most` bytes can be packed in the same form."""
     if spec.lhs_pieces is not None or not micro.layout.direct or spec.lhs_strides.col != 1:
         return False
     if not isinstance(spec.k, int) or pitch < spec.k * spec.lhs.bytes:

@@ -49,8 +49,9 @@ def _expand_qlinear(value: Value) -> Value:
     return real if offset is None else g.add(real, offset)
 
 
-def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
-    """Spell out contractions that no kernel takes (`native` says which): multiplications and sums, which any type has."""
+def expand_unsupported(graph: Graph, native: Callable[[Value], bool], within: Callable[[Value], bool] | None = None) -> Graph:
+    """Spell out contractions that no kernel takes (`native` says which): multiplications and sums, which any type has. within: `native` of
+    the products of an attention that is spelled out, whose keys and values several heads may share, which sums read as they lie."""
 
     def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
         value = with_inputs(old, inputs)
@@ -62,7 +63,7 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool]) -> Graph:
             return spelled(value) if value.op in _SPELLED else value
 
     def visit_product(value: Value) -> Value:
-        return value if value.op not in _SPELLED or native(value) else spelled(value)
+        return value if value.op not in _SPELLED or (within or native)(value) else spelled(value)
 
     def spelled(value: Value) -> Value:
         exact = f32 if value.dtype.is_float and value.dtype.bits < 32 else value.dtype  # short floats are summed in f32

@@ -75,6 +75,17 @@ def test_other_products_have_tiles(model: nn.Module) -> None:
     torch.testing.assert_close(compiled(x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("groups", [6, 2])
+def test_one_query_reads_keys_and_values_that_tiles_could_read_in_place(groups: int) -> None:
+    """Heads may share them: tiles would have a copy for each."""
+    q, k, v = (torch.randn(1, heads, length, 64) for heads, length in ((6, 1), (groups, 48), (groups, 48)))
+    model = Apply(lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)).eval()
+    compiled = sashiko.compile(model, (q, k, v), strict=True)
+    assert "matmul" not in labels(compiled, q, k, v)
+    torch.testing.assert_close(compiled(q, k, v), model(q, k, v), rtol=1e-5, atol=1e-5)
+
+
 SEEN = torch.tensor([[True, False, True, True, False] * 9])
 
 
