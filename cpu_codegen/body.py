@@ -4,17 +4,16 @@ Whoever owns the loops (`loops.py`, the contraction generators) says where: it m
 (accumulators, results of reductions), and asks for stores. Every value is emitted once in the scope where it is first needed:
 
     emitter = BodyEmitter(fn, target, body, slots)
-    with emitter.scope():                              # the inside of a loop over rows
-        for columns:                                   # unrolled vectors
-            point = Point(lanes, {"r": row, "c": column}, mask)
-            emitter.provide(acc_node, accumulator)
-            emitter.stores(point)
+    with emitter.scope():  # the inside of a loop
+        point = Point(lanes, {"r": row, "c": column}, mask)
+        emitter.provide(acc_node, accumulator)
+        emitter.stores(point)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from ..diagnostics.errors import InvalidGraph
@@ -59,6 +58,13 @@ class BodyEmitter:
         """A region (loop body, branch) whose values are not used after it."""
         return self._scopes.inner()
 
+    @contextmanager
+    def assuming(self, body: Body) -> Iterator[None]:
+        """A region where `body`, with the same nodes under the same numbers, says how they are computed: what was known stays so."""
+        before, self.body = self.body, body
+        yield
+        self.body = before
+
     def provide(self, node: int, value: Val) -> None:
         """From here on `node` is `value`, until provided again; what was computed from an earlier value is forgotten."""
         self._scopes.forget(1 << node)
@@ -84,12 +90,11 @@ class BodyEmitter:
     # -- values ----------------------------------------------------------------------------------------------------
     def value(self, node: int, point: Point) -> Val:
         """The value of `node` at `point`: a scalar when it does not depend on the column."""
-        if (known := self._known(node, point)) is not None:
-            return known
-        self.compute([node], point)
-        result = self._known(node, point)
-        assert result is not None
-        return result
+        if (known := self._known(node, point)) is None:
+            self.compute([node], point)
+            known = self._known(node, point)
+        assert known is not None
+        return known
 
     def compute(self, nodes: Sequence[int], point: Point) -> None:
         """Computes nodes that are not known, with all that they need, in the order of the body."""
@@ -118,10 +123,7 @@ class BodyEmitter:
         if not lanes or value.ty.lanes:
             return value
         key = ("splat", node, lanes, *(point.axes[a].ref for a in self._order[node]))
-        known = self._scopes.find(key)
-        if known is None:
-            known = self._scopes.put(key, self.fn.splat(value, lanes), self.sources[node])
-        return known
+        return self._scopes.find(key) or self._scopes.put(key, self.fn.splat(value, lanes), self.sources[node])
 
     def _known(self, node: int, point: Point) -> Val | None:
         if node in self._given:
@@ -160,10 +162,8 @@ class BodyEmitter:
                 return self._transfers.load(node, lanes, point, guard)
             case "index":
                 return self._index(node, lanes, point)
-            case "reduce" | "scan":
-                raise InvalidGraph(f"%{n} is a {node.op} that was not provided", "code generation")
-            case "acc":
-                raise InvalidGraph(f"%{n} is an accumulator that was not provided", "code generation")
+            case "reduce" | "scan" | "acc":
+                raise InvalidGraph(f"%{n} ({node.op}) was not provided", "code generation")
             case "cast":
                 return self._cast(n, lanes, point)
             case "bitcast":
@@ -332,7 +332,7 @@ class BodyEmitter:
     def _has(self, sources: int, point: Point) -> bool:
         """Whether all of these nodes that must be provided have been."""
         wanted = sources & self._outside
-        return not wanted or all(self.is_known(n, point) for n in range(wanted.bit_length()) if wanted >> n & 1)
+        return all(self.is_known(n, point) for n in range(wanted.bit_length()) if wanted >> n & 1)
 
     def _is_ready(self, node: int, point: Point) -> bool:
         """Whether everything that must be provided for a value has been."""

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 
+from ..stitch.loops import Body
 from .body import BodyEmitter, Point
 from .builder import Val, i64
 from .reduce import BLOCK, Reduction, State, flatten, reductions_of, results, unflatten
 from .sweep import Copies, Sweep
 from .turns import CHAINS
+from .written import Lines
 
 _UNROLLED, _FEW = 9, 2  # steps up to which a loop is written out, as of windows of 3 x 3, and of how many sums
 
 
 class Depth:
-    """Computes the k reductions of one kernel. `extent`: i64 number of steps; `static`: that number where it is known."""
+    """Computes the k reductions of one kernel. `extent`: i64 number of steps; `static`: that number where it is known. lines: what most
+    steps have in common where they are lines of a window."""
 
-    def __init__(self, emitter: BodyEmitter, extent: Val, static: int | None) -> None:
-        self._emitter, self._extent, self._static = emitter, extent, static
+    def __init__(self, emitter: BodyEmitter, extent: Val, static: int | None, lines: Lines | None = None) -> None:
+        self._emitter, self._extent, self._static, self._lines = emitter, extent, static, lines
 
     def resolve(self, roots: Sequence[int], points: Sequence[Point]) -> None:
         """Makes every k reduction that `roots` need known at the points, which differ in their column alone, or where all reductions depend
@@ -45,7 +49,7 @@ class Depth:
 
     def _loop(self, nodes: list[int], points: list[Point]) -> None:
         emitter, fn, body = self._emitter, self._emitter.fn, self._emitter.body
-        arguments = [body.nodes[n].args[0] for n in nodes]
+        arguments = [argument for n in nodes for argument in body.nodes[n].args]
         for point in points:
             emitter.prepare(arguments, (), point, "".join(point.axes))
         wide = self._static is None or self._static >= 1 << 31
@@ -88,21 +92,41 @@ class Depth:
         return [reduction.identity(lanes) for _ in range(count) for reduction in reductions]
 
     def _steps(self, ks: list[Val], states: list[State], reductions: list[Reduction], points: list[Point], nodes: list[int]) -> list[State]:
-        emitter = self._emitter
         result = list(states)
-        with emitter.scope():
+        group = len(points) * len(reductions)
+        with self._emitter.scope():
             for step, k in enumerate(ks):
-                for place, point in enumerate(points):
-                    here = point.at(k=k)
-                    if len(nodes) > 1:  # rows written out side by side use up together what they share
-                        emitter.compute([emitter.body.nodes[n].args[0] for n in nodes], here)
-                    for which, (reduction, n) in enumerate(zip(reductions, nodes)):
-                        slot = (step * len(points) + place) * len(reductions) + which
-                        slot %= len(states)
-                        x = emitter.operand(emitter.body.nodes[n].args[0], point.lanes, here)
-                        position = emitter.fn.splat(k, point.lanes) if reduction.needs_position else None
-                        result[slot] = reduction.update(result[slot], x, position, None)
-                    emitter.checks(here, [n for n in emitter.depth_checks if emitter.deps[n] <= here.axes.keys()])
+                first = step * group % len(states)
+                here = [point.at(k=k) for point in points]
+                result[first : first + group] = self._step(result[first : first + group], reductions, here, nodes)
+        return result
+
+    def _step(self, states: list[State], reductions: list[Reduction], points: list[Point], nodes: list[int]) -> list[State]:
+        """The states with what one k brings to each point."""
+        lines, emitter = self._lines, self._emitter
+        if lines is None:
+            return self._joined(states, reductions, points, nodes)
+
+        def where(body: Body) -> list[Val]:
+            with emitter.scope(), emitter.assuming(body):
+                return flatten(self._joined(states, reductions, points, nodes))
+
+        asked = reduce(emitter.fn.and_, [emitter.value(n, points[0].scalar) for n in lines.conditions])
+        return unflatten(emitter.fn.branch(asked, partial(where, lines.inside), partial(where, lines.outside)), states)
+
+    def _joined(self, states: list[State], reductions: list[Reduction], points: list[Point], nodes: list[int]) -> list[State]:
+        emitter, result = self._emitter, list[State]()
+        for place, point in enumerate(points):
+            here = states[place * len(reductions) : (place + 1) * len(reductions)]
+            for terms in zip(*(emitter.body.nodes[n].args for n in nodes), strict=True):
+                if len(nodes) > 1:  # rows written out side by side use up together what they share
+                    emitter.compute(terms, point)
+                for which, (reduction, term) in enumerate(zip(reductions, terms)):
+                    x = emitter.operand(term, point.lanes, point)
+                    position = emitter.fn.splat(point.axes["k"], point.lanes) if reduction.needs_position else None
+                    here[which] = reduction.update(here[which], x, position, None)
+            emitter.checks(point, [n for n in emitter.depth_checks if emitter.deps[n] <= point.axes.keys()])
+            result += here
         return result
 
     def _finish(self, states: list[State], reductions: list[Reduction], points: list[Point], nodes: list[int]) -> None:

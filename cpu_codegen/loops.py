@@ -116,7 +116,8 @@ class _Writer:
         self.lanes = vector_lanes(target, kernel.body)
         self._depth = None
         if kernel.depth is not None:
-            self._depth = Depth(self.emitter, slots.dim(kernel.depth), kernel.depth if isinstance(kernel.depth, int) else None)
+            lines = None if written is None else written.lines(kernel.body)
+            self._depth = Depth(self.emitter, slots.dim(kernel.depth), kernel.depth if isinstance(kernel.depth, int) else None, lines)
         self._column_stores = self.emitter.column_stores
         self._other_stores = [n for n in range(len(self._body.stores)) if n not in self._column_stores]
         checks = [n for n in self.emitter.all_checks if not self._body.deps[n] & {"c", "k"}]

@@ -6,7 +6,7 @@ what lies side by side in the result, without masks; as one body it would comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -139,16 +139,16 @@ def _within(body: Body, low: int, width: int) -> Body:
 Decide = Callable[[Sequence[Node], Node], bool | None]
 
 
-def decided(body: Body, decide: Decide, given: Collection[int] = ()) -> Body:
+def decided(body: Body, decide: Decide, given: Mapping[int, bool] | None = None) -> Body:
     """The body without conditions that are the same at every point. decide(nodes so far, node): what a comparison is at every point, or
-    None. given: conditions that hold."""
+    None. given: conditions that are known. Nodes keep their numbers."""
     nodes: list[Node] = []
     known: dict[int, bool] = {}  # conditions
     same: dict[int, int] = {}  # nodes that are another one here
     for n, old in enumerate(body.nodes):
         args = tuple(same.get(a, a) for a in old.args)
         node = replace(old, args=args)
-        truth = True if n in given else _truth(nodes, node, known, decide)
+        truth = given[n] if given and n in given else _truth(nodes, node, known, decide)
         if truth is not None:
             known[n] = truth
             node = Node("const", boolean, value=truth)

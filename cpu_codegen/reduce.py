@@ -184,7 +184,7 @@ def reductions_of(fn: Function, target: Target, body: Body, nodes: Sequence[int]
     result: list[Reduction] = []
     watching: dict[int, int] = {}
     for which, n in enumerate(nodes):
-        (arg,) = body.nodes[n].args
+        arg = body.nodes[n].args[0]
         reduction = Reduction(fn, target, body.nodes[n], body.nodes[arg].dtype, wide_index, watching.get(arg))
         if reduction.watches:
             watching[arg] = which

@@ -5,7 +5,8 @@ each comes from, and whether it is within the image, is found out every time. Wr
 equal loads are one, and conditions that hold for all of these at once are none. What is left of the conditions, at the edges of the
 image, is asked once a row: all of them hold in most rows, which need none (`cpu_codegen/loops.py`).
 
-Large windows are written out a line at a time, which is what neighbouring rows share anyway, in a loop over the lines.
+Large windows are written out a line at a time, which is what neighbouring rows share anyway, in a loop over the lines. Whether a line is
+within the image is asked once for all of it.
 """
 
 from __future__ import annotations
@@ -34,18 +35,35 @@ _SHARED = 2 / 3  # of the loads of rows one by one: with more, the rows have too
 
 
 @dataclass(frozen=True)
+class Lines:
+    """Conditions of the lines of a window, and the body where they all hold and elsewhere."""
+
+    conditions: tuple[int, ...]
+    inside: Body
+    outside: Body
+
+
+@dataclass(frozen=True)
 class Written:
     """sums: the nodes that were reductions over k, to be computed together, in order; none where there is a loop over lines. conditions:
-    nodes that hold in most rows."""
+    nodes that hold in most rows. of_lines: those that hold in most lines."""
 
     kernel: LoopKernel
     sums: tuple[int, ...]
     conditions: tuple[int, ...]
+    of_lines: tuple[int, ...]
 
     @property
     def inner(self) -> LoopKernel:
         """The kernel where all conditions hold."""
-        return replace(self.kernel, body=decided(self.kernel.body, lambda nodes, node: None, self.conditions))
+        return replace(self.kernel, body=_assumed(self.kernel.body, self.conditions, True))
+
+    def lines(self, body: Body) -> Lines | None:
+        """How `body`, the kernel's or that of `inner`, is computed in the loop over lines."""
+        if not self.of_lines:
+            return None
+        outside = _assumed(body, self.of_lines, False) if len(self.of_lines) == 1 else body
+        return Lines(self.of_lines, _assumed(body, self.of_lines, True), outside)
 
 
 def written_out(target: Target, kernel: LoopKernel) -> Written | None:
@@ -69,7 +87,8 @@ def written_out(target: Target, kernel: LoopKernel) -> Written | None:
         return None
     result = decided(made, _everywhere)
     lines = None if terms == depth else depth // terms
-    return Written(replace(kernel, body=result, rows=floordiv(rows, count), depth=lines), tuple(copies.sums), _conditions(result))
+    of_rows, of_lines = _conditions(result)
+    return Written(replace(kernel, body=result, rows=floordiv(rows, count), depth=lines), tuple(copies.sums), of_rows, of_lines)
 
 
 def _sizes(target: Target, kernel: LoopKernel, depth: int, rows: Dim) -> tuple[int, int]:
@@ -125,23 +144,32 @@ class _Copies:
         """All of it. The sums grow side by side, so that what rows share is read and used up."""
         reductions = [n for n, node in enumerate(self._body.nodes) if node.op == "reduce"]
         for n in reductions:
-            totals = [self._node(self._body.nodes[n].args[0], row, 0) for row in range(self._count)]
-            for k in range(1, self._terms):
-                for row, total in enumerate(totals):
-                    term = self._node(self._body.nodes[n].args[0], row, k)
-                    totals[row] = self._builder.op("add", self._body.nodes[n].dtype, total, term)
-            sums = {total: total for total in totals}  # of what no row is in, all rows have one sum
-            if self._lines > 1:
-                sums = {total: self._builder.add(replace(self._body.nodes[n], args=(total,))) for total in sums}
-            else:
-                self.sums += sums
-            self._known.update({self._key(n, row, -1): sums[total] for row, total in enumerate(totals)})
+            sums = self._sums_of_lines(n) if self._lines > 1 else self._sums(n)
+            self._known.update({self._key(n, row, -1): total for row, total in enumerate(sums)})
         for row in range(self._count):
             for store in self._body.stores:
                 guard = self._node(store.guard, row, -1) if store.guard >= 0 else -1
                 node, index = self._node(store.node, row, -1), self._index(store.index, row, -1)
                 self._builder.stores.append(replace(store, index=index, node=node, guard=guard))
         return self._builder.finish()
+
+    def _sums(self, n: int) -> list[int]:
+        """The sum of each row, of all its terms."""
+        node = self._body.nodes[n]
+        totals = [self._node(node.args[0], row, 0) for row in range(self._count)]
+        for k in range(1, self._terms):
+            for row, total in enumerate(totals):
+                totals[row] = self._builder.op("add", node.dtype, total, self._node(node.args[0], row, k))
+        self.sums += dict.fromkeys(totals)
+        return totals
+
+    def _sums_of_lines(self, n: int) -> list[int]:
+        """The sum of each row in the loop over lines. Terms join it one by one: a sum of the line would take as many registers again."""
+        node = self._body.nodes[n]
+        by_term = [[self._node(node.args[0], row, k) for row in range(self._count)] for k in range(self._terms)]
+        by_row = list(zip(*by_term))  # all alike where no row is in them
+        sums = {terms: self._builder.add(replace(node, args=terms)) for terms in dict.fromkeys(by_row)}
+        return [sums[terms] for terms in by_row]
 
     def _key(self, n: int, row: int, k: int) -> tuple[int, int, int]:
         return n, row if "r" in self._body.deps[n] else -1, k if "k" in self._body.deps[n] else -1
@@ -214,7 +242,27 @@ def _position(node: Node) -> Dim | None:
     return int(node.value) if node.op == "const" and not node.dtype.is_float else None
 
 
-def _conditions(body: Body) -> tuple[int, ...]:
-    """The conditions of loads and choices that depend on the row alone."""
-    asked = {node.args[0] for node in body.nodes if node.op in ("load", "where") and node.args}
-    return tuple(sorted(n for n in asked if body.deps[n] == {"r"} and body.nodes[n].op != "const" and body.nodes[n].dtype == boolean))
+def _conditions(body: Body) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The conditions of loads and choices that depend on the row alone, and on the line."""
+    of_rows, of_lines = set[int](), set[int]()
+    pending = [node.args[0] for node in body.nodes if node.op in ("load", "where") and node.args]
+    while pending:
+        n = pending.pop()
+        node, deps = body.nodes[n], body.deps[n]
+        if node.op == "const" or node.dtype != boolean or not deps <= {"r", "k"}:
+            continue
+        if deps == {"r"}:
+            of_rows.add(n)
+        elif node.op == "and":
+            pending += node.args
+        elif "k" in deps:
+            of_lines.add(n)
+    for n, node in enumerate(body.nodes):  # what is asked together is one condition
+        if node.op == "and" and of_lines.issuperset(node.args):
+            of_lines -= set(node.args)
+            of_lines.add(n)
+    return tuple(sorted(of_rows)), tuple(sorted(of_lines))
+
+
+def _assumed(body: Body, conditions: Sequence[int], truth: bool) -> Body:
+    return decided(body, lambda nodes, node: None, dict.fromkeys(conditions, truth))

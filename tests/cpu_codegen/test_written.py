@@ -19,8 +19,8 @@ from sashiko.graph.aten.windows import surrounded, windows
 from sashiko.graph.dims import symbol
 from sashiko.graph.ir import Value
 from sashiko.graph.types import f32
-from sashiko.platforms.catalogue import CATALOGUE
-from sashiko.stitch.loops import LoopKernel
+from sashiko.platforms.catalogue import CATALOGUE, X86_64_V4
+from sashiko.stitch.loops import Body, LoopKernel
 from sashiko.stitch.program import LoopItem
 from sashiko.stitch.stitcher import stitch
 from tests.cpu_codegen.kernels import empty, few, normal, run
@@ -72,7 +72,8 @@ def test_depthwise_windows(runner: Runner) -> None:
     """Rows that all conditions hold in, rows at the edges, whole vectors and a tail; in two calls as two threads would."""
     cases = (Windows(2, 8, 37, 3, 1, 1), Windows(1, 14, 16, 5, 2, 2), Windows(1, 7, 33, 7, 1, 3), Windows(1, 10, 8, 3))
     odd = (Windows(2, 13, 16, 3, 1, 1), Windows(1, 19, 5, 5, 1, 2), Windows(1, 29, 8, 3, 1, 1))  # a line at a time, and a pixel
-    large = (Windows(2, 16, 20, 9), Windows(1, 25, 8, 11, 2), Windows(1, 31, 3, 13), Windows(1, 33, 8, 31))  # in a loop over lines
+    edges = (Windows(1, 28, 19, 7, 1, 3), Windows(1, 20, 5, 7, 1, 2))
+    large = (*edges, Windows(2, 16, 20, 9), Windows(1, 25, 8, 11, 2), Windows(1, 31, 3, 13), Windows(1, 33, 8, 31))  # in a loop over lines
     for case in (*cases, *odd, *large):
         x, w = normal(case.n, case.side, case.side, case.channels), normal(case.size, case.size, case.channels, seed=1)
         rows = case.n * case.count**2 // (case.kernel().rows // written(case).kernel.rows)  # type: ignore[operator]
@@ -113,6 +114,28 @@ def test_a_sum_that_all_rows_share(runner: Runner) -> None:
 
 def test_without_an_edge_nothing_is_asked() -> None:
     assert written(Windows(1, 18, 32, 3)).conditions == ()
+
+
+def test_whether_a_line_is_within_the_image_is_asked_once() -> None:
+    """Of a window of 7 x 7: of all terms together, and of those beside the image for all lines together."""
+    found = written(Windows(1, 28, 16, 7, 1, 3))
+    body = found.kernel.body
+    assert [body.deps[n] for n in found.of_lines] == [{"r", "k"}] and all(body.deps[n] == {"r"} for n in found.conditions)
+    lines = found.lines(found.inner.body)
+    assert lines is not None
+
+    def asks(body: Body) -> list[bool]:
+        return [bool(n.args) for n in (body.nodes[m] for m in needed(body)) if n.op == "load" and n.buffer == 0]
+
+    assert asks(found.inner.body) == [True] * 20 and asks(lines.inside) == [False] * 20 and asks(lines.outside) == []
+
+
+def test_terms_join_the_sums_of_all_lines_one_by_one() -> None:
+    """A sum of the line that is added later would need registers that there are not."""
+    module = Module()
+    emit_loop_kernel(module, X86_64_V4, Windows(1, 20, 16, 7).kernel())
+    text = assembly(module.text(), X86_64_V4)
+    assert text.count("vfmadd") == 7 * 14 and "(%rsp)" not in text
 
 
 def test_large_windows_are_written_out_a_line_at_a_time() -> None:

@@ -42,8 +42,7 @@ def test_weights(runner: Runner) -> None:
 def test_edges(runner: Runner) -> None:
     edges = [-np.inf, -3.4e38, -1000.0, -104.0, -88.0, np.nan, 0.0, -0.0] * 2
     got = computed(runner, np.array(edges, np.float32))
-    # Below 2^-126 a weight may be right instead of 0.
-    assert (got[:3] == 0).all() and (got[3:5] <= np.exp([-104.0, -88.0]) * (1 + 2.0**-13)).all()
+    assert (got[:5] == 0).all(), "processors take very long for denormal numbers"
     assert np.isnan(got[5]) and np.abs(got[6:8] - 1).max() <= 2.0**-13
 
 

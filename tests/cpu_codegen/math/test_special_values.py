@@ -18,7 +18,7 @@ LEAST, LARGEST = 2.0**-149, float(np.finfo(np.float32).max)
 EXACT: dict[str, list[tuple[float, float]]] = {
     "exp": [(0.0, 1), (-0.0, 1), (INF, INF), (-INF, 0), (LEAST, 1), (-LEAST, 1), (89, INF), (LARGEST, INF), (-104, 0), (-LARGEST, 0)],
     "exp2": [(0.0, 1), (-0.0, 1), (INF, INF), (-INF, 0), (10, 1024), (-126, 2.0**-126), (-149, LEAST), (-150.5, 0), (128, INF)],
-    "exp_weight": [(0.0, 1), (-0.0, 1), (-INF, 0), (-104, 0), (-LARGEST, 0)],
+    "exp_weight": [(0.0, 1), (-0.0, 1), (-INF, 0), (-88, 0), (-100, 0), (-104, 0), (-LARGEST, 0)],
     "expm1": [(0.0, 0.0), (-0.0, -0.0), (INF, INF), (-INF, -1), (LEAST, LEAST), (-LEAST, -LEAST), (89, INF), (-20, -1), (-LARGEST, -1)],
     "log": [(1, 0), (0.0, -INF), (-0.0, -INF), (INF, INF), (-INF, NAN), (-1, NAN), (-LEAST, NAN), (-LARGEST, NAN)],
     "log2": [(1, 0), (0.0, -INF), (-0.0, -INF), (INF, INF), (-1, NAN), (LEAST, -149), (2.0**-126, -126), (8, 3), (2.0**127, 127)],
