@@ -146,7 +146,7 @@ def test_what_is_not_provided_is_an_error() -> None:
     module = Module()
     fn = Function(module, "nothing", VOID, [PTR, I64, I64])
     emitter = BodyEmitter(fn, CATALOGUE[0], body(64, f32), Slots(fn))
-    with pytest.raises(InvalidGraph, match="acc. was not provided"):
+    with pytest.raises(InvalidGraph, match="was not provided"):
         emitter.stores(Point(8, {"r": i64(0), "c": i64(0)}))
     builder = BodyBuilder()
     x, out = builder.buffer(f32), builder.buffer(f32)

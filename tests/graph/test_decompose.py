@@ -201,3 +201,13 @@ def random_program(seed: int) -> Callable[..., Any]:
 def test_random_programs() -> None:
     apart = [check(random_program(seed), torch.randn(4, 4)) for seed in range(30)]
     assert 15 < sum(apart) < 30  # both ways are taken
+
+
+def test_operations_that_come_later_are_taken_apart_too() -> None:
+    """The table of torch is collected once; libraries may be loaded after that."""
+    taken_apart(lambda w, x: F.softplus(x, 2.0), torch.randn(6))
+    library = torch.library.Library("loaded_later", "DEF")
+    library.define("scaled(Tensor x) -> Tensor")
+    library.impl("scaled", lambda x: torch.exp(x) * 2, "CompositeImplicitAutograd")
+    program, _ = taken_apart(lambda w, x: torch.ops.loaded_later.scaled(x), torch.randn(6))
+    assert [node.target for node in program.graph.nodes if node.op == "call_function"] == [aten.exp.default, aten.mul.Tensor]
