@@ -17,6 +17,7 @@ from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
 from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
 from ..rewrite.rules.bands import by_bands
+from ..rewrite.rules.moments import in_blocks
 from ..rewrite.rules.permutes import sink_permutes
 from ..rewrite.rules.precision import lower_precision
 from ..rewrite.rules.results import quantized_results
@@ -81,6 +82,7 @@ def passes(
         Pass("scales", lambda graph: scaled_before(graph, constant_values(graph.outputs))),
         Pass("short", lambda graph: shorten(graph, looked_up(target))),
         Pass("fold", canonical),
+        Pass("moments", in_blocks),
         Pass("share", cse),
         Pass("steps", together),
         Pass("memory", lambda graph: separated(graph, writes)),

@@ -34,6 +34,14 @@ def group_norm(c: Call, x: Value, groups: int, weight: Value | None, bias: Value
     return in_groups(x, weight, bias, groups, eps)[0]
 
 
+def instance_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None, own: bool,
+                  momentum: float, eps: float, _: bool) -> Value:
+    if mean is not None and var is not None:
+        return by_running_statistics(x, weight, bias, mean, var, eps)
+    out = normalized(b.cast(x, opmath(x.dtype)), range(2, x.tensor.rank), eps)[0]
+    return b.cast(affine(out, weight, bias, (x.shape[1], *(1 for _ in x.shape[2:]))), x.dtype)
+
+
 def padding(c: Call, x: Value, amounts: Sequence[Dim], mode: str, value: float | None) -> Value:
     return pad(c, x, amounts, value or 0) if mode == "constant" else surrounded(c, x, amounts, mode)
 
@@ -81,14 +89,21 @@ def _has_statistics(node: Node) -> bool:
     return isinstance(node.args[3], Node) and isinstance(node.args[4], Node) and not node.args[5]
 
 
+def _keeps_statistics(node: Node) -> bool:
+    """Whether an instance norm updates no statistics: it has none, or goes by them."""
+    return node.args[3] is None if node.args[5] else isinstance(node.args[3], Node) and isinstance(node.args[4], Node)
+
+
 # What else must hold of a node for its row to do.
 CONDITIONS: dict[Any, Callable[[Node], bool]] = {
     aten.dropout.default: _evaluates, aten.batch_norm.default: _has_statistics, aten.pad.default: _is_spelled_out,
+    aten.instance_norm.default: _keeps_statistics,
 }
 
 ROWS: dict[Any, Row] = {
     aten.layer_norm.default: layer_norm,
     aten.group_norm.default: group_norm,
+    aten.instance_norm.default: instance_norm,
     aten.dropout.default: dropout,
     aten.pad.default: padding,
     aten.batch_norm.default: batch_norm,

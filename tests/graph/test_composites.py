@@ -15,6 +15,11 @@ COMPOSITE: dict[str, tuple[Forward, tuple[torch.Tensor, ...]]] = {
     "layer_norm of bf16": (lambda m, x: F.layer_norm(x, (4, 6)), (torch.randn(2, 4, 6).bfloat16(),)),
     "group_norm": (lambda m, x, w: F.group_norm(x, 3, w, None, 1e-3), (torch.randn(2, 6, 4, 5), torch.randn(6))),
     "group_norm of bf16": (lambda m, x: F.group_norm(x, 2), (torch.randn(2, 4).bfloat16(),)),
+    "instance_norm": (lambda m, x, w: F.instance_norm(x, None, None, w, w + 1), (torch.randn(2, 6, 4, 5), torch.randn(6))),
+    "instance_norm of bf16": (lambda m, x: F.instance_norm(x), (torch.randn(2, 3, 20).bfloat16(),)),
+    "instance_norm by statistics": (
+        lambda m, x, w: F.instance_norm(x, w, w.abs(), w, w, False), (torch.randn(2, 6, 4, 5), torch.randn(6)),
+    ),
     "zeros around": (lambda m, x: F.pad(x, (1, 2, 0, 3)), (torch.randint(-9, 9, (2, 3, 4)),)),
     "numbers around, and a cut": (lambda m, x: F.pad(x, (-1, 2), "constant", 1.5), (torch.randn(2, 3, 4),)),
     "concat": (lambda m, x, y: torch.concat((x, y)) + torch.concatenate([y, x]), (torch.randn(2, 3), torch.randint(9, (4, 3)).flip(0)[:2])),

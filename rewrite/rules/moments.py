@@ -1,0 +1,108 @@
+"""Sums of squared differences from a mean, in blocks that stay in the first-level cache: sum((x - m)^2) reads x a second time after the
+whole of it has been read for the mean.
+
+Of any m, the same for all n elements of a block with the mean b (Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance",
+1983, equation 2.1):
+
+    sum((x - m)^2) = sum((x - b)^2) + n (b - m)^2        sum(x) = sum of the sums of blocks
+
+Only sums along another axis than the last are taken apart, as those of a group normalization of pixels whose channels lie side by side:
+rows are short enough for the caches. Where m is the mean of these elements alone, one kernel computes both sums of a few columns after the
+other: there the elements of a few columns have to be more than a cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...graph import attrs as A
+from ...graph import build as b
+from ...graph.dims import product
+from ...graph.ir import Graph, Value, rebuild, with_inputs
+from ...graph.types import f32, f64
+
+_SIZES = range(32, 7, -1)  # of blocks along the axis, the best first: a block is read twice, and leaves two numbers behind
+_LONG = 2048  # elements along the axis, of four vectors of columns each: half a megabyte
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Neighbouring axes [first, end), not the last, as `count` times `size` elements."""
+
+    first: int
+    end: int
+    count: int
+    size: int
+
+    def cut(self, x: Value, rank: int) -> Value:
+        """The blocks of a value of so many axes or fewer, and what is in them, as axes `first` and `first` + 1: one each of what is the
+        same for all."""
+        shape = (1,) * (rank - x.tensor.rank) + x.shape
+        middle = (1, 1) if all(size == 1 for size in shape[self.first : self.end]) else (self.count, self.size)
+        return b.reshape(x, (*shape[: self.first], *middle, *shape[self.end :]))
+
+    def sums(self, x: Value) -> Value:
+        """Of the elements of each block."""
+        return b.reduce(self.cut(x, x.tensor.rank), "sum", self.first + 1, keepdim=True)
+
+    def total(self, x: Value) -> Value:
+        """The sum over all blocks."""
+        return b.reduce(x, "sum", (self.first, self.first + 1))
+
+    def squares(self, x: Value, middle: Value) -> Value:
+        """sum((x - middle)^2)"""
+        rank = x.tensor.rank
+        mean = b.div(self.sums(x), float(self.size))
+        inside, between = b.sub(self.cut(x, rank), mean), b.sub(mean, self.cut(middle, rank))
+        of_block = b.reduce(b.mul(inside, inside), "sum", self.first + 1, keepdim=True)
+        return self.total(b.add(of_block, b.mul(b.mul(between, between), float(self.size))))
+
+
+def in_blocks(graph: Graph) -> Graph:
+    """The graph with sums of squared differences, and the sums of the same elements, in two steps."""
+    sums = {(v.inputs[0], v.attrs.axes): v for v in graph.order if isinstance(v.attrs, A.ReduceAttrs) and v.attrs.kind == "sum"}
+    cut = dict(_cuts(sums))
+
+    def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
+        if old not in cut:
+            return with_inputs(old, inputs)
+        difference, blocks = cut[old]
+        [x] = inputs
+        with b.at(old.origin):
+            if difference is None:
+                total = blocks.total(blocks.sums(x))
+            else:
+                total = blocks.squares(*x.inputs[0].inputs)
+            return b.reshape(total, old.shape)
+
+    return rebuild(graph, visit) if cut else graph
+
+
+def _cuts(sums: dict[tuple[Value, tuple[int, ...]], Value]) -> Iterator[tuple[Value, tuple[Value | None, _Blocks]]]:
+    """The sums to take apart: those of squares with the differences that are squared, and those of the elements."""
+    for (x, axes), squares in sums.items():
+        if x.op != "mul" or x.inputs[0] is not x.inputs[1] or x.inputs[0].op != "sub":
+            continue
+        difference = x.inputs[0]
+        elements, middle = difference.inputs
+        plain, blocks = sums.get((elements, axes)), _blocks(elements, middle, axes)
+        # What takes the rounding of the mean back sums the differences, too (`graph/aten/reductions.py`): means of blocks are rounded.
+        if plain is None or blocks is None or (difference, axes) in sums:
+            continue
+        yield squares, (difference, blocks)
+        yield plain, (None, blocks)
+
+
+def _blocks(x: Value, middle: Value, axes: tuple[int, ...]) -> _Blocks | None:
+    """How axes are cut that (x - middle)^2 is summed over; None where they stay whole."""
+    first, end = axes[0], axes[-1] + 1
+    shape = (1,) * (x.tensor.rank - middle.tensor.rank) + middle.shape
+    length = product(x.shape[first:end])
+    if x.dtype not in (f32, f64) or len(axes) < end - first or end == x.tensor.rank or not isinstance(length, int):
+        return None
+    alone = all(size == 1 if axis in axes else size == x.shape[axis] for axis, size in enumerate(shape))
+    if any(shape[axis] != 1 for axis in axes) or (alone and length < _LONG):
+        return None
+    size = next((size for size in _SIZES if length % size == 0 and length > size), 0)
+    return _Blocks(first, end, length // size, size) if size else None
