@@ -32,11 +32,11 @@ def agree(seeds: range, mixed: bool = False) -> int:
 
 
 def test_a_few() -> None:
-    assert agree(range(30)) < 8
+    assert agree(range(20)) < 6
 
 
 def test_a_few_between_types() -> None:
-    assert agree(range(24), mixed=True) < 8
+    assert agree(range(16), mixed=True) < 6
 
 
 @pytest.mark.slow

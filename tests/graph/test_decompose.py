@@ -199,8 +199,8 @@ def random_program(seed: int) -> Callable[..., Any]:
 
 
 def test_random_programs() -> None:
-    apart = [check(random_program(seed), torch.randn(4, 4)) for seed in range(30)]
-    assert 15 < sum(apart) < 30  # both ways are taken
+    apart = [check(random_program(seed), torch.randn(4, 4)) for seed in range(20)]
+    assert 10 < sum(apart) < 20  # both ways are taken
 
 
 def test_operations_that_come_later_are_taken_apart_too() -> None:
