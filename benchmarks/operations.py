@@ -133,7 +133,9 @@ def _of_products() -> dict[str, Operation]:
 
         return attention, (torch.randn(1, 3 * heads * size, places),)
 
+    windows, hidden = [torch.randn(64, 3, 49, 32) for _ in range(3)], torch.where(torch.rand(64, 1, 49, 49) < 0.5, -100.0, 0.0)
     return {
+        "64 windows of 49, half hidden by -100": (F.scaled_dot_product_attention, (*windows, hidden)),
         "attention over 784 places of an image": across(8, 32, 784, channels=False),
         "attention over 32 channels": across(3, 32, 3136, channels=True),
         **{f"{m} rows, 1024 x 4096": (torch.matmul, (torch.randn(m, 1024), torch.randn(1024, 4096))) for m in (1, 2, 4, 8, 16, 64)},
