@@ -25,7 +25,7 @@ from ..graph.exporting import decompositions
 from ..graph.recurrence import CELLS
 from ..platforms.host import default_target
 from .aliases import merged, without_views
-from .build import Options
+from .build import Options, Outdated
 from .model import CompiledModel, build_model
 from .pipeline import PRECISIONS
 
@@ -130,7 +130,8 @@ class _Version:
 
 class _Inference:
     """One inference graph. Weights are frozen into the code. Calls may bring other ones, as those of a model's equal layers do: Dynamo
-    has one graph for all of them. For each it is compiled once, and kept while it is used."""
+    has one graph for all of them. For each it is compiled once, and kept while it is used; where numbers that are part of the code change,
+    such as scales when other weights are loaded, what is compiled next takes its place."""
 
     def __init__(self, graph: GraphModule, inputs: Sequence[Any], frozen: dict[int, torch.Tensor], settings: Mapping[str, Any]) -> None:
         flex.spell_out(graph)
@@ -174,7 +175,11 @@ class _Inference:
         if version.model is None:
             everything: Sequence[Any] = self.graph.forward(*arguments)
             return everything
-        results: Sequence[Any] = version.model.call_flat(arguments)
+        try:
+            results: Sequence[Any] = version.model.call_flat(arguments)
+        except Outdated:
+            self._version(weights)
+            return self.call(*arguments)
         return merged(results, self.places, self.views(*arguments, *results)) if self.places else results
 
     def _forget(self) -> None:

@@ -78,6 +78,10 @@ class Built:
     overwritten: tuple[str, ...] = ()
 
 
+class Outdated(InputError):
+    """Numbers that are part of the code have changed since. Nothing of the call has been done."""
+
+
 def build(captured: Captured, options: Options) -> Built:
     """Compile. Raises Unsupported with `strict` when an operation would be left to PyTorch."""
     # Constants of a graph for a GPU are made there, which PyTorch asks a mode about.
@@ -146,11 +150,17 @@ def _unchanged(value: Value) -> ConstantSource:
     then = tensor.detach().clone()
 
     def derive() -> torch.Tensor:
-        if not torch.equal(tensor, then):
-            raise InputError(f"{value.name or 'a scale'} changed after the model was compiled", value.origin, "compile the model again")
+        if not _same(tensor, then):
+            raise Outdated(f"{value.name or 'a scale'} changed after the model was compiled", value.origin, "compile the model again")
         return then
 
     return ConstantSource((tensor,), derive, f"{value.name} (compiled in)")
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the numbers are the same, NaN among them."""
+    same_type = one.dtype == other.dtype and one.shape == other.shape
+    return same_type and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 class _Planner:

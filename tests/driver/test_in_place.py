@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -68,6 +70,54 @@ def test_weights_that_change_are_packed_again_and_scales_are_watched(preset: str
     model[0].zero_point.add_(1)  # type: ignore[operator,index,union-attr]
     with pytest.raises(InputError, match="changed after the model was compiled"):
         compiled(x)
+
+
+class Counting(nn.Module):
+    """A model that counts its calls."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.calls: torch.Tensor
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls += 1
+        return self.inner(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("preset", PRODUCTS)
+def test_the_backend_compiles_again_for_other_scales(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each state, in place of what it had; the call that finds them out is made once. A scale that is NaN stays the same."""
+    made: list[weakref.ref[CompiledModel]] = []
+
+    def kept(*arguments: Any) -> CompiledModel:
+        compiled = build_model(*arguments)
+        made.append(weakref.ref(compiled))
+        return compiled
+
+    monkeypatch.setattr(backend, "build_model", kept)
+    model, other, x = Counting(quantized(preset)), Counting(quantized(preset)), torch.randn(3, 128)
+    compiled = torch.compile(model, backend="sashiko", options={"strict": True})
+    compiled(x)
+    changes: tuple[Callable[[], Any], ...] = (
+        lambda: model.inner.load_state_dict(other.inner.state_dict()),
+        lambda: model.inner[2].zero_point.fill_(1),  # type: ignore[operator,index,union-attr]
+        lambda: model.inner[2].scale[0].fill_(torch.nan),  # type: ignore[operator,index,union-attr]
+    )
+    for number, change in enumerate(changes):
+        change()
+        expected = model.inner(x)
+        for _ in range(2):
+            before = int(model.calls)
+            got = compiled(x)
+            assert int(model.calls) == before + 1
+            assert got.isnan().any() == expected.isnan().any()
+            scale = float(expected.nan_to_num().abs().max())
+            torch.testing.assert_close(got, expected, rtol=0, atol=scale * (2e-2 if preset == "int8-dynamic" else 1e-5), equal_nan=True)
+        gc.collect()
+        assert len(made) == number + 2 and [each() is not None for each in made] == [False] * (number + 1) + [True]
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import sashiko
-from sashiko.diagnostics.errors import InputError, Unsupported
+from sashiko.diagnostics.errors import Unsupported
 from sashiko.driver.model import CompiledModel
 from sashiko.driver.segments import Note
 from sashiko.graph.capture import from_exported
@@ -137,10 +137,7 @@ def test_zero_points_that_were_zero_are_watched() -> None:
     compiled = torch.compile(model, backend="sashiko")
     compiled(x)
     model[0].weight.zero_point.add_(1)  # type: ignore[index,union-attr,operator]
-    with pytest.raises(InputError, match="changed after the model was compiled"):
-        compiled(x)
-    torch._dynamo.reset()
-    assert ((torch.compile(model, backend="sashiko")(x) - model(x)).abs() <= allowed("weights, 4 bits", model, x)).all()
+    assert ((compiled(x) - model(x)).abs() <= allowed("weights, 4 bits", model, x)).all()
 
 
 @torch.no_grad()
