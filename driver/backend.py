@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.source import is_from_unspecialized_param_buffer_source
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule
@@ -50,7 +51,7 @@ def backend(
         raise InputError(f"unknown options {sorted(unknown)}", hint="precision, strict and cuda_graphs are known")
     if settings.setdefault("precision", "fp32") not in PRECISIONS:
         raise InputError(f"precision is {settings['precision']!r}", hint=f"one of {', '.join(PRECISIONS)}")
-    given = tuple(plain for tensor in example_inputs for plain in _plain(tensor))
+    given = _weights(module, example_inputs)
 
     def inference(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
         return _Inference(graph, inputs, _frozen(graph, given), settings).boxed()
@@ -97,15 +98,26 @@ def _plain(tensor: Any) -> list[Any]:
     return [plain for name in names for plain in _plain(getattr(tensor, name))]
 
 
-def _frozen(graph: GraphModule, given: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """Inputs of the graph that are parameters or buffers which it does not write, by position."""
+def _weights(module: GraphModule, inputs: Sequence[Any]) -> list[torch.Tensor | None]:
+    """Of the tensors that AOTAutograd's graphs take, those that are parameters or buffers. Others that Dynamo calls static, as those of
+    caches are, come and go."""
+    weights: list[torch.Tensor | None] = []
+    for node, tensor in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        source = getattr(node, "_dynamo_source", None)
+        kept = isinstance(tensor, torch.nn.Parameter) or (source is not None and is_from_unspecialized_param_buffer_source(source))
+        weights += [plain if kept else None for plain in _plain(tensor)]
+    return weights
+
+
+def _frozen(graph: GraphModule, given: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+    """Inputs of the graph that are weights which it does not write, by position."""
     context = TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)
     placeholders = sum(node.op == "placeholder" for node in graph.graph.nodes)
     if metadata is None or placeholders != len(given):
         return {}
     fixed = {n: given[n] for n in metadata.static_input_indices if n < len(given)}
-    return {n: t for n, t in fixed.items() if isinstance(t, torch.Tensor) and not isinstance(t, FakeTensor) and _only_read(metadata, n)}
+    return {n: t for n, t in fixed.items() if t is not None and not isinstance(t, FakeTensor) and _only_read(metadata, n)}
 
 
 def _refuse_effects(graph: GraphModule) -> None:
