@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.source import is_from_unspecialized_param_buffer_source
+from torch._dynamo.source import UnspecializedNNModuleSource, is_from_unspecialized_param_buffer_source
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule
@@ -99,12 +99,13 @@ def _plain(tensor: Any) -> list[Any]:
 
 
 def _weights(module: GraphModule, inputs: Sequence[Any]) -> list[torch.Tensor | None]:
-    """Of the tensors that AOTAutograd's graphs take, those that are parameters or buffers. Others that Dynamo calls static, as those of
-    caches are, come and go."""
+    """Of the tensors that AOTAutograd's graphs take, those that are parameters, buffers or other attributes of modules. What else Dynamo
+    calls static, as the tensors of caches, comes and goes."""
     weights: list[torch.Tensor | None] = []
     for node, tensor in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         source = getattr(node, "_dynamo_source", None)
         kept = isinstance(tensor, torch.nn.Parameter) or (source is not None and is_from_unspecialized_param_buffer_source(source))
+        kept = kept or isinstance(getattr(source, "base", None), UnspecializedNNModuleSource)
         weights += [plain if kept else None for plain in _plain(tensor)]
     return weights
 

@@ -30,15 +30,16 @@ class Reading(nn.Module):
         self.project, self.cache = nn.Linear(16, 16), Cache(5)
         self.scale: torch.Tensor
         self.register_buffer("scale", torch.randn(16))
+        self.shift = torch.randn(16)
 
     def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
         for keys in (cache.keys, self.cache.keys):
             x = x + (self.project(x) @ keys.transpose(1, 2)).softmax(-1) @ keys
-        return x * self.scale
+        return x * self.scale + self.shift
 
 
 def test_static_tensors_that_are_no_weights_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any cache of any length, in code that keeps none alive; parameters and buffers stay part of it."""
+    """Any cache of any length, in code that keeps none alive; parameters, buffers and other attributes stay part of it."""
     built: list[Any] = []
     monkeypatch.setattr(backend, "build_model", lambda *a: built.append(build_model(*a)) or built[-1])  # type: ignore[func-returns-value]
     torch._dynamo.reset()
