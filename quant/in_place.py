@@ -32,7 +32,7 @@ from .weights import QuantizedWeight, quantize_weight
 _PLACE = "quantize_"
 _READERS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 """Classes that read the weights of their linear layers instead of calling these."""
-_OTHERS = (nn.RNNBase, nn.modules.conv._ConvNd)
+_OTHERS = (nn.RNNBase, nn.RNNCellBase, nn.modules.conv._ConvNd)
 
 
 def quantize_(

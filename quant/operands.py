@@ -20,19 +20,20 @@ FACTORS = {"linear": (0, 1), "addmm": (1, 2), "mm": (0, 1), "matmul": (0, 1), "b
 """Positions of the left and the right factor."""
 _WHOLE = "recurrent layers hold their products inside"
 _FUSED = "torch's fused layer holds its products inside"
+_SPELLING = "the operator is not taken apart; write it as matmul or linear"
 _OPEN = ("aten", "prims", "quantized_decomposed")
 """Namespaces of operators whose meaning is known."""
 NEVER = {
     "conv_transpose1d": "transposed convolutions stay in floating point",
     "conv_transpose2d": "transposed convolutions stay in floating point",
     "conv_transpose3d": "transposed convolutions stay in floating point",
-    "einsum": "einsum is not taken apart; write it as matmul or linear",
     "bilinear": "bilinear multiplies activations with activations",
     "baddbmm": "a product with a batch of matrices stays in floating point",
-    "lstm": _WHOLE,
-    "gru": _WHOLE,
-    "rnn_tanh": _WHOLE,
-    "rnn_relu": _WHOLE,
+    "conv_tbc": "it is not taken apart; write it as conv1d",
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _WHOLE),
+    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), "cells hold their products inside"),
+    **dict.fromkeys(("einsum", "tensordot", "inner", "mv", "addmv", "addmv_", "addmm_", "addbmm", "addbmm_", "baddbmm_"), _SPELLING),
+    **dict.fromkeys(("linalg_matmul", "linalg_multi_dot", "chain_matmul", "_addmm_activation", "_sparse_mm"), _SPELLING),
     "_native_multi_head_attention": _FUSED,
     "_transformer_encoder_layer_fwd": _FUSED,
 }

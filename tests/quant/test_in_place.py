@@ -173,8 +173,8 @@ def test_layers_that_others_read_or_change_stay() -> None:
     model = nn.ModuleDict({
         "encoder": nn.TransformerEncoderLayer(8, 2, 16), "attention": nn.MultiheadAttention(8, 2), "own": Own(8, 8), "hooked": hooked,
         "parametrized": weight_norm(nn.Linear(8, 8)), "excluded": nn.Linear(8, 8),
-        "lstm": nn.LSTM(8, 8), "convolution": nn.Conv1d(8, 8, 3), "experts": Experts(), "kept": nn.Linear(8, 8), "narrow": nn.Linear(12, 8),
-        "plain": nn.Linear(8, 8),
+        "lstm": nn.LSTM(8, 8), "cell": nn.GRUCell(8, 8), "convolution": nn.Conv1d(8, 8, 3), "experts": Experts(), "kept": nn.Linear(8, 8),
+        "narrow": nn.Linear(12, 8), "plain": nn.Linear(8, 8),
     })
     before = {name: value.clone() for name, value in model.state_dict().items() if not name.startswith("plain")}
     record = quantize_(model, Scheme(OpScheme(None, WeightScheme(4, "group", 8)), overrides=(Override("kept", FP32),)), exclude="excluded")
@@ -183,7 +183,7 @@ def test_layers_that_others_read_or_change_stay() -> None:
     expected = {
         "encoder.linear1": "reads its weight", "encoder.self_attn.out_proj": "reads its weight", "attention.out_proj": "reads its weight",
         "own": "forward of its own", "hooked": "hooks", "parametrized": "parametrization", "excluded": "excluded", "lstm": "no linear",
-        "convolution": "no linear", "experts": "no linear", "kept": "the scheme keeps it",
+        "cell": "no linear", "convolution": "no linear", "experts": "no linear", "kept": "the scheme keeps it",
         "narrow": "groups of 8 do not divide its 12 inputs",
     }
     assert set(expected) < set(reasons)

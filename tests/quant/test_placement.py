@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -74,7 +75,14 @@ LEFT_OUT = {
     "weight on the left": (lambda m, x: m.w @ x, (6, 4), (4, 8), "the weight is on the left"),
     "matrix vector": (lambda m, x: x @ m.w, (8,), (4, 8), "the weight is a vector"),
     "batch": (lambda m, x: torch.bmm(x, m.w), (3, 8, 6), (3, 4, 8), "batch of 3 matrices"),
-    "einsum": (lambda m, x: torch.einsum("ij,jk->ik", x, m.w), (8, 6), (4, 8), "einsum"),
+    "einsum": (lambda m, x: torch.einsum("ij,jk->ik", x, m.w), (8, 6), (4, 8), "not taken apart"),
+    "matrix times vector": (lambda m, x: torch.mv(m.w, x), (6, 8), (8,), "not taken apart"),
+    "tensordot": (lambda m, x: torch.tensordot(x, m.w, 1), (8, 6), (4, 8), "not taken apart"),
+    "inner": (lambda m, x: torch.inner(x, m.w), (6, 8), (4, 8), "not taken apart"),
+    "several": (lambda m, x: torch.linalg.multi_dot([x, m.w, m.w]), (8, 8), (4, 8), "not taken apart"),
+    "into": (lambda m, x: torch.zeros(4, 6).addmm_(x, m.w), (8, 6), (4, 8), "not taken apart"),
+    "added": (lambda m, x: torch.addbmm(m.b, x, m.w), (3, 8, 6), (3, 4, 8), "not taken apart"),
+    "time first": (lambda m, x: torch.conv_tbc(x, m.w, m.b), (3, 8, 6), (5, 2, 8), "conv1d"),
     "alpha": (lambda m, x: torch.addmm(m.b, x, m.w, alpha=2), (8, 6), (4, 8), "alpha"),
     "gram": (lambda m, x: x @ x.t() + m.w, (4, 4), (4, 8), "both factors are activations"),
     "stretch": (lambda m, x: x @ m.w, (1, 8, 6), (4, 8), "stretch"),
@@ -97,6 +105,14 @@ def test_left_out_with_a_reason(name: str) -> None:
     assert "nothing was quantized" in small.record.notes
     # Nothing was rewritten, so the result is the model's own; torch.export may pick another operator for a product.
     torch.testing.assert_close(small(x), model(x))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell, partial(nn.RNNCell, nonlinearity="relu")])
+def test_cells_are_left_out_with_a_reason(kind: Callable[[int, int], nn.Module]) -> None:
+    small = quantize(kind(8, 6).eval(), [torch.randn(4, 8)])
+    assert small.record.sites == ()
+    (item,) = small.record.left_out
+    assert item.op.endswith("_cell") and item.name.endswith("weight_ih") and "cells" in item.reason
 
 
 @torch.library.custom_op("sashiko_tests::product", mutates_args=())
