@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from . import quant
     from .diagnostics.errors import ArtifactError, CalibrationError, InputError, InvalidGraph, SashikoError, Unsupported
     from .driver.backend import backend
     from .driver.compile import compile
@@ -38,6 +39,8 @@ _HOME = {
     ),
 }
 
+_PACKAGES = ("quant",)
+
 __all__ = [
     "ArtifactError",
     "CalibrationError",
@@ -50,6 +53,7 @@ __all__ = [
     "compile",
     "explain",
     "load",
+    "quant",
     "quantize",
     "quantize_",
     "quantize_and_compile",
@@ -57,6 +61,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f".{name}", __name__)  # which sets the attribute
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
