@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
@@ -30,6 +31,8 @@ from .module import FreeDim, QuantizedModule, TensorLeaf
 _PACKAGES = ("onnx", "onnxscript")
 _PLACE = "export_onnx"
 _FREE_SIZE = 4
+aten = torch.ops.aten
+_CONVERSIONS = (aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten._assert_tensor_metadata.default)
 _FLOAT, _INT8, _INT64, _DOUBLE = 1, 3, 7, 11  # element types of the ONNX standard
 
 
@@ -54,16 +57,18 @@ def export_onnx(
         if item.site.scheme.floating == "bf16":
             raise Unsupported(f"{item.site.name} is in bf16, which ONNX Runtime does not run on CPUs", _PLACE, "keep it in fp32")
     program = _traced(quantized, example_inputs)
-    for node in program.graph.nodes:
-        if node.target is torch.ops.aten.lstm.input and _projects(node):
-            what = "the model has an LSTM with proj_size, for which ONNX has no operator"
-            raise Unsupported(what, origin_of(node) or _PLACE, "build it without proj_size")
+    nodes = [node for module in program.graph_module.modules() if isinstance(module, GraphModule) for node in module.graph.nodes]
+    for node in nodes:
+        _refuse(node)
     try:
         with alone(), quiet(), _silent():
             exported = torch.onnx.export(program, custom_translation_table=_table(), verbose=False)
     except Exception as error:  # the exporter raises what its parts raise
         raise Unsupported(f"the model has no form in ONNX: {_cause(error)}", _PLACE) from error
     assert exported is not None
+    double = next((node for node in nodes if _dtype(node) is torch.float64 and getattr(node.target, "namespace", "") == "aten"), None)
+    if double is not None:
+        _try(exported, double)
     exported.save(os.fspath(path))
 
 
@@ -77,6 +82,36 @@ def _traced(quantized: QuantizedModule, example_inputs: Any) -> ExportedProgram:
     except Exception as error:
         reason = translated(error)
         raise Unsupported(reason.what, reason.where or _PLACE, "give example_inputs of a typical call") from error
+
+
+def _refuse(node: Node) -> None:
+    """Raises Unsupported for what torch's exporter writes and ONNX Runtime does not run."""
+    if node.target is aten.lstm.input and _projects(node):
+        what = "the model has an LSTM with proj_size, for which ONNX has no operator"
+        raise Unsupported(what, origin_of(node) or _PLACE, "build it without proj_size")
+    types = {_dtype(node), *(() if node.target in _CONVERSIONS else map(_dtype, node.all_input_nodes))}
+    if node.op == "call_function" and torch.bfloat16 in types:
+        what = f"the model computes {node.target} in bf16, which ONNX Runtime does not run on CPUs"
+        raise Unsupported(what, origin_of(node) or _PLACE, "quantize model.float(), without operations in bf16")
+
+
+def _dtype(node: Node) -> torch.dtype | None:
+    return getattr(node.meta.get("val"), "dtype", None)
+
+
+def _try(exported: torch.onnx.ONNXProgram, double: Node) -> None:
+    """Raises Unsupported where ONNX Runtime does not load a model with f64, which some of its operators take. Which, only it knows."""
+    try:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        with tempfile.TemporaryDirectory() as folder:
+            exported.save(file := os.path.join(folder, "model.onnx"))
+            onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has many of its own
+        what = f"the model computes in f64, and ONNX Runtime does not load it: {_cause(error)}"
+        raise Unsupported(what, origin_of(double) or _PLACE, "quantize model.float()") from error
 
 
 def _projects(node: Node) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +183,54 @@ def test_what_is_no_example(tmp_path: Path) -> None:
 def test_bf16_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="bf16"):
         export_onnx(quantize(mlp(), [torch.randn(4, 8)], preset=Scheme(BF16)), tmp_path / "m.onnx")
+
+
+class Typed(nn.Module):
+    """A convolution, and a function of what comes out in another type."""
+
+    def __init__(self, inside: torch.dtype, function: Callable[[torch.Tensor], torch.Tensor] = torch.tanh) -> None:
+        super().__init__()
+        self.conv, self.inside, self.function = nn.Conv1d(4, 8, 3), inside, function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.conv(x).to(self.inside)).to(x.dtype)
+
+
+BF16_SOMEWHERE = [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+
+
+@pytest.mark.parametrize(("outside", "inside"), BF16_SOMEWHERE)
+@pytest.mark.parametrize("preset", ["int8", "int8-weight"])
+def test_models_that_compute_in_bf16_are_refused(outside: torch.dtype, inside: torch.dtype, preset: str, tmp_path: Path) -> None:
+    small = quantize(Typed(inside).to(outside).eval(), [torch.randn(2, 4, 9, dtype=outside)], preset=preset)
+    with pytest.raises(Unsupported, match="in bf16") as caught:
+        export_onnx(small, tmp_path / "m.onnx")
+    assert "test_to_onnx.py:" in caught.value.where and "float()" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_types_are_written(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(dtype).eval()
+    small = quantize(model, [torch.randn(16, 8, dtype=dtype)], preset="int8-symmetric")
+    export_onnx(small, tmp_path / "m.onnx")
+    assert steps(small, tmp_path / "m.onnx", {"input": torch.randn(5, 8, dtype=dtype)}) < 1 + 127 * torch.finfo(dtype).eps
+    cast = quantize(Typed(torch.float64).eval(), [torch.randn(2, 4, 9)])
+    export_onnx(cast, tmp_path / "m.onnx")
+    assert steps(cast, tmp_path / "m.onnx", {"x": torch.randn(2, 4, 9)}) < 1
+
+
+def test_operations_in_f64_that_do_not_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = quantize(Typed(torch.float64).double().eval(), [torch.randn(2, 4, 9).double()])
+    inside = quantize(Typed(torch.float64, torch.erf).eval(), [torch.randn(2, 4, 9)])
+    for small, operation in ((whole, "Conv"), (inside, "Erf")):
+        with pytest.raises(Unsupported, match=f"f64.*{operation}") as caught:
+            export_onnx(small, tmp_path / "m.onnx")
+        assert "test_to_onnx.py:" in caught.value.where
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(Unsupported, match=r"f64.*onnxruntime"):
+        export_onnx(inside, tmp_path / "m.onnx")
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
