@@ -20,6 +20,7 @@ from torch.fx.node import map_aggregate, map_arg
 from ..diagnostics.errors import ArtifactError, Unsupported
 from ..graph.attrs import Slot
 from ..graph.encode import Json, target_from, target_json, template_from, template_json, tree_from, tree_json
+from ..graph.nodes import schema_arguments
 from ..graph.sites import name_node, site_of, with_name
 from . import ops
 from .module import Gate, QuantizedModule
@@ -54,6 +55,7 @@ def decode(data: Json, tensors: Mapping[str, torch.Tensor]) -> QuantizedModule:
     reader = _Reader(data["places"], tensors)
     graph, attributes = reader.graph(data["graph"])
     gate, record = from_plain(Gate, data["gate"]), from_plain(QuantRecord, data["record"])
+    gate.check_symbols()
     return QuantizedModule.build(attributes, graph, gate, record)
 
 
@@ -101,7 +103,8 @@ class _Writer:
         if id(value) not in self._keys:
             self._keys[id(value)] = name
             self.tensors[name] = value.detach().permute(order).contiguous()
-        return {"tensor": self._keys[id(value)], "order": order, "parameter": isinstance(value, torch.nn.Parameter)}
+        held = {"tensor": self._keys[id(value)], "order": order, "parameter": isinstance(value, torch.nn.Parameter)}
+        return {**held, "type": _type_json(value)}
 
 
 class _Reader:
@@ -120,6 +123,7 @@ class _Reader:
             found = _target_from(op, target, attributes)
             read, named = map_aggregate((template_from(args), template_from(kwargs)), lambda v: made[v.index] if isinstance(v, Slot) else v)
             node = graph.create_node(op, found, tuple(read), dict(named), name=_identifier(name))
+            _check_numbers(node, attributes)
             _put(node, self.places[place])
             made.append(node)
         graph.set_codegen(_call_from(data["call"]))
@@ -134,8 +138,14 @@ class _Reader:
         if key not in self._made:
             order = data["order"]
             tensor = self.tensors[key].permute([order.index(axis) for axis in range(len(order))])
+            if _type_json(tensor) != data.get("type", _type_json(tensor)):
+                raise ArtifactError(f"{key} is {_type_json(tensor)}, and the program was written for {data['type']!r:.100}")
             self._made[key] = torch.nn.Parameter(tensor, requires_grad=False) if data["parameter"] else tensor
         return self._made[key]
+
+
+def _type_json(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
 
 
 def _lookup(module: GraphModule, name: str) -> Any:
@@ -229,6 +239,26 @@ def _operator(name: str) -> OpOverload:
     if any(argument.name == "filename" for argument in found._schema.arguments):
         raise ArtifactError(f"{name} opens files")
     return found
+
+
+def _check_numbers(node: Node, attributes: Mapping[str, Any]) -> None:
+    """Raises ArtifactError for scales that are not finite, and for zero points that are none of the integers."""
+    if not isinstance(node.target, OpOverload) or node.target.namespace != ops.quantize_per_tensor.namespace:
+        return
+    names = (argument.name.removesuffix("s") for argument in node.target._schema.arguments)
+    held = dict(zip(names, schema_arguments(node), strict=True))
+    scales, zeros = (_known(held.get(name), attributes) for name in ("scale", "zero_point"))
+    if not bool(scales.isfinite().all()):
+        raise ArtifactError(f"the scale of {node.name} is NaN or infinity")
+    if zeros.numel() and not bool(((held["quant_min"] <= zeros) & (zeros <= held["quant_max"])).all()):
+        raise ArtifactError(f"the zero point of {node.name} is not within {held['quant_min']}..{held['quant_max']}")
+
+
+def _known(item: Any, attributes: Mapping[str, Any]) -> torch.Tensor:
+    """The numbers that are part of the program; none where they are computed."""
+    if isinstance(item, Node):
+        item = attributes[str(item.target)] if item.op == "get_attr" else None
+    return torch.as_tensor([] if item is None else item)
 
 
 def _identifier(name: Any) -> str:

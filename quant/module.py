@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.graph import PythonCode
 from torch.utils import _pytree as pytree
 
-from ..diagnostics.errors import InputError
+from ..diagnostics.errors import ArtifactError, InputError
 from ..graph.captured import same_value
 from ..graph.exporting import quiet
 from ..graph.symbols import Assumed, require
@@ -120,10 +120,18 @@ class Gate:
     assumed: tuple[Assumed, ...] = ()
 
     @property
-    def _ones(self) -> dict[str, int]:
-        """Sizes of 1 are no symbol's value: they stretch."""
-        dims = (d for _, leaves in self.arguments for leaf in leaves if isinstance(leaf, TensorLeaf) for d in leaf.dims)
-        return {d.symbol: 1 for d in dims if isinstance(d, FreeDim)}
+    def _free(self) -> list[FreeDim]:
+        leaves = (leaf for _, part in self.arguments for leaf in part if isinstance(leaf, TensorLeaf))
+        return [dim for leaf in leaves for dim in leaf.dims if isinstance(dim, FreeDim)]
+
+    def check_symbols(self) -> None:
+        """Raises ArtifactError for assumptions on what is no size and is not computed from sizes."""
+        try:
+            require(self.assumed, {dim.symbol: dim.seen for dim in self._free})
+        except KeyError as error:
+            raise ArtifactError(f"the program assumes something of {error}, which is no size") from error
+        except InputError:  # sizes of calibration may be unknown
+            return
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -156,7 +164,8 @@ class Gate:
         sizes: dict[str, int] = {}
         for name, leaves in self.arguments:
             self._check(name, leaves, values[name], sizes)
-        require(self.assumed, {**self._ones, **sizes})
+        ones = {dim.symbol: 1 for dim in self._free}  # sizes of 1 are no symbol's value: they stretch
+        require(self.assumed, {**ones, **sizes})
         return [values[name] for name in self.names]
 
     def _misfit(self, given: Collection[str]) -> str:

@@ -61,6 +61,10 @@ class Histogram:
     high: float
     counts: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if any(count < 0 for count in self.counts):
+            raise ValueError("a histogram counts something less than 0 times")
+
 
 @dataclass(frozen=True)
 class ActivationRange:

@@ -279,6 +279,15 @@ def test_functions_are_arithmetic() -> None:
     assert all(not name.startswith("torch.") or name.startswith("torch.sym_") for name in _FUNCTIONS)
 
 
+def test_files_without_types_of_tensors_are_read(tmp_path: Path) -> None:
+    def older(data: Any) -> None:
+        for attribute in data["graph"]["attributes"].values():
+            del attribute["type"]
+
+    x = torch.randn(3, 8)
+    assert torch.equal(sashiko.load(program(tmp_path, older))(x), _small()(x))
+
+
 @pytest.fixture(scope="module")
 def encoded() -> tuple[str, dict[str, torch.Tensor]]:
     data, tensors = encode(_small())
