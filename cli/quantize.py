@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..diagnostics.errors import InputError
@@ -37,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-drop", type=float, metavar="X", help="search for the fastest mix that loses at most so much of --eval")
     parser.add_argument("--budget", type=seconds, default=60.0, metavar="SECONDS", help="for the search; %(default)g when not given")
     parser.add_argument("--target", help="name of the machine that it is for; this machine when not given")
-    parser.add_argument("--report", type=file_to_write, metavar="FILE.html", help="write the report as a page, too")
+    parser.add_argument("--report", metavar="FILE.html", help="write the report as a page, too")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.max_drop is not None and options.eval is None:
         raise InputError("--max-drop needs something that can drop", hint=f"give --eval {_EVAL}")
+    report = None if options.report is None else _report(options)
     model = result_of(options.model, _MODEL)
     data = result_of(options.data, _DATA)
     measure = _measure(options.eval) if options.eval is not None else None
@@ -57,8 +59,20 @@ def run(options: argparse.Namespace) -> int:
     small = _searched(model, data, measure, options) if searched else _plain(model, data, measure, options)
     small.save(options.out / MODULE_FILE)
     (options.out / SUMMARY_FILE).write_text(json.dumps(summary(small.record), indent=2) + "\n", encoding="utf-8")
-    print(small.report(options.report), end="")
+    print(small.report(report), end="")
     return 0
+
+
+def _report(options: argparse.Namespace) -> Path:
+    """The file of --report, whose folder --out may make."""
+    text, out = options.report, options.out.absolute()
+    folder = Path(text).parent.absolute()
+    if "\0" not in text and folder in (out, *out.parents) and not folder.exists():
+        return Path(text)
+    try:
+        return file_to_write(text)
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"--report: {error}") from error
 
 
 def summary(record: QuantRecord) -> dict[str, Any]:

@@ -66,6 +66,14 @@ def test_files_and_report(user: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sorted(p.name for p in out.iterdir()) == ["quantized.sashiko", "summary.json"]
 
 
+@pytest.mark.parametrize("folder", ["made", "made/deep"])
+def test_the_report_may_lie_in_the_folder_that_is_made(folder: str, user: str, tmp_path: Path) -> None:
+    page = tmp_path / folder / "r.html"
+    out = str(tmp_path / "made" / "deep")
+    assert run(["quantize", f"{user}:model", "--data", f"{user}:data", "--out", out, "--report", str(page)]) == 0
+    assert page.read_text().startswith("<!doctype html>")
+
+
 @pytest.mark.parametrize(("target", "sums"), [("x86_64_v3", {2, 4}), ("x86_64_amx", {1})])
 def test_weights_are_for_the_target(user: str, tmp_path: Path, target: str, sums: set[int]) -> None:
     assert run(["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(tmp_path), "--target", target]) == 0
@@ -98,6 +106,7 @@ def test_a_search_writes_code_too(user: str, tmp_path: Path, capsys: pytest.Capt
         (("--out", "\0"), "no name of a folder"),
         (("--report", "\0"), "cannot be written"),
         (("--out", __file__), "no folder that can be written"),
+        (("--report", f"{__file__}/page.html"), "cannot be written"),
         (("--report", "/absent/page.html"), "'/absent/page.html' cannot be written"),
         (("--max-batches", "0"), "'0' is not a whole number from 1 on"),
         (("--budget", "-1"), "'-1' is not a number of seconds"),
