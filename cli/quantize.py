@@ -126,7 +126,8 @@ def _number(measure: Callable[[Any], Any], model: Any, options: argparse.Namespa
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise InputError(f"{options.eval} returned {value!r}, not a number", hint=f"give {_EVAL}") from error
+        shown = " ".join(repr(value).split())  # tensors have many lines
+        raise InputError(f"{options.eval} returned {shown:.60}, not a number", hint=f"give {_EVAL}") from error
     if math.isnan(number):
         raise InputError(f"{options.eval} returned NaN", hint=f"give {_EVAL}")
     return number
