@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from ..graph.recurrence import CELLS
 from ..platforms.host import default_target
 from .aliases import merged, without_views
 from .build import Options, Outdated
+from .eager import Windows
 from .model import CompiledModel, build_model
 from .pipeline import PRECISIONS
 
@@ -51,28 +52,56 @@ def backend(
         raise InputError(f"unknown options {sorted(unknown)}", hint="precision, strict and cuda_graphs are known")
     if settings.setdefault("precision", "fp32") not in PRECISIONS:
         raise InputError(f"precision is {settings['precision']!r}", hint=f"one of {', '.join(PRECISIONS)}")
+    try:
+        return _traced(module, example_inputs, settings)
+    except Unsupported as error:
+        if settings.get("strict"):
+            raise
+        _say_left(error)
+        return module.forward
+
+
+def _traced(module: GraphModule, example_inputs: Sequence[Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    """What AOTAutograd and our compilers make of a graph. Unsupported where what runs has to be the graph as Dynamo made it."""
     given = _weights(module, example_inputs)
+    windows = Windows()
+
+    def training(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
+        windows.refuse_writes(graph.graph)
+        return _as_it_is(graph, inputs)
 
     def inference(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
+        windows.refuse_writes(graph.graph)
         return _Inference(graph, inputs, _frozen(graph, given), settings).boxed()
 
     compiled = aot_autograd(
-        fw_compiler=_as_it_is,
+        fw_compiler=training,
+        bw_compiler=_as_it_is,
         inference_compiler=inference,
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
     # A mode is asked at every operation of a trace and of its sizes, which takes time.
-    with paused(), Layers() if _recurs(module) else nullcontext():
+    called = set(_names(module))
+    with paused(), Layers() if _recurs(module, called) else nullcontext(), windows if "unfold" in called else nullcontext():
         return compiled(module, example_inputs)
 
 
-def _recurs(module: GraphModule) -> bool:
+def _say_left(error: Unsupported) -> None:
+    warnings.warn(f"sashiko leaves a graph to PyTorch as a whole: {error.what}", stacklevel=3)
+
+
+def _recurs(module: GraphModule, called: Set[str]) -> bool:
     """Whether a graph or one inside it has recurrent layers."""
-    graphs = (each.graph for each in module.modules() if isinstance(each, GraphModule))
-    return any(getattr(node.target, "__name__", "") in CELLS for graph in graphs for node in graph.nodes) or any(
-        isinstance(each, torch.nn.RNNBase) for each in module.modules()
-    )
+    return not called.isdisjoint(CELLS) or any(isinstance(each, torch.nn.RNNBase) for each in module.modules())
+
+
+def _names(module: GraphModule) -> Iterator[str]:
+    """The names of the functions and methods that a graph and those inside it call."""
+    for graph in (each.graph for each in module.modules() if isinstance(each, GraphModule)):
+        for node in graph.nodes:
+            if node.op in ("call_function", "call_method"):
+                yield (node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")).partition(".")[0]
 
 
 def _as_it_is(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
@@ -173,7 +202,7 @@ class _Inference:
         except Unsupported as error:
             if self.settings.get("strict"):
                 raise
-            warnings.warn(f"sashiko leaves a graph to PyTorch as a whole: {error.what}", stacklevel=2)
+            _say_left(error)
             return None
 
     def boxed(self) -> Boxed:

@@ -25,6 +25,7 @@ from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
 from .attributes import kept, without_data
 from .decompose import by_node
 from .lower import PART_OF
+from .views import writes_to_windows
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
@@ -185,7 +186,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         with quiet(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             found = by_node(program, table, lambda node: _stays(node) or _kept(node.target)) if apart else None
             # Without dropout: torch would copy there, and writes behind it would not reach what is before it.
-            return found or (by_node(program, {}, lambda node: True) or program).run_decompositions(table)
+            return found or _by_torch(by_node(program, {}, lambda node: True) or program, table)
     except Exception as error:
         raise translated(error) from error
 
@@ -200,7 +201,15 @@ def without_transforms(program: ExportedProgram) -> ExportedProgram:
     which cannot be looked at one by one."""
     if not any(getattr(node.target, "__module__", "") == "torch._functorch.predispatch" for node in program.graph.nodes):
         return program
-    found: ExportedProgram = program.run_decompositions({})
+    return _by_torch(program, {})
+
+
+def _by_torch(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -> ExportedProgram:
+    """The program as torch decomposes it as a whole."""
+    if writes_to_windows(program.graph):
+        hint = f"write to slices of it instead, or to a clone of the windows; or {BY_PARTS}"
+        raise Unsupported("the model writes to what it sees through windows (Tensor.unfold)", hint=hint)
+    found: ExportedProgram = program.run_decompositions(table)
     return found
 
 

@@ -7,7 +7,10 @@ from operator import getitem
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
 from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 
@@ -56,7 +59,62 @@ def _put(graph: Graph, view: Node, base: Node, value: Node) -> Node | None:
         listing, index = view.args
         assert isinstance(listing, Node) and isinstance(index, int) and index >= 0
         return None if listing.kwargs else _put_part(graph, listing, index, base, value)
-    return None
+    return _put_windows(graph, base, value, *rest) if op is aten.unfold.default else None
+
+
+def _put_windows(graph: Graph, base: Node, value: Node, axis: Any, size: Any, step: Any) -> Node | None:
+    """Windows that have no element in common, and the elements between them as they are in `base`."""
+    shape = base.meta["val"].shape
+    axis = axis % max(len(shape), 1)
+    if not shape or not size or not all(isinstance(number, int) for number in (shape[axis], size, step)):
+        return None
+    length, count = shape[axis], value.meta["val"].shape[axis]
+    step = step if count > 1 else size
+    if step < size:
+        return None
+
+    def call(op: Any, *args: Any) -> Node:
+        made = graph.call_function(op, args)
+        with torch.no_grad(), base.meta["val"].fake_mode, enable_python_dispatcher():
+            made.meta["val"] = op(*pytree.tree_map_only(Node, lambda node: node.meta["val"], args))
+        return made
+
+    behind = [0, 0] * (len(shape) - axis - 1) + [0, count * step - length]
+    even = call(aten.constant_pad_nd.default, base, behind)  # a piece of `step` for each window: the last one made longer, or the rest cut
+    apart = call(aten.unflatten.int, even, axis, [count, step])
+    order = [*range(axis + 1), len(shape), *range(axis + 1, len(shape))]
+    within = call(aten.permute.default, value, order)
+    joined = call(aten.flatten.using_ints, call(aten.slice_scatter.default, apart, within, axis + 1, 0, size), axis, axis + 1)
+    if length > count * step:
+        return call(aten.slice_scatter.default, base, joined, axis, 0, count * step)
+    return call(aten.slice.Tensor, joined, axis, 0, length)
+
+
+def writes_to_windows(graph: Graph) -> bool:
+    """Whether an exported graph writes to memory through windows (`Tensor.unfold`). torch's functionalization makes zeros of what lies
+    between windows then, and sums of what several of them hold."""
+    windows: set[Node] = set()
+    for node in graph.nodes:
+        if node.target is aten.unfold.default or any(_share(node, other) for other in windows.intersection(node.all_input_nodes)):
+            windows.add(node)
+        if isinstance(node.target, OpOverload) and not windows.isdisjoint(_written(node, node.target)):
+            return True
+    return False
+
+
+def _share(node: Node, read: Node) -> bool:
+    """Whether a node has memory in common with one that it reads."""
+    try:
+        return bool(node.meta["val"].untyped_storage()._cdata == read.meta["val"].untyped_storage()._cdata)
+    except (AttributeError, KeyError, NotImplementedError):  # lists, and tensors inside of torch.vmap: as far as the operation says so
+        return not isinstance(node.target, OpOverload) or any(result.alias_info for result in node.target._schema.returns)
+
+
+def _written(node: Node, op: OpOverload) -> list[Node]:
+    """The arguments that a call writes to."""
+    given = {**dict(zip((a.name for a in op._schema.arguments), node.args)), **node.kwargs}
+    names = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [leaf for leaf in pytree.tree_leaves([given.get(name) for name in names]) if isinstance(leaf, Node)]
 
 
 def _put_part(graph: Graph, listing: Node, index: int, base: Node, value: Node) -> Node | None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from sashiko.diagnostics.errors import Unsupported
-from sashiko.graph.exporting import functional
-from tests.graph.test_decompose import check
+from sashiko.graph.exporting import functional, without_transforms
+from tests.graph.test_decompose import Of, check
 
 
 def slices(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
@@ -98,6 +98,18 @@ def after_a_change_of_shape(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     return y, y[0]
 
 
+def in_windows(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    y, z = x * 1, x > 0
+    y.unfold(2, 1, 4).add_(w[:2, None])  # of the last window only the beginning is there
+    y.unfold(-2, 1, 3)[:, 1].mul_(3)
+    y.unfold(0, 2, 2)[..., 1] = w
+    apart = y.unfold(2, 2, 2).unfold(2, 2, 9)
+    apart[..., 0, 0].copy_(w[:4, None])
+    z.unfold(2, 3, 3).logical_not_()
+    x.unfold(1, 1, 2).zero_()
+    return apart, y, z, y.unfold(2, 4, 1)
+
+
 def of_arguments(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     x[:, 1] = w
     first = x[0]
@@ -107,7 +119,7 @@ def of_arguments(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("function", [
     slices, nested, overlapping, in_another_order, in_another_shape, in_parts, read_in_other_ways, other_types, after_a_change_of_shape,
-    of_arguments,
+    in_windows, of_arguments,
 ])
 def test_writes_to_views_are_followed(function: Callable[..., Any]) -> None:
     assert check(function, torch.randn(3, 4, 6))
@@ -160,7 +172,51 @@ def test_other_writes_are_left_to_torch(function: Callable[..., Any]) -> None:
     assert not check(function, torch.randn(3, 4, 6))
 
 
-@pytest.mark.parametrize("function", [slices, in_another_shape])
+def in_windows_of_known_sizes(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 1
+    y.unfold(2, 1, 4).add_(w[:2, None])
+    y.unfold(1, 2, 2)[:, 1].zero_()
+    return y, w
+
+
+def in_common(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    y = x * w
+    y.unfold(1, 3, 1)[:, 0] = 5
+    return y, w
+
+
+def after_another_write(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    y = x + 1
+    y[0].diagonal().zero_()
+    y.unfold(1, 1, 2).reshape(3, 2, 6).add_(w)
+    return y, w
+
+
+def in_a_transform(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return torch.vmap(lambda part: part.unfold(0, 1, 2).add_(1))(x * 2), w
+
+
+@pytest.mark.parametrize("function", [in_common, after_another_write, in_a_transform])
+def test_writes_to_windows_that_torch_gets_wrong_are_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(Unsupported, match="windows"):
+        functional(without_transforms(torch.export.export(Of(function).eval(), (torch.randn(3, 4, 6),), strict=False)))
+
+
+def seen_in_windows(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    y = x + 1
+    y[0].diagonal().zero_()
+    seen = y.unfold(1, 3, 1)
+    own = seen.contiguous()
+    own.add_(1)
+    x.add_(seen.sum(-1).sum())
+    return seen, own * w[:3]
+
+
+def test_windows_that_are_read_beside_writes_are_left_to_torch() -> None:
+    assert not check(seen_in_windows, torch.randn(3, 4, 6))
+
+
+@pytest.mark.parametrize("function", [slices, in_another_shape, in_windows_of_known_sizes])
 def test_free_sizes(function: Callable[..., Any]) -> None:
     assert check(function, torch.randn(3, 4, 6), dynamic_shapes=((({0: Dim("batch", max=64)}),),), other=(torch.randn(7, 4, 6),))
 

@@ -1,0 +1,96 @@
+"""Graphs that PyTorch runs as Dynamo made them: windows that are written to, nested tensors, meta tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.testing import assert_close
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def left(what: str) -> AbstractContextManager[Any]:
+    return pytest.warns(UserWarning, match=f"leaves a graph to PyTorch as a whole: .*{what}")
+
+
+def of_an_argument(x: Tensor) -> Tensor:
+    x.unfold(-1, 1, 2).add_(1)
+    return x + 0
+
+
+def of_a_part(x: Tensor) -> Tensor:
+    y = x * 2
+    y.unfold(1, 2, 3)[:, 0] = 5
+    return y
+
+
+def by_name(x: Tensor) -> Tensor:
+    y = x.clone()
+    nn.functional.relu(torch.ops.aten.unfold(y, 1, 2, 3), inplace=True)
+    return y
+
+
+WINDOWS = [of_an_argument, of_a_part, by_name]
+
+
+@pytest.mark.parametrize("function", WINDOWS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_writes_to_windows(function: Callable[..., Any], mode: Callable[[], AbstractContextManager[None]]) -> None:
+    with mode():
+        x = torch.randn(3, 8)
+        y = x.clone()
+        with left("through windows"):
+            assert_close(torch.compile(function, backend="sashiko")(x), function(y), rtol=0, atol=0)
+        assert_close(x, y, rtol=0, atol=0)
+
+
+def test_writes_to_windows_that_need_gradients() -> None:
+    weight = nn.Parameter(torch.randn(8))
+
+    def scaled(x: Tensor) -> Tensor:
+        y = x * weight
+        y.unfold(1, 2, 3).mul_(3)
+        return y
+
+    x = torch.randn(3, 8)
+    (expected,) = torch.autograd.grad(scaled(x).sum(), weight)
+    with left("through windows"):
+        (got,) = torch.autograd.grad(torch.compile(scaled, backend="sashiko")(x).sum(), weight)
+    assert_close(got, expected)
+
+
+def test_windows_that_are_read_are_compiled() -> None:
+    """Also beside sums of frames, and where what they saw is overwritten by its own name."""
+    window = torch.hann_window(16)
+
+    def frames(x: Tensor) -> tuple[Tensor, Tensor]:
+        spectrum = torch.fft.rfft(x.unfold(-1, 16, 4) * window).transpose(-1, -2)
+        return torch.istft(spectrum, 16, 4, window=window), x
+
+    def overwritten(x: Tensor) -> tuple[Tensor, Tensor]:
+        seen = x.unfold(-1, 16, 4)
+        x.add_(1)
+        return seen * 2, x
+
+    for function in (frames, overwritten):
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.filterwarnings("error", "sashiko")
+            x = torch.randn(2, 64)
+            assert_close(torch.compile(function, backend="sashiko")(x.clone()), function(x.clone()))
+
+
+def test_strict_raises() -> None:
+    with torch.no_grad(), pytest.raises(BackendCompilerFailed, match="Unsupported"):
+        torch.compile(of_an_argument, backend="sashiko", options={"strict": True})(torch.randn(3, 8))
