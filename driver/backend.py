@@ -27,7 +27,7 @@ from ..graph.recurrence import CELLS
 from ..platforms.host import default_target
 from .aliases import merged, without_views
 from .build import Options, Outdated
-from .eager import Windows
+from .eager import Windows, refuse_nested
 from .model import CompiledModel, build_model
 from .pipeline import PRECISIONS
 
@@ -71,6 +71,7 @@ def _traced(module: GraphModule, example_inputs: Sequence[Any], settings: Mappin
         return _as_it_is(graph, inputs)
 
     def inference(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
+        refuse_nested(example_inputs)
         windows.refuse_writes(graph.graph)
         return _Inference(graph, inputs, _frozen(graph, given), settings).boxed()
 

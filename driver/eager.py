@@ -1,8 +1,8 @@
-"""Graphs that PyTorch runs as Dynamo made them, since what AOTAutograd makes of them is wrong."""
+"""Graphs that PyTorch runs as Dynamo made them, since what AOTAutograd makes of them is wrong, or has arguments that no code takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,12 @@ from torch.fx import Graph
 from torch.overrides import TorchFunctionMode
 
 from ..diagnostics.errors import Unsupported
+
+
+def refuse_nested(given: Sequence[Any]) -> None:
+    """Unsupported for nested tensors: what a call passes for the number of elements in their rows has no value."""
+    if any(isinstance(tensor, torch.Tensor) and tensor.is_nested for tensor in given):
+        raise Unsupported("the graph takes a nested tensor")
 
 
 class Windows(TorchFunctionMode):

@@ -91,6 +91,22 @@ def test_windows_that_are_read_are_compiled() -> None:
             assert_close(torch.compile(function, backend="sashiko")(x.clone()), function(x.clone()))
 
 
+def nested(layer: nn.Module, x: Tensor) -> Tensor:
+    return torch.relu(layer(x)) * 2
+
+
+def test_nested_tensors() -> None:
+    layer = nn.Linear(4, 4).eval()
+    compiled = torch.compile(nested, backend="sashiko")
+    for n in (3, 4, 5):
+        x = torch.nested.nested_tensor([torch.randn(n, 4), torch.randn(5, 4)], layout=torch.jagged)
+        with torch.no_grad(), left("a nested tensor") if n == 3 else warnings.catch_warnings():
+            got = compiled(layer, x)
+        assert_close(got.values(), nested(layer, x).values().detach())
+
+
 def test_strict_raises() -> None:
-    with torch.no_grad(), pytest.raises(BackendCompilerFailed, match="Unsupported"):
-        torch.compile(of_an_argument, backend="sashiko", options={"strict": True})(torch.randn(3, 8))
+    x = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(5, 4)], layout=torch.jagged)
+    for function, argument in ((of_an_argument, torch.randn(3, 8)), (lambda x: x * 2, x)):
+        with torch.no_grad(), pytest.raises(BackendCompilerFailed, match="Unsupported"):
+            torch.compile(function, backend="sashiko", options={"strict": True})(argument)
