@@ -65,7 +65,7 @@ def tensor_type(meta: torch.Tensor, symbols: Symbols, device: torch.device = CPU
     """The type of a fake tensor. Raises Unsupported for other devices, and layouts and dtypes that are not covered."""
     if meta.dtype not in FROM_TORCH:
         raise Unsupported(f"a tensor of {meta.dtype}")
-    if meta.layout != torch.strided or (meta.device != device and meta.device.type != "meta"):
+    if meta.layout != torch.strided or meta.device != device:
         raise Unsupported(f"a tensor with layout {meta.layout} on {meta.device}")
     return TensorType(FROM_TORCH[meta.dtype], tuple(symbols.dim(s) for s in meta.shape))
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing import assert_close
 
+import sashiko
+
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
@@ -105,8 +107,31 @@ def test_nested_tensors() -> None:
         assert_close(got.values(), nested(layer, x).values().detach())
 
 
+def test_meta_tensors() -> None:
+    def mixed(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, torch.empty(3, device="meta") * 2
+
+    with left("on meta"):
+        got = torch.compile(lambda x: x * 2 + 1, backend="sashiko")(torch.randn(3, device="meta"))
+    assert got.is_meta and got.shape == (3,)
+    x = torch.randn(2, 3)
+    with left("on meta"):
+        one, other = torch.compile(mixed, backend="sashiko")(x)
+    assert_close(one, x + 1)
+    assert other.is_meta and other.shape == (3,)
+
+
 def test_strict_raises() -> None:
     x = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(5, 4)], layout=torch.jagged)
-    for function, argument in ((of_an_argument, torch.randn(3, 8)), (lambda x: x * 2, x)):
+    for function, argument in ((of_an_argument, torch.randn(3, 8)), (lambda x: x * 2, x), (lambda x: x * 2, torch.randn(3, device="meta"))):
         with torch.no_grad(), pytest.raises(BackendCompilerFailed, match="Unsupported"):
             torch.compile(function, backend="sashiko", options={"strict": True})(argument)
+
+
+def test_a_model_compiled_by_itself_refuses_meta_tensors() -> None:
+    class Mixed(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x + 1, torch.empty(3, device="meta") * 2
+
+    with pytest.raises(sashiko.Unsupported, match="on meta"):
+        sashiko.compile(Mixed().eval(), torch.randn(2, 3))
