@@ -7,6 +7,8 @@ from __future__ import annotations
 
 # What to do about a place that no capture of the whole model gets past.
 BY_PARTS = 'torch.compile(model, backend="sashiko") compiles the parts between such places, and submodules without one can be quantized'
+# And about tensors whose rows have lengths of their own.
+PADDED = "pad it, as by torch.nested.to_padded_tensor(x, 0.0)"
 
 
 class SashikoError(Exception):

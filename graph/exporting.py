@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
+from ..diagnostics.errors import BY_PARTS, PADDED, InputError, SashikoError, Unsupported
 from . import flex
 from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
@@ -105,8 +105,8 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
         raise InputError(what, type(model).__name__, "call model.eval() first")
     try:
         with torch.no_grad(), tracing():
-            given = (tuple(args), dict(kwargs or {}))
-            args, kwargs = distinct(model, pytree.tree_map_only(torch.Tensor, _dense, given) if dynamic_shapes else given)
+            given = distinct(model, (tuple(args), dict(kwargs or {})))
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _dense, given) if dynamic_shapes else given
             program = traced(model, args, kwargs, dynamic_shapes)
             flex.spell_out(program.graph_module)
     except Exception as error:
@@ -142,12 +142,14 @@ def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def distinct(model: torch.nn.Module, arguments: T) -> T:
     """The arguments, in which no tensor is there twice or is one of the model's own: a trace tells tensors apart by identity, and would
-    take one for the other in all calls. InputError for one that is not on the CPU."""
+    take one for the other in all calls. InputError for one that is not on the CPU, or nested."""
     seen = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             raise InputError(f"an argument is on {tensor.device}, expected a tensor on the CPU", "the example", CPU)
+        if tensor.is_nested:
+            raise InputError("an argument is a nested tensor, expected a dense one", "the example", PADDED)
         if id(tensor) in seen:
             return tensor.detach().clone()
         seen.add(id(tensor))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from ..diagnostics.errors import CalibrationError, InputError
+from ..diagnostics.errors import PADDED, CalibrationError, InputError
 from ..graph.exporting import CPU, arguments
 from .masking import MaskArgument
 from .module import Gate
@@ -86,6 +86,8 @@ def call_of(model: nn.Module, batch: Any, number: int) -> Call:
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in pytree.tree_leaves((args, kwargs))}))
         what = f"batch {number} holds no tensor, only {kinds or 'nothing'}"
         raise CalibrationError(what, _LOOP, "torch.as_tensor converts arrays and lists")
+    if any(t.is_nested for t in call.tensors()):
+        raise CalibrationError(f"batch {number} holds a nested tensor", _LOOP, PADDED)
     layout = next((t.layout for t in call.tensors() if t.layout is not torch.strided), None)
     if layout is not None:
         raise CalibrationError(f"batch {number} holds a tensor of layout {layout}", _LOOP, "to_dense() converts it")

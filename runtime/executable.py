@@ -134,12 +134,12 @@ class Executable:
                 continue
             if type(value) not in PLAIN or value.dtype is not dtype or not value.is_cpu or value.is_neg():
                 return None
-            if dense and not (value.is_contiguous() if order is None else lies_in(value, order)):
-                return None
-            shapes.append(value.shape)
             try:
+                if dense and not (value.is_contiguous() if order is None else lies_in(value, order)):
+                    return None
+                shapes.append(value.shape)
                 pointer = value.data_ptr()
-            except RuntimeError:  # it has no memory, as inside of torch.func.vmap
+            except RuntimeError:  # it has no memory, as inside of torch.func.vmap, or no sizes, as a nested one
                 return None
             if pointer < LOW and lacks_memory(value):
                 return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..diagnostics.errors import InputError
+from ..diagnostics.errors import PADDED, InputError
 from ..diagnostics.surroundings import CPU
 from ..graph.dims import Dim
 from ..graph.memory_format import inverse
@@ -50,6 +50,8 @@ def _checked(position: int, spec: Input, argument: Any, dense: bool, device: tor
     if argument.device != device:
         where, how = ("the CPU", ".cpu()") if device == CPU else (device, f'.to("{device}")')
         raise InputError(f"{name}: expected a tensor on {where}, got one on {argument.device}", hint=f"move it with {how}")
+    if argument.is_nested:
+        raise InputError(f"{name}: expected a dense tensor, got a nested one", hint=PADDED)
     if argument.layout is not torch.strided:
         raise InputError(f"{name}: expected a dense tensor, got {argument.layout}", hint="convert it with .to_dense()")
     tensor = argument

@@ -56,6 +56,8 @@ WRONG_CALLS: list[tuple[str, Callable[[], tuple[Any, ...]], str]] = [
     ("integers", lambda: (torch.ones(3, 5, 16, dtype=torch.long),), "x.*float32.*int64"),
     ("another device", lambda: (torch.randn(3, 5, 16, device="meta"),), "x.*CPU.*meta"),
     ("sparse", lambda: (torch.randn(3, 5, 16).to_sparse(),), "x.*dense.*sparse"),
+    ("nested, strided", lambda: (torch.nested.nested_tensor([torch.randn(5, 16)] * 3, layout=torch.strided),), "x.*dense.*nested"),
+    ("nested, jagged", lambda: (torch.nested.nested_tensor([torch.randn(5, 16)] * 3, layout=torch.jagged),), "x.*dense.*nested"),
 ]
 
 
@@ -298,6 +300,7 @@ BAD_DATA: list[tuple[str, Callable[[], Any], str]] = [
     ("wrong dtype", lambda: [torch.randn(3, 16), torch.ones(3, 16, dtype=torch.long)], "batch 2 .*int64"),
     ("no tensor", lambda: [("text",)], "batch 1 holds no tensor"),
     ("another device", lambda: [torch.randn(3, 16, device="meta")], r"batch 1 holds a tensor on meta"),
+    ("nested", lambda: [torch.nested.nested_tensor([torch.randn(3, 16)], layout=torch.jagged)], "batch 1 holds a nested tensor"),
     ("a failing iterator", broken, "raised OSError while producing batch 2: the disk is gone"),
 ]
 
