@@ -64,16 +64,29 @@ def test_unchanged_weights_are_derived_once(weights: Weights) -> None:
 
 
 def test_a_change_in_place_is_noticed(weights: Weights) -> None:
-    if weights.w.is_inference():
-        pytest.skip("tensors of inference mode have no version: a change in place cannot be noticed, and the documentation says so")
     weights.check()
-    with torch.no_grad():
+    mode = torch.inference_mode if weights.w.is_inference() else torch.no_grad
+    with mode():
         weights.w.add_(1)
     weights.check()
     assert weights.derived == {"w": 2, "v": 1}, "only what came from the changed weight is made again"
-    with torch.no_grad():
+    with mode():
         weights.v[1, 2] = 7
     weights.check()
+
+
+def test_other_weights_without_versions_are_noticed() -> None:
+    """Large ones by some of their bytes; those of memory that ends early or was freed are looked at without reading beyond it."""
+    with torch.inference_mode():
+        large, turned, repeated, freed = torch.randn(300, 200), torch.randn(300, 200).t(), torch.randn(1, 1).expand(50, 50), torch.randn(99)
+        freed.untyped_storage().resize_(0)
+        for tensor in (large, turned, repeated, freed, torch.empty(0)):
+            before = constants.look(tensor)
+            assert before.version == constants.NO_VERSION
+            assert constants.look(tensor) == before
+            if tensor is large or tensor is turned:
+                tensor.copy_(torch.randn_like(tensor))
+                assert constants.look(tensor) != before
 
 
 def test_new_storage_is_noticed(weights: Weights) -> None:
