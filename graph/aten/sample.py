@@ -27,8 +27,9 @@ aten = torch.ops.aten
 
 _LINEAR, _NEAREST, _CUBIC = range(3)
 _ZEROS, _BORDER, _REFLECTION = range(3)
-# (position along one axis, a whole number as a float; weight, None for 1)
-_Tap = tuple[Value, Value | None]
+# (position along one axis, a whole number as a float; weight, None for 1; whether it may be the one behind the last element, whose weight
+# is 0: an infinity read there in its place would be NaN)
+_Tap = tuple[Value, Value | None, bool]
 
 
 def _unnormalized(at: Value, size: Dim, aligned: bool) -> Value:
@@ -64,28 +65,29 @@ def _taps(at: Value, size: Dim, mode: int, padding: int, aligned: bool) -> list[
     if mode == _CUBIC:
         first = b.floor(at)
         weights = places.cubic(b.sub(at, first))
-        return [(_bounded(b.add(first, float(n - 1)), size, padding, aligned), weight) for n, weight in enumerate(weights)]
+        return [(_bounded(b.add(first, float(n - 1)), size, padding, aligned), weight, False) for n, weight in enumerate(weights)]
     at = _bounded(at, size, padding, aligned)
     if mode == _NEAREST:
-        return [(b.round_(at), None)]
+        return [(b.round_(at), None, False)]
     first = b.floor(at)
     part = b.sub(at, first)
-    return [(first, b.sub(1.0, part)), (b.add(first, 1.0), part)]
+    return [(first, b.sub(1.0, part), False), (b.add(first, 1.0), part, True)]
 
 
-def _read(table: Value, sizes: Sequence[Dim], corner: Sequence[Value], zeros: bool) -> Value:
+def _read(table: Value, sizes: Sequence[Dim], corner: Sequence[_Tap], zeros: bool) -> Value:
     """The rows at one corner of every point, of table[n, position, c]; zeros where it lies outside, if they are asked for."""
     row: Value | None = None
-    for at, size in zip(corner, sizes, strict=True):
+    for (at, *_), size in zip(corner, sizes, strict=True):
         here = b.cast(_clipped(at, size), i64)
         row = here if row is None else b.add(b.mul(row, b.scalar(size, i64)), here)
     assert row is not None
     count, width, points = table.shape[0], table.shape[2], product(row.shape[1:])
     index = b.expand(b.reshape(row, (count, points, 1)), (count, points, width))
     taken = b.reshape(b.gather(table, index, 1), (*row.shape, width))
-    if not zeros:
+    sides = [b.ge(at, 0.0) for at, *_ in corner if zeros]
+    sides += [b.le(at, b.scalar(size - 1, at.dtype)) for (at, _, behind), size in zip(corner, sizes, strict=True) if zeros or behind]
+    if not sides:
         return taken
-    sides = [side for at, size in zip(corner, sizes, strict=True) for side in (b.ge(at, 0.0), b.le(at, b.scalar(size - 1, at.dtype)))]
     inside = reduce(b.and_, sides)
     return b.where(b.unsqueeze(inside, inside.tensor.rank), taken, 0.0)
 
@@ -100,8 +102,8 @@ def _sampler(rank: int) -> Row:
         taps = [_taps(at, size, mode, padding, aligned) for at, size in zip(points, sizes, strict=True)]
         out: Value | None = None
         for corner in combinations(*taps):
-            taken = _read(table, sizes, [at for at, _ in corner], padding == _ZEROS)
-            weights = [w for _, w in reversed(corner) if w is not None]
+            taken = _read(table, sizes, corner, padding == _ZEROS)
+            weights = [w for _, w, _ in reversed(corner) if w is not None]
             if weights:
                 weight = reduce(b.mul, weights)
                 taken = b.mul(taken, b.unsqueeze(weight, weight.tensor.rank))

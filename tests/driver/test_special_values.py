@@ -1,0 +1,24 @@
+"""Infinities and NaN where operations meet them only by their weights or their order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import sashiko
+from tests.driver.functions import Apply
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_images_with_infinite_edges_are_sampled(rank: int, padding: str) -> None:
+    """What would lie behind the last pixel counts for nothing; an infinity times 0 were NaN."""
+    torch.manual_seed(0)
+    image = F.pad(torch.randn(2, 3, *(4, 5, 6)[:rank]), (1, 1) * rank, value=float("inf"))
+    points = 3 * torch.randn(2, *(7, 8, 9)[:rank], rank)
+    model = Apply(lambda x, at: [F.grid_sample(x, at, padding_mode=padding, align_corners=aligned) for aligned in (False, True)]).eval()
+    expected = model(image, points)
+    assert all(torch.isinf(each).any() for each in expected)
+    assert_close(sashiko.compile(model, (image, points), strict=True)(image, points), expected, equal_nan=True)
