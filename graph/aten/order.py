@@ -137,12 +137,9 @@ def searchsorted(c: Call, ends: Value, x: Value, short: bool, right: bool, side:
             raise Unsupported("rows of many numbers")
         return b.reshape(b.cast(ends_before(ends, x, right), c.dtype), c.shape)
     elements = b.reshape(b.cast(x, opmath(x.dtype)), (*rows, 1, x.shape[-1] if rows else product(x.shape)))
-    before = _lies_before(b.unsqueeze(b.cast(ends, elements.dtype), ends.tensor.rank), elements, right)
+    before = (b.le if right else b.lt)(b.unsqueeze(b.cast(ends, elements.dtype), ends.tensor.rank), elements)
+    before = b.or_(before, b.ne(elements, elements)) if x.dtype.is_float else before
     return b.reshape(b.cast(b.reduce(b.cast(before, i32), "sum", -2), c.dtype), c.shape)
-
-
-def _lies_before(end: Value, x: Value, right: bool) -> Value:
-    return b.logical_not((b.gt if right else b.ge)(end, x))
 
 
 def ends_before(ends: Value, x: Value, right: bool) -> Value:
@@ -154,7 +151,7 @@ def ends_before(ends: Value, x: Value, right: bool) -> Value:
         further = b.add(found, step)
         there = b.le(further, as_value(count, whole))
         end = b.take(ends, b.where(there, b.sub(further, 1), 0), 0)
-        found = b.where(b.and_(there, _lies_before(end, x, right)), further, found)
+        found = b.where(b.and_(there, b.logical_not((b.gt if right else b.ge)(end, x))), further, found)
     return found
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,3 +25,12 @@ def test_images_with_infinite_edges_are_sampled(rank: int, padding: str) -> None
     expected = model(image, points)
     assert all(torch.isinf(each).any() for each in expected)
     assert_close(sashiko.compile(model, (image, points), strict=True)(image, points), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_numbers_in_order_with_nan_behind(side: str) -> None:
+    """numpy finds the same among them, and torch where NaN is looked for."""
+    ends, x = torch.cat([torch.randn(30).sort()[0], torch.full((5,), float("nan"))]), torch.randn(50)
+    fast = sashiko.compile(Apply(partial(torch.searchsorted, side=side)).eval(), (ends, x), strict=True)
+    assert fast(ends, x).tolist() == np.searchsorted(ends.numpy(), x.numpy(), side=side).tolist()  # type: ignore[call-overload]
+    assert fast(ends, torch.full((50,), float("nan"))).tolist() == [35] * 50
