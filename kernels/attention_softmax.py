@@ -26,7 +26,7 @@ def octaves(fn: Function, largest: Val, factor: Val | None) -> Val:
 
 def short_weight(fn: Function, target: Target, x: Val, rate: Val, top: Val) -> Val:
     """2^(x * rate - top) for f32 x <= largest, where `rate` is `octaves` and top = largest * rate, for weights that are rounded to 16 bits.
-    0 for x = -inf, and below 2^-126; NaN stays NaN. 9 instructions, 7 with AVX-512.
+    0 for x = -inf, and below 2^-126 (without AVX-512, 2^-126.5); NaN stays NaN. 9 instructions, 7 with AVX-512.
 
     The relative error is at most 2^-13.6, besides one that all weights of this `largest` have in common: it is their scale.
     """

@@ -33,7 +33,7 @@ def exp_weight(fn: Function, target: Target, x: Val) -> Val:
     """e^x for x <= 0, for the weights of a softmax: 1 for 0, 0 for -inf. 11 instructions, 9 with AVX-512.
 
     The relative error is at most 2^-22.4 + |x| 2^-23.6: it grows as the weight shrinks, so that no sum of weights notices, about as much as
-    that of a difference x that was rounded. What is below 2^-126 is 0.
+    that of a difference x that was rounded. Below 2^-126 it is 0, without AVX-512 from 2^-126.5 on.
     """
     return power(fn, target, x, (1.0, *c.EXP2_WEIGHT), (1.0, *c.EXP2_WEIGHT_UP), LOG2_E)
 

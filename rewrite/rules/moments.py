@@ -67,20 +67,17 @@ def in_blocks(graph: Graph) -> Graph:
     def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
         if old not in cut:
             return with_inputs(old, inputs)
-        difference, blocks = cut[old]
+        squared, blocks = cut[old]
         [x] = inputs
         with b.at(old.origin):
-            if difference is None:
-                total = blocks.total(blocks.sums(x))
-            else:
-                total = blocks.squares(*x.inputs[0].inputs)
+            total = blocks.squares(*x.inputs[0].inputs) if squared else blocks.total(blocks.sums(x))
             return b.reshape(total, old.shape)
 
     return rebuild(graph, visit) if cut else graph
 
 
-def _cuts(sums: dict[tuple[Value, tuple[int, ...]], Value]) -> Iterator[tuple[Value, tuple[Value | None, _Blocks]]]:
-    """The sums to take apart: those of squares with the differences that are squared, and those of the elements."""
+def _cuts(sums: dict[tuple[Value, tuple[int, ...]], Value]) -> Iterator[tuple[Value, tuple[bool, _Blocks]]]:
+    """The sums to take apart, and whether they are those of squared differences or of the elements."""
     for (x, axes), squares in sums.items():
         if x.op != "mul" or x.inputs[0] is not x.inputs[1] or x.inputs[0].op != "sub":
             continue
@@ -90,8 +87,8 @@ def _cuts(sums: dict[tuple[Value, tuple[int, ...]], Value]) -> Iterator[tuple[Va
         # What takes the rounding of the mean back sums the differences, too (`graph/aten/reductions.py`): means of blocks are rounded.
         if plain is None or blocks is None or (difference, axes) in sums:
             continue
-        yield squares, (difference, blocks)
-        yield plain, (None, blocks)
+        yield squares, (True, blocks)
+        yield plain, (False, blocks)
 
 
 def _blocks(x: Value, middle: Value, axes: tuple[int, ...]) -> _Blocks | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 import torch
 
@@ -17,16 +19,10 @@ def moments(x: Value, axes: tuple[int, ...], more: tuple[int, ...] = ()) -> tupl
     total = b.reduce(x, "sum", axes, keepdim=True)
     if more:
         total = b.reduce(total, "sum", more, keepdim=True)
-    size = x.tensor.rank and torch.Size([x.shape[a] for a in (*axes, *more)]).numel()
-    mean = b.div(total, float(size))
+    mean = b.div(total, float(prod(x.shape[axis] for axis in (*axes, *more))))  # type: ignore[arg-type,misc]
     difference = b.sub(x, mean)
     squares = b.reduce(b.mul(difference, difference), "sum", axes, keepdim=True)
     return mean, b.reduce(squares, "sum", more, keepdim=True) if more else squares
-
-
-def blocks(graph: Graph) -> list[int]:
-    """How many elements each reduction over blocks puts together."""
-    return [v.inputs[0].shape[v.attrs.axes[0]] for v in graph.order if v.op == "reduce" and v.inputs[0].tensor.rank > 3]  # type: ignore
 
 
 @pytest.mark.parametrize(
@@ -70,7 +66,7 @@ def test_what_stays() -> None:
     for name, roots in {
         "rows": moments(x, (2,)),
         "few elements, which one kernel reads for both": moments(x, (1,)),
-        "no blocks of a good size": moments(b.reshape(x, (32, 40, 6)[:1] + (5, 8 * 6)), (1,), (2,)),
+        "no blocks of a good size": moments(b.reshape(x, (32, 5, 48)), (1,), (2,)),
         "axes that are not neighbours": moments(x, (0, 2)),
         "no sum of the elements": (squares,),
         "differences that are summed, too": (squares, b.reduce(x, "sum", 1, keepdim=True), b.reduce(rest, "sum", 1, keepdim=True)),
