@@ -20,6 +20,7 @@ from ..rewrite.rules.bands import by_bands
 from ..rewrite.rules.moments import in_blocks
 from ..rewrite.rules.permutes import sink_permutes
 from ..rewrite.rules.precision import lower_precision
+from ..rewrite.rules.residuals import rounded_once
 from ..rewrite.rules.results import quantized_results
 from ..rewrite.rules.scales import scaled_before
 from ..rewrite.rules.short import shorten
@@ -56,7 +57,7 @@ def passes(
         return narrow and not is_dot(product) and not asks_little(product) and site_of(product.origin) not in wide
 
     def narrowed(graph: Graph) -> Graph:
-        return lower_precision(graph, bf16, narrows)
+        return rounded_once(lower_precision(graph, bf16, narrows), bf16)
 
     def spelled_out(graph: Graph) -> Graph:
         whole = read_between_writes(graph)

@@ -147,7 +147,7 @@ class _Gemm:
         self.micros = [variant.micro for variant in self.blocking.variants]
         self.packing = self.micros[0].packing
         self.panels = self.packing.panels(spec.n)
-        self.fetched = accesses(target, spec)
+        self.fetched = accesses(target, spec, any(variant.overlaps for variant in self.blocking.variants))
         self.order: tuple[Slot, ...] = ()
 
     # -- functions ----------------------------------------------------------------------------------------------

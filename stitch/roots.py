@@ -116,7 +116,7 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
         return roots.epilogue.get(value)
 
     def store(value: Value) -> None:
-        while value.op == "reshape" and value not in available:
+        while value not in available and (value.op == "reshape" or _widens(value)):
             value = value.inputs[0]
         if value not in available:
             roots.stored[value] = None
@@ -161,6 +161,10 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
         if value not in available:
             roots.stored[value] = None
     return roots
+
+
+def _widens(value: Value) -> bool:
+    return value.op == "cast" and value.inputs[0].dtype.bits < value.dtype.bits
 
 
 def _root_of(operand: Value, anchor: Value, available: set[Value], stored: dict[Value, None]) -> Value:

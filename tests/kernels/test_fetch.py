@@ -53,3 +53,16 @@ def test_a_result_that_stays_in_the_cache_is_not_fetched() -> None:
 def test_a_result_of_short_elements_stays_with_more_of_them() -> None:
     assert accesses(TARGET, replace(spec(1024), epilogue=short())) == ()
     assert accesses(TARGET, replace(spec(1025), epilogue=short())) == (Access(0, 0, N, 2, True),)
+
+
+def test_what_is_stored_over_what_is_read_is_fetched_once() -> None:
+    b = BodyBuilder()
+    other, out = b.buffer(f32), b.buffer(f32)
+    place = ROW * N + COLUMN
+    b.store(out, place, b.op("add", f32, b.add(Node("acc", f32)), b.load(other, place)))
+    assert accesses(TARGET, replace(spec(4096), epilogue=b.finish())) == (Access(1, 0, N, 4, True),)
+
+
+def test_beside_products_of_tiles_only_whole_numbers_are_fetched() -> None:
+    assert accesses(TARGET, spec(4096), overlaps=True) == (Access(1, 8, N, 4, False),)
+    assert accesses(TARGET, replace(spec(4096), epilogue=short()), overlaps=True) == ()

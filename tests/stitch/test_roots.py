@@ -9,7 +9,7 @@ import torch
 
 from sashiko.graph import build as b
 from sashiko.graph.ir import Value
-from sashiko.graph.types import f32
+from sashiko.graph.types import bf16, f32
 from tests.stitch.test_stitch import check, kinds
 
 
@@ -50,3 +50,11 @@ def test_branches_that_exchange_results(seed: int) -> None:
             exchanged.append(b.relu(total))
         branches = exchanged
     check(branches, [x], [torch.randn(4, 16)], atol=1e-3)
+
+
+def test_what_was_widened_is_stored_as_it_was_before() -> None:
+    x = b.input_(0, f32, (4, 16))
+    shared = b.cast(b.cast(b.relu(layer(x)), bf16), f32)
+    program = check([b.add(shared, layer(b.exp(x)))], [x], [torch.randn(4, 16)], atol=1e-4)
+    written = [v.dtype for item in program.items for v in item.writes if v.op == "cast"]
+    assert written == [bf16]
