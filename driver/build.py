@@ -180,6 +180,7 @@ class _Planner:
     def plan(self) -> Plan:
         parts, constants = partition(self.graph)
         self._known_constants = set(constants)
+        self._made = {v for part in parts if isinstance(part, Native) for v in part.outputs}  # row by row
         self._given = self._given_alone(parts)
         programs = {part: self._stitched(part) for part in parts if isinstance(part, Native)}
         specs = {part: specs_of(program, self.kernels.target, self._choices) for part, program in programs.items()}
@@ -220,7 +221,6 @@ class _Planner:
 
     def _given_alone(self, parts: Sequence[Part]) -> dict[Value, TensorType]:
         """What native code makes for the caller alone, in an order of its own: the types of the caller's tensors."""
-        made = {v for part in parts if isinstance(part, Native) for v in part.outputs}
         read = {v for part in parts for v in (part.inputs if isinstance(part, Native) else part.value.inputs)}
         orders: dict[Value, set[Order | None]] = {}
         for number, value in enumerate(self.graph.outputs):
@@ -228,7 +228,7 @@ class _Planner:
         found: dict[Value, TensorType] = {}
         for value, wanted in orders.items():
             order = wanted.pop()
-            if order is not None and not wanted and value in made and value not in read:
+            if order is not None and not wanted and value in self._made and value not in read:
                 found[value] = TensorType(value.dtype, tuple(value.shape[axis] for axis in inverse(order)), order=order)
         return found
 
@@ -282,7 +282,9 @@ class _Planner:
         if not isinstance(part.value.type, TensorType):
             taken = {u.attrs.index: u for u in part.elements if isinstance(u.attrs, A.GetAttrs)}
             results = [self._id(taken[n]) if n in taken else None for n in range(len(part.value.type.elements))]
-        step = AtenStep(attrs.target, attrs.args, attrs.kwargs, operands, tuple(results), attrs.reason, several, self._shares(part.value))
+        dense = tuple(n for n in attrs.dense if part.value.inputs[n] not in self._made)
+        shares = self._shares(part.value)
+        step = AtenStep(attrs.target, attrs.args, attrs.kwargs, operands, tuple(results), attrs.reason, several, shares, dense)
         self.notes.append(step)
         name = site_of(part.value.origin)
         self.products.append(Product(name, str(attrs.target)) if name else None)

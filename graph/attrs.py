@@ -251,13 +251,15 @@ class CallAttrs(NumberAttrs):
 @dataclass(frozen=True, eq=False)
 class AtenAttrs(Attrs):
     """An operation left to PyTorch. `args`/`kwargs` are as in the call, with `Slot(i)` where operand i goes and a
-    Dim wherever a symbolic int goes; `reason` says why there is no native form."""
+    Dim wherever a symbolic int goes; `reason` says why there is no native form; `dense`: operands that lie row by row, whatever made
+    them."""
 
     has_equals: ClassVar[bool] = False
     target: torch._ops.OpOverload | Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     reason: str
+    dense: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,8 @@ def fill_slots(item: Any, operands: Sequence[Any], env: Env) -> Any:
 def _aten(v: Value, env: Env, *operands: Any) -> Any:
     a = v.attrs
     assert isinstance(a, A.AtenAttrs)
-    result = a.target(*fill_slots(a.args, operands, env), **{k: fill_slots(i, operands, env) for k, i in a.kwargs})
+    given = [x.contiguous() if n in a.dense else x for n, x in enumerate(operands)]
+    result = a.target(*fill_slots(a.args, given, env), **{k: fill_slots(i, given, env) for k, i in a.kwargs})
     return tuple(result) if isinstance(result, list) else result
 
 

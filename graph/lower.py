@@ -21,6 +21,7 @@ from .captured import Leftover
 from .device import CPU, refuse_products
 from .flex import WHY
 from .ir import Graph, Value
+from .memory_format import lies_row_by_row
 from .nodes import as_it_is, name_of, origin_of, schema_arguments
 from .ops import make
 from .randomness import draws
@@ -266,8 +267,12 @@ class Lowering:
         operands: list[Value] = []
         # Values have no strides in the graph: what PyTorch views in the trace may lie otherwise.
         target = aten.reshape.default if node.target in (aten.view.default, aten._unsafe_view.default) else node.target
-        attrs = A.AtenAttrs(target, tuple(self.slots(self.resolve(a), operands, where) for a in node.args), tuple(
-            (k, self.slots(self.resolve(a), operands, where)) for k, a in node.kwargs.items()), reason)
+        args = tuple(self.slots(self.resolve(a), operands, where) for a in node.args)
+        kwargs = tuple((k, self.slots(self.resolve(a), operands, where)) for k, a in node.kwargs.items())
+        # A copy that only changes how a tensor lies is the tensor itself here, which the caller or another call may have laid otherwise.
+        traced = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        dense = {self.env[n] for n in traced if lies_row_by_row(n.meta["val"])}
+        attrs = A.AtenAttrs(target, args, kwargs, reason, tuple(n for n, value in enumerate(operands) if value in dense))
         value = make("aten", *operands, attrs=attrs, type=kind, origin=where, name=name_of(node))
         self.leftovers.append((value, Leftover(name_of(node), reason, where)))
         if draws(node.target, node.args, node.kwargs):

@@ -29,6 +29,12 @@ def order_of(tensor: torch.Tensor) -> Order | None:
     return order if _dense(sizes, strides, order) and not _dense(sizes, strides, rows) else None
 
 
+def lies_row_by_row(tensor: torch.Tensor) -> bool:
+    """Whether a tensor, maybe a fake one, is known to lie row by row, as far as the example tells."""
+    sizes, strides = [_number(s) for s in tensor.shape], [_number(s) for s in tensor.stride()]
+    return None not in (*sizes, *strides) and (0 in sizes or _dense(sizes, strides, tuple(range(len(sizes)))))
+
+
 def _number(size: int | torch.SymInt) -> int | None:
     """A size as far as it is known of the example: to ask for it would make it part of the program."""
     return size if isinstance(size, int) else size.node.hint

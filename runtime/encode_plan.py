@@ -137,7 +137,7 @@ def _segment_json(segment: Segment) -> Json:
             "args": template_json(segment.args),
             "kwargs": [[name, template_json(item)] for name, item in segment.kwargs],
             "operands": segment.operands, "results": segment.results, "reason": segment.reason, "several": segment.several,
-            "copies": segment.copies,
+            "copies": segment.copies, "dense": segment.dense,
         }
     return {
         "inputs": segment.inputs,
@@ -159,7 +159,8 @@ def _segment_from(data: Json) -> Segment:
         kwargs = tuple((str(name), template_from(item)) for name, item in data["kwargs"])
         target, args = target_from(str(data["target"])), template_from(data["args"])
         several, copies = bool(data["several"]), bool(data.get("copies"))  # none before version 5
-        return AtenStep(target, args, kwargs, ints(data["operands"]), results, str(data["reason"]), several, copies)
+        dense = ints(data.get("dense", ()))  # none before version 8
+        return AtenStep(target, args, kwargs, ints(data["operands"]), results, str(data["reason"]), several, copies, dense)
     return NativeSegment(
         ints(data["inputs"]),
         tuple(map(_segment_output_from, data["outputs"])),

@@ -156,7 +156,8 @@ class AtenStep:
     goes and a Dim where an integer depends on the shapes.
 
     `results`: the values it makes; more than one, or None among them, for an operation that returns a tuple or list.
-    `copies`: it gives a view of memory that others read or write, so that its results are copied.
+    `copies`: it gives a view of memory that others read or write, so that its results are copied. `dense`: numbers of the operands
+    that are made row-major first, where they are not.
     """
 
     target: Callable[..., Any]
@@ -167,6 +168,7 @@ class AtenStep:
     reason: str = ""
     several: bool = False
     copies: bool = False
+    dense: tuple[int, ...] = ()
 
     @cached_property
     def filled(self) -> tuple[bool, ...]:

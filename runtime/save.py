@@ -29,7 +29,7 @@ from .executable import Code, Executable, with_runner
 from .plan import NativeSegment, Plan
 
 FORMAT = "sashiko"
-VERSION = 7
+VERSION = 8
 _OWN_RUNNER = 5  # the runner of an older file reads frames of another form
 
 

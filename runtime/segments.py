@@ -19,6 +19,8 @@ Values = dict[int, torch.Tensor]
 def run_aten(step: AtenStep, values: Values, numbers: Numbers) -> None:
     """Calls the operation and puts its results into `values`. Exceptions of the operation pass through."""
     operands = [values[value] for value in step.operands]
+    for n in step.dense:
+        operands[n] = operands[n].contiguous()
     arguments = [
         operands[item.index] if type(item) is Slot else fill(item, operands, numbers) if filled else item
         for item, filled in zip(step.args, step.filled)

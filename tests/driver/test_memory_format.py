@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 import sashiko
 from sashiko.diagnostics.errors import InputError
 from sashiko.runtime.plan import NativeSegment
+from tests.driver.functions import Apply
 
 LAST = torch.channels_last
 
@@ -178,3 +181,80 @@ def test_a_view_of_a_copy_that_lies_otherwise(dynamic: bool | None) -> None:
     for rows, columns in ((6, 8), (6, 4), (10, 2)):
         a, b = torch.randn(rows, columns).t(), torch.randn(4, columns)
         torch.testing.assert_close(compiled(a, b), step(a, b))
+
+
+@torch.library.custom_op("sashiko_tests::rows", mutates_args=())
+def rows(x: Tensor) -> Tensor:
+    """An operation that wants its argument row by row; it gives the address of what it was given, and twice the elements by columns."""
+    assert x.is_contiguous(), f"it lies by {x.stride()}"
+    seen.append(x.data_ptr())
+    return (x * 2).t().contiguous().t()
+
+
+@rows.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x).t().contiguous().t()
+
+
+seen: list[int] = []
+
+
+def fast(model: nn.Module, example: tuple[Tensor, ...], front_end: str) -> Any:
+    """The compiled model."""
+    torch._dynamo.reset()
+    return sashiko.compile(model, example) if front_end == "compile" else torch.compile(model, backend="sashiko")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("front_end", ["compile", "backend"])
+@pytest.mark.parametrize("copy", [
+    Tensor.contiguous, Tensor.clone, lambda x: x.clone(memory_format=torch.contiguous_format), lambda x: x[:, 1:].contiguous(),
+    lambda x: rows(x.contiguous()).contiguous(),
+])
+def test_what_the_model_lays_row_by_row_reaches_pytorch_so(copy: Callable[[Tensor], Tensor], front_end: str) -> None:
+    model = Apply(lambda x: rows(copy(x)) + 1).eval()
+    by_columns, repeated, by_rows = torch.arange(30.0).view(6, 5).t(), torch.arange(6.0).expand(5, 6), torch.arange(30.0).view(5, 6)
+    for example in (repeated, by_rows) if copy is Tensor.clone else (by_columns, repeated, by_rows):
+        compiled = fast(model, (example,), front_end)
+        for x in (by_columns, repeated, by_rows) if front_end == "compile" else (example,):
+            torch.testing.assert_close(compiled(x), model(x.contiguous()), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_what_lies_row_by_row_is_not_copied_again() -> None:
+    def model(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.contiguous()
+        return rows(y) + rows(y), y.mean(0)
+
+    x = torch.randn(5, 6).t()
+    compiled = sashiko.compile(Apply(model).eval(), (x,))
+    steps = [segment for segment in compiled.built.executable.plan.segments if not isinstance(segment, NativeSegment)]
+    assert [str(step.target) for step in steps] == ["sashiko_tests.rows.default"] * 2
+    for given in (x.contiguous(), torch.randn(6, 5)):
+        seen.clear()
+        torch.testing.assert_close(compiled(given), model(given))
+        assert seen[:2] == [given.data_ptr()] * 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("front_end", ["compile", "backend"])
+def test_operations_of_pytorch_that_read_row_by_row(front_end: str) -> None:
+    """EmbeddingBag reads its ids where they would be if they lay so; the distances of rows are refused otherwise."""
+    bag, table, offsets = nn.EmbeddingBag(50, 16, mode="sum").eval(), torch.randint(0, 50, (20, 3)), torch.tensor([[0, 4], [9, 15]])
+    for ids in (table[:, 1], torch.tensor([7]).expand(20), table[:, 1].contiguous()):
+        compiled = fast(bag, (ids, offsets[:, 0]), front_end)
+        for given in (ids, table[:, 2]) if front_end == "compile" else (ids,):
+            torch.testing.assert_close(compiled(given, offsets[:, 0]), bag(given, offsets[:, 0]))
+    distances, x = Apply(torch.pdist).eval(), torch.randn(5, 6)
+    for example in (x.t(), x):
+        torch.testing.assert_close(fast(distances, (example,), front_end)(example), torch.pdist(example))
+
+
+@torch.no_grad()
+def test_weights_that_pytorch_reads_row_by_row() -> None:
+    class Distances(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.pdist(self.weight.t())
+
+    model, x = Distances(4, 3).eval(), torch.randn(6)
+    torch.testing.assert_close(sashiko.compile(model, (x,))(x), model(x))

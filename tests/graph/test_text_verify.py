@@ -31,7 +31,7 @@ def sample() -> Graph:
         w = b.constant(torch.randn(4, 8), "layer.weight", watched=True)
         y = b.add(b.linear(x, w, b.constant(torch.randn(4))), math.inf)
     q = b.quantize(y, i8, QParams((0.5, 0.25, 1.5, 2.0), 0, 1))
-    attrs = A.AtenAttrs(torch.ops.aten.sort.stable, (A.Slot(0),), (("stable", True), ("dim", -1)), "no ) : native # form")
+    attrs = A.AtenAttrs(torch.ops.aten.sort.stable, (A.Slot(0),), (("stable", True), ("dim", -1)), "no ) : native # form", (0,))
     pair = make("aten", b.dequantize(q), attrs=attrs, type=TupleType((TensorType(f32, (S, 4)), TensorType(i64, (S, 4)))), name="sort")
     other = A.AtenAttrs(torch.ops.aten.full.default, ([S * 2, 3], 1.5), (("dtype", torch.float32), ("device", torch.device("cpu"))), "dims")
     filled = make("aten", attrs=other, type=TensorType(f32, (2 * S, 3)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -60,7 +62,7 @@ def test_values_pass_between_native_code_and_pytorch(code: Code, chain: type) ->
     torch.testing.assert_close(executable(torch.randn(2, 2))[4], (weight @ weight).detach())
 
 
-def test_non_contiguous_arguments_reach_pytorch_as_they_are(chain: type, code: Code) -> None:
+def test_non_contiguous_arguments_reach_pytorch_as_they_are_or_row_by_row(chain: type, code: Code) -> None:
     kind = TensorType(f32, (3, 4))
     step = AtenStep(ATEN.alias.default, (Slot(0),), (), (0,), (1,), "a view")
     executable = Executable(Plan((InputTensor("x", kind, 0),), (OutputTensor(1),), (step,)), code)
@@ -68,6 +70,12 @@ def test_non_contiguous_arguments_reach_pytorch_as_they_are(chain: type, code: C
     (got,) = executable(x)
     assert isinstance(got, torch.Tensor)
     assert got.stride() == x.stride()
+    dense = Executable(Plan((InputTensor("x", kind, 0),), (OutputTensor(1), OutputTensor(0)), (replace(step, dense=(0,)),)), code)
+    for argument in (x, x.contiguous()):
+        got, itself = dense(argument)
+        assert isinstance(got, torch.Tensor)
+        assert torch.equal(got, x) and got.is_contiguous() and itself is argument
+        assert (got.data_ptr() == argument.data_ptr()) == argument.is_contiguous()
     with pytest.raises(InputError, match="dimension 1 has size 3"):
         executable(torch.randn(3, 3))
 
