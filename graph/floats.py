@@ -99,15 +99,15 @@ def exact(expr: sympy.Expr, dim: Callable[[sympy.Expr], Dim]) -> Dim | None:
 
 
 def _divided(expr: sympy.Expr, dim: Callable[[sympy.Expr], Dim]) -> tuple[Dim, int] | None:
-    """(a, b) of a quotient a / b by an int > 0."""
+    """(a, b) of a quotient a / b by an int, which is made > 0."""
     if type(expr).__name__ not in ("IntTrueDiv", "FloatTrueDiv"):
         return None
     above, below = expr.args
     if type(above).__name__ == "ToFloat":
         above = above.args[0]
-    if not above.is_integer or not below.is_number or below <= 0 or int(below) != below:
+    if not above.is_integer or not below.is_number or below == 0 or not float(below).is_integer():
         return None
-    return dim(above), int(below)
+    return (dim(above), int(below)) if below > 0 else (-dim(above), -int(below))
 
 
 def _fraction(expr: sympy.Expr, dim: Callable[[sympy.Expr], Dim]) -> tuple[Dim, int] | None:

@@ -11,7 +11,7 @@ from ..graph.dims import Dim, less, non_negative, product, symbols
 from ..graph.ir import Value
 from ..graph.ops import OPS
 from ..graph.ranges import lies_within
-from ..graph.types import DType, boolean, f32, i64
+from ..graph.types import DType, boolean, f32, f64, i64
 from ..graph.updates import inside, under
 from .costs import are_scattered, below_windows, is_expensive, reads, rows_stored_apart
 from .counted import counted
@@ -252,12 +252,12 @@ def _full(low: Lowering, value: Value, index: Index, guard: int) -> int:
 def _iota(low: Lowering, value: Value, index: Index, guard: int) -> int:
     assert isinstance(value.attrs, A.IotaAttrs)
     a, b = value.attrs, low.builder
-    if isinstance(a.start, float) or isinstance(a.step, float):
-        i = b.cast(b.add(Node("index", i64, index=index[0])), value.dtype)
-        start, step = a.start, a.step
-        assert isinstance(start, (int, float)) and isinstance(step, (int, float))
-        return b.op("add", value.dtype, b.op("mul", value.dtype, i, b.const(step, value.dtype)), b.const(start, value.dtype))
-    return b.cast(b.add(Node("index", i64, index=a.start + index[0] * a.step)), value.dtype)
+    if not isinstance(a.start, float) and not isinstance(a.step, float):
+        return b.cast(b.add(Node("index", i64, index=a.start + index[0] * a.step)), value.dtype)
+    wide = f64 if value.dtype == f64 else f32
+    numbers = (index[0], a.step, a.start)
+    i, step, start = (b.const(n, wide) if isinstance(n, float) else b.cast(b.add(Node("index", i64, index=n)), wide) for n in numbers)
+    return b.cast(b.op("add", wide, b.op("mul", wide, i, step), start), value.dtype)
 
 
 def _inside(low: Lowering, position: Dim, extent: Dim, guard: int) -> int:

@@ -11,7 +11,7 @@ from .. import attrs as A
 from .. import build as b
 from ..dims import Dim
 from ..ir import Value
-from ..types import i64
+from ..types import DType, i64
 from .call import Call, Operand, Row, SymScalar, as_value, need_fitting
 
 aten = torch.ops.aten
@@ -35,11 +35,13 @@ def ones(c: Call, *_: Any) -> Value:
 def arange(c: Call, start: Dim | float, end: Dim | float, step: Dim | float = 1, *_: Any) -> Value:
     if isinstance(start, SymScalar) or isinstance(step, SymScalar):
         raise Unsupported("arange from a number that depends on sizes or data")
-    if not c.dtype.is_float and isinstance(start, float):
-        start = int(start)
-    if not c.dtype.is_float and isinstance(step, float):
-        step = int(step)
-    return b.iota(c.shape[0], c.dtype, start, step)
+    return b.iota(c.shape[0], c.dtype, _whole(start, c.dtype), _whole(step, c.dtype))
+
+
+def _whole(number: Dim | float, dtype: DType) -> Dim | float:
+    """As an int where that is all that counts, or the same: integers are added up exactly, and to sizes."""
+    exact = not dtype.is_float or (isinstance(number, float) and number.is_integer() and abs(number) < 1 << 31)
+    return int(number) if isinstance(number, float) and exact else number
 
 
 def triangle(upper: bool) -> Row:

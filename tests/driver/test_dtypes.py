@@ -84,6 +84,14 @@ def test_numbers_that_a_tensor_holds() -> None:
     agree(lambda x: (x.masked_fill(x > 2, lowest), x.masked_fill(x > 2, float("-inf")), x * 1e10, x.clamp(-65504, 65504)), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("numbers", [(0.0, 100.0, 0.1), (-5.0, 3000.0, 1.5), (0.0, 5000.0, 1.0)])
+def test_what_is_counted_is_rounded_once(numbers: tuple[float, float, float], dtype: torch.dtype) -> None:
+    expected = torch.arange(*numbers, dtype=torch.float64).to(dtype)
+    model, x = Apply(lambda x: x + torch.arange(*numbers, dtype=dtype)).eval(), torch.zeros_like(expected)
+    assert torch.equal(sashiko.compile(model, (x,), strict=True)(x), expected)
+
+
 def test_integers_are_rounded_to_the_half_they_are_promoted_to() -> None:
     """Where they may become infinite, or another number than a division leaves the remainder of."""
     numbers = torch.tensor([32766, 1027, -32767, 70000, -65000, 3, 16777217])

@@ -35,6 +35,9 @@ STEPS: dict[str, Step] = {
     "the largest part": lambda x: x.flatten(1).topk(max(1, int(x.shape[-1] * 0.3)), 1).values,
     "a square": lambda x: x[..., : int(math.sqrt(x.shape[-1])) ** 2].unflatten(-1, (int(math.sqrt(x.shape[-1])), -1)).sum(-1),
     "with what is asked of a size": lambda x: x * (x.shape[-1] > 50),
+    "counted down by a float": lambda x: x + torch.arange(x.shape[-1] - 1, -1, -1.0),
+    "counted down by a fraction": lambda x: x + torch.arange(x.shape[-1], 0, -0.5)[: x.shape[-1]],
+    "counted by a size from a fraction": lambda x: x.sum() + torch.arange(0.25, x.shape[-1] * x.shape[-2], x.shape[-1]),
     "with what is asked of two": lambda x: x * ((x.shape[-1] > 50) & (x.shape[-2] < 100)),
 }
 IMAGES = tuple(torch.randn(2, 3, height, width) for height, width in ((36, 52), (44, 60), (101, 37), (30, 30)))
@@ -51,7 +54,7 @@ def test_dynamo_compiles_them_once(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["resized by a fraction", "resized to fit", "filled up"])
+@pytest.mark.parametrize("name", ["resized by a fraction", "resized to fit", "filled up", "counted by a size from a fraction"])
 def test_declared_sizes(name: str, tmp_path: Path) -> None:
     """As a model for sizes in a range, and once more from a file."""
     model = Apply(STEPS[name]).eval()

@@ -20,6 +20,7 @@ from sashiko.graph.symbols import require
 Size = Callable[[Any], Any]
 # A size of n rows, and whether it has the form of a fraction.
 SIZES: dict[str, tuple[Size, bool]] = {
+    "less than none": (lambda n: -math.floor(n / -4.0), True),
     "half": (lambda n: torch.sym_int(n * 0.5), True),
     "one and a half": (lambda n: torch.sym_int(1.5 * n), True),
     "linear": (lambda n: torch.sym_int(0.25 * n + 3), True),
