@@ -22,7 +22,7 @@ from ..diagnostics.errors import BY_PARTS, PADDED, InputError, SashikoError, Uns
 from . import flex
 from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
-from .attributes import kept, without_data
+from .attributes import counted, without_data
 from .decompose import by_node
 from .lower import PART_OF
 from .views import writes_to_windows
@@ -31,6 +31,8 @@ from .views import writes_to_windows
 # result, which a graph of values has no place for.
 _CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve")}
 CPU = "move it with .cpu(); on a GPU, torch.compile(model, backend=\"sashiko\") compiles what it finds there"
+# What to do about attributes that forward changes.
+AS_STATE = "a buffer that it writes into is kept, and torch.compile(model, backend=\"sashiko\") asks for such numbers"
 # What to do about errors of torch, by a part of their text.
 KNOWN = (
     (
@@ -135,9 +137,15 @@ def check_module(model: object) -> None:
 
 
 def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
-    """What torch.export makes of a model, whose attributes stay as they were."""
-    with kept(model):
-        return without_transforms(torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False))
+    """What torch.export makes of a model, whose attributes stay as they were. A warning names numbers that each call would change."""
+
+    def trace() -> ExportedProgram:
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+
+    program, names = counted(model, trace)
+    if names:
+        warnings.warn(f"sashiko takes {', '.join(names)} for constant, which the model changes in each call: {AS_STATE}", stacklevel=2)
+    return without_transforms(program)
 
 
 def distinct(model: torch.nn.Module, arguments: T) -> T:

@@ -115,3 +115,47 @@ def test_a_lazy_layer_stays_what_its_first_call_makes_of_it() -> None:
     model = nn.Sequential(nn.LazyLinear(5), nn.ReLU()).eval()
     assert sashiko.quantize(model, [(X,)])(X).shape == model(X).shape == (4, 5)
     assert type(model[0]) is nn.Linear
+
+
+class Counts(nn.Module):
+    """How often it was called, in one of its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.linear.calls = 0  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.calls += 1  # type: ignore[operator]
+        return self.linear(x) * self.linear.calls
+
+
+class Sizes(nn.Module):
+    """What every call stores alike, or makes once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width, self.longest, self.scale, self.ready, self.last = 0, 1, 0.5, False, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.width, self.longest, self.scale = x.shape[1], max(self.longest, x.shape[0]), x.shape[1] ** -0.5
+        self.ready, self.last, self.made = True, x.shape[0], 1  # type: ignore[assignment]
+        return x * self.scale
+
+
+@verbs
+@torch.no_grad()
+def test_numbers_that_calls_change_are_spoken_of(verb: str) -> None:
+    model = Counts().eval()
+    with pytest.warns(UserWarning, match="takes linear.calls for constant"):
+        made = VERBS[verb](model)
+    assert model.linear.calls == 0 and not model._forward_hooks
+    assert_close(made(X), model.linear(X), rtol=2e-2, atol=2e-2)
+    assert torch.equal(model(X), model.linear(X)) and torch.equal(model(X), model.linear(X) * 2)
+
+
+@torch.no_grad()
+def test_numbers_that_calls_store_are_not(recwarn: pytest.WarningsRecorder) -> None:
+    model = Sizes().eval()
+    assert_close(sashiko.compile(model, (X,))(X), X * 3**-0.5)
+    assert not [str(w.message) for w in recwarn if "sashiko" in str(w.message)] and model.width == 0 and not hasattr(model, "made")
