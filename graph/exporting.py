@@ -52,6 +52,8 @@ KNOWN = (
     ),
     ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
 )
+# What torch says of tensors that are written and held outside of modules.
+_OUTSIDE = ("is mutated in the forward method", "expected compiled_fn to be GraphModule")
 _BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences
 _NOT_THE_USERS = ("torch", "sympy", "contextlib", __name__.partition(".")[0])
 # Of what is not known to be torch's fault: the model itself may raise.
@@ -198,7 +200,23 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             # Without dropout: torch would copy there, and writes behind it would not reach what is before it.
             return found or _by_torch(by_node(program, {}, lambda node: True) or program, table)
     except Exception as error:
-        raise translated(error) from error
+        raise _written_outside(program, error) or translated(error) from error
+
+
+def _written_outside(program: ExportedProgram, error: Exception) -> Unsupported | None:
+    """What torch's error means where the model writes into a tensor that a plain object holds; None for any other."""
+    if not any(sign in str(error) for sign in _OUTSIDE):
+        return None
+    signature, tensors = program.graph_signature, {**program.constants, **program.state_dict}
+    buffers = {tensors[name].data_ptr(): name for name in signature.buffers if tensors[name].numel()}
+    twice = [buffers[at] for name in signature.lifted_tensor_constants if (at := tensors[name].data_ptr()) in buffers]
+    if twice:
+        hint = "use it as the buffer everywhere, or pass torch.export.export(model, arguments, strict=True).module(): both are one there"
+        return Unsupported(f"the model writes into its buffer {twice[0]}, which an object that is no module holds, too", hint=hint)
+    if _OUTSIDE[0] in str(error):
+        hint = f"make it a buffer by register_buffer, and use it as that attribute; or {BY_PARTS}"
+        return Unsupported("the model writes into a tensor that is neither a buffer nor an argument", hint=hint)
+    return None
 
 
 def _is_taken(op: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,3 +234,30 @@ def test_a_branch_on_data_is_refused_quietly_and_the_parts_are_quantized(
         got = torch.compile(whole, backend="sashiko")(x)
     assert (got - expected).abs().max() <= 0.03 * expected.abs().max()
     assert sum("int_linear" in label for label in labels) == 2
+
+
+class Keeps(nn.Module):
+    """Writes into a tensor that a plain object holds, and maybe the module, as a buffer, too."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.cache = SimpleNamespace(keys=torch.zeros(4, 8))
+        if buffer:
+            self.register_buffer("keys", self.cache.keys, persistent=False)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.cache.keys.index_copy_(0, at, x)
+        return self.cache.keys.sum(0) + x
+
+
+@torch.no_grad()
+def test_a_tensor_that_is_written_and_held_by_a_plain_object() -> None:
+    given = torch.randn(1, 8), torch.tensor([1])
+    with pytest.raises(sashiko.Unsupported, match=r"neither a buffer nor an argument(.|\n)*register_buffer"):
+        sashiko.compile(Keeps(False).eval(), given)
+    with pytest.raises(sashiko.Unsupported, match=r"its buffer keys, which an object that is no module holds, too(.|\n)*strict=True"):
+        sashiko.compile(Keeps(True).eval(), given)
+    eager, model = Keeps(True).eval(), Keeps(True).eval()
+    compiled = sashiko.compile(torch.export.export(model, given, strict=True).module(), given)
+    for _ in range(2):
+        assert_close(compiled(*given), eager(*given))
