@@ -86,19 +86,19 @@ def capture(x: torch.Tensor) -> Capture:
 
 
 @functools.cache
-def lab(outlier: float) -> Lab:
+def lab(outlier: float, preset: str = "int8-symmetric") -> Lab:
     """The models of `net(outlier)`, compiled once for all tests."""
     x = data()[0]
-
-    calibration = calibrate(net(outlier), data(), PRESETS["int8-symmetric"])
+    calibration = calibrate(net(outlier), data(), PRESETS[preset])
     return Lab(calibration, capture(x), frozenset(site.name for site in calibration.placement.sites))
 
 
 def searched(
-    timer: FakeTimer, goal: Goal | None = None, *, outlier: float = 1.0, budget: float = math.inf, narrow: bool = True
+    timer: FakeTimer, goal: Goal | None = None, *, outlier: float = 1.0, budget: float = math.inf, narrow: bool = True,
+    preset: str = "int8-symmetric",
 ) -> CompiledModel:
     """The search on fake times, with all the real time it wants; without a goal, for an error of 2 %."""
-    return find(lab(outlier), net(outlier), replace(goal or goal_of(None, None, 0.02), budget=budget), timer, narrow)
+    return find(lab(outlier, preset), net(outlier), replace(goal or goal_of(None, None, 0.02), budget=budget), timer, narrow)
 
 
 def precisions(fast: CompiledModel) -> dict[str, str]:
@@ -199,15 +199,16 @@ def test_a_mix_that_is_hardly_faster_is_not_returned() -> None:
     assert fast.search is not None and fast.search.chosen == "mix"
 
 
-def test_bf16_wins_where_it_is_fastest_and_accurate_enough() -> None:
+@pytest.mark.parametrize("preset", ["int8-symmetric", "int8-static"])
+def test_bf16_wins_where_it_is_fastest_and_accurate_enough(preset: str) -> None:
     times = {QUANTIZED: 3.0, FINE: 3.0, NARROW: 1.0, FLOAT: 2.0}
-    fast = searched(FakeTimer(times, whole={"bf16": 0.5}))
+    fast = searched(FakeTimer(times, whole={"bf16": 0.5}), preset=preset)
     assert fast.search is not None and fast.search.chosen == "bf16"
     assert set(precisions(fast).values()) == {"bf16"}
     assert len(fast.search.trials) == 1 and 1e-4 < fast.search.trials[0].error < 0.01
     assert 1e-4 < relative_error(net(), fast) < 0.01
     # bf16 has 8 bits: a thousandth is out of its reach, and fp32 is the answer however slow it is.
-    strict = searched(FakeTimer(times, whole={"bf16": 0.5}), goal_of(None, None, 1e-4))
+    strict = searched(FakeTimer(times, whole={"bf16": 0.5}), goal_of(None, None, 1e-4), preset=preset)
     assert strict.search is not None and strict.search.chosen == "fp32"
     assert strict.search.candidates[0].name == "bf16" and strict.search.candidates[0].meets is False
 

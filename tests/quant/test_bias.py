@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sashiko.quant import ActivationScheme, OpScheme, Override, Scheme, WeightScheme, calibrate, quantize
+from sashiko.quant import BF16, FP32, ActivationScheme, OpScheme, Override, Scheme, WeightScheme, calibrate, quantize
 from tests.graph.captures import Causal
 from tests.quant.models import Attention, mlp
 
@@ -125,6 +125,19 @@ def test_a_choice_of_precisions_is_corrected_too() -> None:
     mixed = found.build({"second": SCHEMES["rows"]})
     with torch.no_grad():
         torch.testing.assert_close(mixed(x).mean(0), model(x).mean(0), rtol=0, atol=1e-4)
+
+
+def test_what_a_choice_leaves_in_floating_point_keeps_its_bias() -> None:
+    torch.manual_seed(0)
+    model, x = Shifted(True).eval(), torch.randn(64, 32)
+    found = calibrate(model, [x], Scheme(COARSE, correct_bias=True))
+    mixed = found.build({"first": BF16, "second": FP32})
+    for name in ("first", "second"):
+        assert torch.equal(mixed.get_parameter(f"{name}.bias"), model.get_parameter(f"{name}.bias"))
+    narrow = found.build(dict.fromkeys(found.means, BF16))
+    with torch.no_grad():
+        torch.testing.assert_close(mixed(x).mean(0), model(x).mean(0), rtol=0, atol=1e-4)  # the last makes up for what is before it
+        torch.testing.assert_close(narrow(x), quantize(model, [x], preset=Scheme(BF16))(x), rtol=0, atol=0)
 
 
 def test_without_sites_nothing_happens() -> None:
