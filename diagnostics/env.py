@@ -49,6 +49,15 @@ def _read_int(name: str, low: int, high: int) -> int | None:
     return int(text)
 
 
+def _folder(name: str, text: str) -> Path:
+    """The folder that a variable names or, unset, stands for. Raises InputError for the home of somebody unknown."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        what = f"{name}: {text!r} lies in a home folder that is not known"
+        raise InputError(what, "environment", f"set {name} to a path without ~") from error
+
+
 def current() -> tuple[tuple[Variable, str], ...]:
     """Returns every variable with its present text, empty when it is unset."""
     return tuple((variable, _read(variable.name)) for variable in VARIABLES)
@@ -67,17 +76,17 @@ def debug_level() -> int:
 def dump_dir() -> Path | None:
     """Returns the folder for stage dumps, or None when dumping is off."""
     text = _read("SASHIKO_DUMP")
-    return Path(text).expanduser() if text else None
+    return _folder("SASHIKO_DUMP", text) if text else None
 
 
 def cache_dir() -> Path:
     """Returns the cache folder (it may not exist yet): SASHIKO_CACHE, else XDG_CACHE_HOME/sashiko, else ~/.cache/sashiko."""
     text = _read("SASHIKO_CACHE")
     if text:
-        return Path(text).expanduser()
+        return _folder("SASHIKO_CACHE", text)
     xdg = _read("XDG_CACHE_HOME")
     # The XDG specification says that a relative path is invalid and is to be ignored.
-    base = Path(xdg) if xdg and Path(xdg).is_absolute() else Path("~/.cache").expanduser()
+    base = Path(xdg) if xdg and Path(xdg).is_absolute() else _folder("SASHIKO_CACHE", "~/.cache")
     return base / "sashiko"
 
 

@@ -43,7 +43,7 @@ def resolve(preset: str | Scheme) -> Scheme:
     """The scheme of a preset's name; a scheme is itself. Raises InputError for an unknown name."""
     if isinstance(preset, Scheme):
         return preset
-    scheme = PRESETS.get(preset)
+    scheme = PRESETS.get(preset) if isinstance(preset, str) else None
     if scheme is None:
         raise InputError(f"there is no preset {preset!r}", "quantize(preset=...)", f"choose one of {', '.join(PRESETS)}, or pass a Scheme")
     return scheme

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..diagnostics.errors import InputError
+from .fields import check_fields
 
 ObserverName = Literal["minmax", "average", "percentile", "mse", "entropy"]
 Floating = Literal["fp32", "bf16"]
@@ -19,7 +20,6 @@ Sums = Literal["auto", "most", 1, 2, 4]
 Where = str | re.Pattern[str] | type[nn.Module]
 
 OBSERVERS: tuple[ObserverName, ...] = ("minmax", "average", "percentile", "mse", "entropy")
-OPERATIONS: tuple[Operation, ...] = ("linear", "convolution", "recurrence", "experts", "matmul", "attention", "embedding")
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,9 @@ class ActivationScheme:
     bins: int = 4096
 
     def __post_init__(self) -> None:
-        if self.observer not in OBSERVERS:
-            raise InputError(f"there is no observer {self.observer!r}", "ActivationScheme", f"choose one of {', '.join(OBSERVERS)}")
+        check_fields(self)
         if not 50.0 < self.percentile <= 100.0:
             raise InputError(f"percentile={self.percentile} is not in (50, 100]", "ActivationScheme", "99.9 to 99.999 is usual")
-        if self.granularity not in ("tensor", "row"):
-            raise InputError(f"granularity={self.granularity!r} is not known for activations", "ActivationScheme", "use 'tensor' or 'row'")
         if self.bins < 64 or self.bins & (self.bins - 1):
             raise InputError(f"bins={self.bins} is not a power of two of at least 64", "ActivationScheme")
 
@@ -89,20 +86,12 @@ class WeightScheme:
     sums16: Sums = "auto"
 
     def __post_init__(self) -> None:
-        if self.bits not in (8, 4):
-            raise InputError(f"bits={self.bits} is not known for weights", "WeightScheme", "use 8 or 4")
-        if self.granularity not in ("channel", "tensor", "group"):
-            what = f"granularity={self.granularity!r} is not known for weights"
-            raise InputError(what, "WeightScheme", "use 'channel', 'tensor' or 'group'")
+        check_fields(self)
         if (self.bits == 4) != (self.granularity == "group"):
             what = f"{self.bits}-bit weights per {self.granularity}"
             raise InputError(what, "WeightScheme", "groups are for 4 bits, and 4 bits need groups")
         if self.group < 8 or self.group & (self.group - 1):
             raise InputError(f"group={self.group} is not a power of two of at least 8", "WeightScheme")
-        if self.clip not in ("none", "mse"):
-            raise InputError(f"clip={self.clip!r} is not known", "WeightScheme", "use 'none' or 'mse'")
-        if self.sums16 not in ("auto", "most", 1, 2, 4):
-            raise InputError(f"sums16={self.sums16!r} is not known", "WeightScheme", "use 'auto', 'most', 1, 2 or 4")
         if self.sums16 in ("most", 2, 4) and self.bits != 8:
             raise InputError(f"sums16={self.sums16} with {self.bits}-bit weights", "WeightScheme", "it is for 8 bits")
 
@@ -121,8 +110,7 @@ class OpScheme:
     floating: Floating = "fp32"
 
     def __post_init__(self) -> None:
-        if self.floating not in ("fp32", "bf16"):
-            raise InputError(f"floating={self.floating!r} is not known", "OpScheme", "use 'fp32' or 'bf16'")
+        check_fields(self)
         if self.activation is not None and self.weight is not None and self.weight.bits != 8:
             raise InputError("4-bit weights with quantized activations have no kernel", "OpScheme", "use activation=None, or 8 bits")
         if self.activation is not None and self.weight is None:
@@ -161,6 +149,7 @@ class Override:
         if not isinstance(where, (str, re.Pattern)) and not (isinstance(where, type) and issubclass(where, nn.Module)):
             what = f"{where!r} names no operations"
             raise InputError(what, "quantize(exclude=...) or Override(...)", "give a name, a compiled pattern or a class of modules")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -175,6 +164,7 @@ class SmoothQuant:
     alphas: tuple[float, ...] = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if any(not 0.0 <= a <= 1.0 for a in (*self.alphas, self.alpha or 0.0)) or not self.alphas:
             raise InputError("alpha is not in [0, 1]", "SmoothQuant", "0.5 is usual")
 
@@ -199,9 +189,7 @@ class Scheme:
     sample: int = 16
 
     def __post_init__(self) -> None:
-        for name in self.operations:
-            if name not in OPERATIONS:
-                raise InputError(f"there is no operation {name!r}", "Scheme(operations=...)", f"choose among {', '.join(OPERATIONS)}")
+        check_fields(self)
         if self.sample < 1:
             raise InputError(f"sample={self.sample} is not a number of batches", "Scheme", "16 is usual")
 

@@ -76,6 +76,22 @@ def test_bad_numbers_name_the_variable(monkeypatch: pytest.MonkeyPatch, name: st
         read()
 
 
+@pytest.mark.parametrize(("name", "read"), [("SASHIKO_DUMP", env.dump_dir), ("SASHIKO_CACHE", env.cache_dir)])
+def test_a_home_of_nobody_names_the_variable(monkeypatch: pytest.MonkeyPatch, name: str, read: Callable[[], object]) -> None:
+    monkeypatch.setenv(name, "~nobody that is known/folder")
+    with pytest.raises(InputError, match=name):
+        read()
+
+
+def test_without_a_home_the_variable_for_the_cache_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    with pytest.raises(InputError, match="SASHIKO_CACHE"):
+        env.cache_dir()
+
+
 def test_at_most_six_variables_and_every_one_documented() -> None:
     page = (ROOT / "docs" / "env.md").read_text()
     assert len(env.VARIABLES) <= 6

@@ -145,6 +145,7 @@ def test_bad_options_are_named() -> None:
         lambda: Scheme(sample=0),
         lambda: SmoothQuant(1.5),
         lambda: resolve("int3"),
+        lambda: resolve(["int8"]),  # type: ignore[arg-type]
     ):
         with pytest.raises(InputError):
             make()
