@@ -104,7 +104,7 @@ class _Writer:
             self._keys[id(value)] = name
             self.tensors[name] = value.detach().permute(order).contiguous()
         held = {"tensor": self._keys[id(value)], "order": order, "parameter": isinstance(value, torch.nn.Parameter)}
-        return {**held, "type": _type_json(value)}
+        return {**held, "type": _type_json(value), "ones": _strides_of_ones(value)}
 
 
 class _Reader:
@@ -140,6 +140,7 @@ class _Reader:
             tensor = self.tensors[key].permute([order.index(axis) for axis in range(len(order))])
             if _type_json(tensor) != data.get("type", _type_json(tensor)):
                 raise ArtifactError(f"{key} is {_type_json(tensor)}, and the program was written for {data['type']!r:.100}")
+            tensor = _with_strides_of_ones(tensor, data.get("ones"))
             self._made[key] = torch.nn.Parameter(tensor, requires_grad=False) if data["parameter"] else tensor
         return self._made[key]
 
@@ -159,6 +160,19 @@ def _storage_order(tensor: torch.Tensor) -> list[int]:
     """The axes from the one with the greatest stride on, so that memory formats survive."""
     strides = tensor.stride()
     return sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
+
+
+def _strides_of_ones(tensor: torch.Tensor) -> list[int]:
+    """The strides of axes of size 1, which say nothing of the memory, and yet tell PyTorch's convolutions which format it has."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size == 1]
+
+
+def _with_strides_of_ones(tensor: torch.Tensor, strides: list[int] | None) -> torch.Tensor:
+    """strides: None where a file does not know them."""
+    if strides is None or strides == _strides_of_ones(tensor):
+        return tensor
+    ones = dict(zip([axis for axis, size in enumerate(tensor.shape) if size == 1], strides, strict=True))
+    return tensor.as_strided(tensor.shape, [ones.get(axis, own) for axis, own in enumerate(tensor.stride())])
 
 
 def _class_name(kind: object) -> str:
