@@ -120,14 +120,15 @@ class Gate:
     assumed: tuple[Assumed, ...] = ()
 
     @property
-    def _free(self) -> list[FreeDim]:
+    def free(self) -> list[FreeDim]:
+        """The dimensions that may vary, of all arguments."""
         leaves = (leaf for _, part in self.arguments for leaf in part if isinstance(leaf, TensorLeaf))
         return [dim for leaf in leaves for dim in leaf.dims if isinstance(dim, FreeDim)]
 
     def check_symbols(self) -> None:
         """Raises ArtifactError for assumptions on what is no size and is not computed from sizes."""
         try:
-            require(self.assumed, {dim.symbol: dim.seen for dim in self._free})
+            require(self.assumed, {dim.symbol: dim.seen for dim in self.free})
         except KeyError as error:
             raise ArtifactError(f"the program assumes something of {error}, which is no size") from error
         except InputError:  # sizes of calibration may be unknown
@@ -164,7 +165,7 @@ class Gate:
         sizes: dict[str, int] = {}
         for name, leaves in self.arguments:
             self._check(name, leaves, values[name], sizes)
-        ones = {dim.symbol: 1 for dim in self._free}  # sizes of 1 are no symbol's value: they stretch
+        ones = {dim.symbol: 1 for dim in self.free}  # sizes of 1 are no symbol's value: they stretch
         require(self.assumed, {**ones, **sizes})
         return [values[name] for name in self.names]
 

@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,8 +25,9 @@ from ..graph.aten.recurrent import RECURRENCE
 from ..graph.exporting import example, quiet, translated
 from ..graph.nodes import origin_of
 from ..graph.rows import LEAST, MOST
+from ..graph.symbols import require
 from . import ops
-from .module import FreeDim, QuantizedModule, TensorLeaf
+from .module import FreeDim, Gate, QuantizedModule, TensorLeaf
 
 _PACKAGES = ("onnx", "onnxscript")
 _PLACE = "export_onnx"
@@ -43,7 +44,7 @@ def export_onnx(
 
     Activations with one scale become QuantizeLinear and DequantizeLinear; those with a scale for each row the arithmetic that finds it;
     integer weights DequantizeLinear of an int8 initializer, per channel or per group. Sizes that calibration left free stay free.
-    example_inputs: as for `compile`, needed only where sizes depend on each other.
+    example_inputs: as for `compile`; without, zeros of sizes that the module takes.
 
     Where weights alone are integers to ONNX Runtime, as with scales for each row, it rounds what they are multiplied by to int8 once more,
     and a step is kept only if its SessionOptions say no: `add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")`.
@@ -122,7 +123,7 @@ def _projects(node: Node) -> bool:
 
 def _examples(quantized: QuantizedModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Zeros that the gate accepts, in the structure of the arguments."""
-    sizes: dict[str, int] = {}
+    sizes = _sizes(quantized.gate)
     leaves = [leaf for _, part in quantized.gate.arguments for leaf in part]
     codegen = quantized.graph._codegen
     assert isinstance(codegen, _PyTreeCodeGen)
@@ -131,18 +132,29 @@ def _examples(quantized: QuantizedModule) -> tuple[tuple[Any, ...], dict[str, An
     return tuple(args), kwargs
 
 
-def _zeros(leaf: TensorLeaf, sizes: dict[str, int]) -> torch.Tensor:
-    return torch.zeros([_size(dim, sizes) if isinstance(dim, FreeDim) else dim for dim in leaf.dims], dtype=leaf.dtype)
+def _zeros(leaf: TensorLeaf, sizes: Mapping[str, int]) -> torch.Tensor:
+    return torch.zeros([sizes[dim.symbol] if isinstance(dim, FreeDim) else dim for dim in leaf.dims], dtype=leaf.dtype)
 
 
-def _size(dim: FreeDim, sizes: dict[str, int]) -> int:
+def _sizes(gate: Gate) -> dict[str, int]:
+    """What the symbols stand for: sizes that differ, or those of calibration where the program does not take these."""
+    sizes: dict[str, int] = {}
+    for dim in gate.free:
+        if dim.symbol not in sizes:
+            sizes[dim.symbol] = _size(dim, sizes.values())
+    try:
+        require(gate.assumed, sizes)
+    except InputError:
+        sizes.update({dim.symbol: dim.seen for dim in gate.free if dim.seen})
+    return sizes
+
+
+def _size(dim: FreeDim, taken: Collection[int]) -> int:
     """A size within the range, that of calibration or a multiple: what is small enough becomes 1 on its way through a network of
     convolutions, and is taken for 1 always. Each symbol has its own, lest torch takes two for one."""
-    if dim.symbol not in sizes:
-        usual = max(dim.low, dim.seen or _FREE_SIZE)
-        fitting = (size for size in (*(usual << n for n in range(8)), *range(usual, 1, -1)) if dim.high is None or size <= dim.high)
-        sizes[dim.symbol] = next((size for size in fitting if size not in sizes.values()), usual)
-    return sizes[dim.symbol]
+    usual = max(dim.low, dim.seen or _FREE_SIZE)
+    fitting = (size for size in (*(usual << n for n in range(8)), *range(usual, 1, -1)) if dim.high is None or size <= dim.high)
+    return next((size for size in fitting if size not in taken), usual)
 
 
 def _freedom(value: Any) -> Any:

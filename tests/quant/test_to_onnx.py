@@ -114,6 +114,14 @@ def test_convolutions(tmp_path: Path) -> None:
     assert max(steps(small, tmp_path / "c.onnx", {"input": torch.randn(n, 3, 16, 16)}) for n in (1, 3)) < 1
 
 
+def test_images_of_the_size_that_a_linear_takes(tmp_path: Path) -> None:
+    """Height and width hang together by their product: the file is made for those of calibration."""
+    convolutions = (nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU())
+    small = quantize(nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(32, 4)).eval(), [torch.randn(2, 1, 8, 8)], preset=STATIC)
+    export_onnx(small, tmp_path / "c.onnx")
+    assert max(steps(small, tmp_path / "c.onnx", {"input": torch.randn(n, 1, 8, 8)}) for n in (1, 3)) < 1
+
+
 def test_images_that_become_small(tmp_path: Path) -> None:
     """What one pixel is left of says nothing of larger images: the file is made for those of calibration, which a saved module knows."""
 
