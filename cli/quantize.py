@@ -55,6 +55,9 @@ def run(options: argparse.Namespace) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{str(options.out)!r} cannot be made: {error.strerror}", hint="give a folder for --out") from error
+    _writable("--out", options.out / MODULE_FILE)
+    if report is not None:
+        _writable("--report", report)  # in the folder that was made
     searched = options.preset == AUTO or options.max_drop is not None
     small = _searched(model, data, measure, options) if searched else _plain(model, data, measure, options)
     small.save(options.out / MODULE_FILE)
@@ -69,10 +72,14 @@ def _report(options: argparse.Namespace) -> Path:
     folder = Path(text).parent.absolute()
     if "\0" not in text and folder in (out, *out.parents) and not folder.exists():
         return Path(text)
+    return _writable("--report", text)
+
+
+def _writable(option: str, path: str | Path) -> Path:
     try:
-        return file_to_write(text)
+        return file_to_write(str(path))
     except argparse.ArgumentTypeError as error:
-        raise InputError(f"--report: {error}") from error
+        raise InputError(f"{option}: {error}") from error
 
 
 def summary(record: QuantRecord) -> dict[str, Any]:

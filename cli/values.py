@@ -33,11 +33,17 @@ def file_to_read(text: str) -> Path:
 
 
 def file_to_write(text: str) -> Path:
-    """In a folder that exists."""
-    path = Path(text)
-    if "\0" in text or path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ArgumentTypeError(f"{text!r} cannot be written")
-    return path
+    """In a folder that exists. What is not there is made, and taken away again: folders such as /proc do not say that they take none."""
+    try:
+        real = Path(os.path.realpath(text))
+        if not real.exists():
+            real.touch(exist_ok=False)
+            real.unlink()
+        elif real.is_dir() or not os.access(real, os.W_OK):
+            raise ArgumentTypeError(f"{text!r} cannot be written")
+    except (OSError, ValueError) as error:  # ValueError: no name at all
+        raise ArgumentTypeError(f"{text!r} cannot be written") from error
+    return Path(text)
 
 
 def folder_to_write(text: str) -> Path:

@@ -1,0 +1,27 @@
+"""Types of arguments: what they take, and that asking leaves nothing behind."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+import pytest
+
+from sashiko.cli.values import file_to_write
+
+
+def test_files_to_write(tmp_path: Path) -> None:
+    there, link = tmp_path / "there", tmp_path / "link"
+    there.write_text("text")
+    link.symlink_to(tmp_path / "target")
+    for path in (there, link, tmp_path / "new"):
+        assert file_to_write(str(path)) == path
+    assert there.read_text() == "text" and link.is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"there", "link"}
+
+
+@pytest.mark.parametrize("name", ["", "absent/file", "there/file", "\0", "n" * 300])
+def test_files_that_cannot_be(name: str, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("text")
+    with pytest.raises(ArgumentTypeError, match="cannot be written"):
+        file_to_write(str(tmp_path / name))
