@@ -87,14 +87,14 @@ class _Signature:
         are copied into which graph inputs; all others are returned. `handed`: of these, those that are not computed but tensors of the
         call or of the model, and the graph input that each is (None: of the model)."""
         made: dict[Node, OutputSpec] = {}
-        positions = {i.index: p for p, i in enumerate(self.inputs) if isinstance(i, TensorInput)}
+        own_tensors: dict[int | None, OutputSpec] = {state.index: FixedOutput(state.tensor) for state in self.state}
+        own_tensors |= {i.index: InputOutput(p) for p, i in enumerate(self.inputs) if isinstance(i, TensorInput)}
         outputs: list[Value] = []
         returned: list[OutputSpec] = []
         mutations: list[Mutation] = []
         for number, result in enumerate(results):
             if number not in writes:
-                index = handed.get(number)
-                given = InputOutput(positions[index]) if index in positions else None
+                given = own_tensors.get(handed.get(number))
                 node = _source(nodes[number])
                 returned.append(made.get(node) or given or self._returned(result, node, outputs, number in handed))
                 if isinstance(node, Node):

@@ -80,7 +80,7 @@ class GraphOutput:
 
 @dataclass(frozen=True, eq=False)
 class FixedOutput:
-    """A Python value, or a parameter of the model handed out as it is."""
+    """A Python value, or a parameter or buffer of the model handed out as it is."""
 
     value: Any
 

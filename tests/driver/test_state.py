@@ -43,6 +43,32 @@ def test_buffers_that_the_model_writes() -> None:
     assert_close(compiled(data[0]), twin(data[0]))
 
 
+def test_buffers_that_are_results() -> None:
+    class Sums(nn.Module):
+        """Of what the calls gave: one added up in place, one replaced, and one as it was before the call."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("added", "replaced", "before"):
+                self.register_buffer(name, torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            old = self.before + 0
+            self.before.add_(x)
+            self.added.add_(x)
+            self.replaced.copy_(torch.sort(self.replaced + x)[0])
+            return self.added, self.replaced, old, self.added * 2
+
+    model = Sums().eval()
+    twin, x = copy.deepcopy(model), torch.randn(4)
+    compiled = sashiko.compile(model, (x,))
+    for _ in range(2):
+        got = compiled(x)
+        assert_close(got, twin(x))
+        assert got[0] is model.added and got[1] is model.replaced
+        assert got[2].data_ptr() != model.before.data_ptr() and got[3].data_ptr() != model.added.data_ptr()
+
+
 def test_two_models_compiled_alike_have_states_of_their_own() -> None:
     models = Counter().eval(), Counter().eval()
     x = torch.randn(3, 4)
