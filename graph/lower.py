@@ -294,7 +294,7 @@ class Lowering:
         """Raises Unsupported when random operations would draw their numbers in another order than eager does."""
         drawn = [v for v in graph.order if v in self.random]
         if drawn != self.random:
-            raise Unsupported("several random operations whose order cannot be kept", self.random[0].origin)
+            raise Unsupported("several random operations whose order cannot be kept", self.random[0].origin, BY_PARTS)
 
 
 def constant_value(tensor: torch.Tensor, name: str, watched: bool, device: torch.device = CPU) -> Value | Wrapped:

@@ -261,3 +261,19 @@ def test_a_tensor_that_is_written_and_held_by_a_plain_object() -> None:
     compiled = sashiko.compile(torch.export.export(model, given, strict=True).module(), given)
     for _ in range(2):
         assert_close(compiled(*given), eager(*given))
+
+
+def test_draws_whose_order_cannot_be_kept() -> None:
+    class Draws(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, second = torch.rand(4, 1), torch.randn(4, 9)
+            return x * second + first
+
+    x = torch.randn(4, 9)
+    with pytest.raises(sashiko.Unsupported, match=r"order cannot be kept(.|\n)*torch\.compile\(model"):
+        sashiko.compile(Draws().eval(), (x,))
+    torch.manual_seed(0)
+    expected = Draws()(x)
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="leaves a graph to PyTorch"):
+        assert_close(torch.compile(Draws(), backend="sashiko")(x), expected)
