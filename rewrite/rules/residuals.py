@@ -21,8 +21,9 @@ from ...graph.ops import OPS, make
 from ...graph.types import DType, f32
 from .digits import Demands
 
-# Operations to which a rounding error matters no more than to a product: exponentials make it larger.
-_LINEAR = ("add", "sub", "mul", "neg", "relu", "maximum", "minimum", "cast", "slice", "reduce")
+# Operations to which a rounding error matters no more than to a product, as do sums: exponentials make it larger, and where comparisons
+# choose, what is alike when rounded may have been different.
+_LINEAR = ("add", "sub", "mul", "neg", "relu", "maximum", "minimum", "slice")
 _FIXED, _INPUT, _SUMS, _OTHER = range(4)  # what a value is made of: constants, inputs, products' sums, anything else
 
 
@@ -73,7 +74,8 @@ def _before_moves(graph: Graph, dtype: DType) -> Graph:
         return make(new.op, *inputs, attrs=new.attrs, origin=new.origin, name=new.name)
 
     def visit(value: Value, inputs: tuple[Value, ...]) -> Value:
-        return before(value.inputs[0], inputs[0]) if _narrows(value, dtype) else with_inputs(value, inputs)
+        moved = _narrows(value, dtype) and _moves(value.inputs[0])
+        return before(value.inputs[0], inputs[0]) if moved else with_inputs(value, inputs)
 
     return rebuild(graph, visit)
 
@@ -85,17 +87,19 @@ def _moves(value: Value) -> bool:
     return value.op in ("concat", "pad") or (OPS[value.op].group == "view" and value.op != "slice")
 
 
+def _passes_on(user: Value) -> bool:
+    return user.op in _LINEAR or _moves(user) or (isinstance(user.attrs, A.ReduceAttrs) and user.attrs.kind == "sum")
+
+
 def _kinds(graph: Graph) -> dict[Value, int]:
     kinds: dict[Value, int] = {}
     for value in graph.order:
         below = max((kinds[v] for v in value.inputs), default=_INPUT if value.op == "input" else _FIXED)
         group = OPS[value.op].group
-        if below == _FIXED or group == "elementwise" or value.op == "slice" or _moves(value):
+        if not value.inputs or below == _FIXED or group == "elementwise" or value.op == "slice" or _moves(value):
             kinds[value] = below
-        elif value.op != "input":
-            kinds[value] = _SUMS if group == "contraction" else _OTHER
         else:
-            kinds[value] = _INPUT
+            kinds[value] = _SUMS if group == "contraction" else _OTHER
     return kinds
 
 
@@ -107,7 +111,7 @@ def _shared(graph: Graph, dtype: DType) -> set[Value]:
         if value.dtype != f32 or kinds[value] != _SUMS or graph.is_output(value):
             return False
         others = [user for user in graph.users[value] if not _narrows(user, dtype)]
-        return 0 < len(others) < len(graph.users[value]) and all(user.op in _LINEAR or _moves(user) for user in others)
+        return 0 < len(others) < len(graph.users[value]) and all(map(_passes_on, others))
 
     return {value for value in graph.order if shared(value)}
 
