@@ -15,7 +15,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,7 +36,7 @@ _DAMAGE = (
 
 
 def write(path: str | os.PathLike[str], kind: str, version: int, entries: Mapping[str, torch.Tensor], extra: Mapping[str, str]) -> None:
-    """Writes a file; an older one is replaced whole. kind: the format's name. extra: more metadata.
+    """Writes a file; an older one is replaced whole, a pipe or device is written to. kind: the format's name. extra: more metadata.
 
     Raises Unsupported for tensors of a type that files cannot hold.
     """
@@ -142,18 +142,26 @@ def _write(path: Path, metadata: Mapping[str, str], entries: Mapping[str, torch.
         at += nbytes
     text = json.dumps(head).encode()
     text += b" " * (-(len(text) + _LENGTH_BYTES) % _ALIGN)
+    if path.exists() and not path.is_file():  # a pipe or a device is written to, not replaced; a folder cannot be opened
+        with open(path, "wb") as file:
+            _fill(file, text, entries)
+        return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".sashiko")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
-            for tensor in entries.values():
-                file.write(_view(tensor))
-                file.write(bytes(-tensor.nbytes % _ALIGN))
+            _fill(file, text, entries)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _fill(file: IO[bytes], text: bytes, entries: Mapping[str, torch.Tensor]) -> None:
+    file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+    for tensor in entries.values():
+        file.write(_view(tensor))
+        file.write(bytes(-tensor.nbytes % _ALIGN))
 
 
 def _layout(entries: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str, list[int], int]]:

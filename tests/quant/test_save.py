@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import subprocess
 import sys
@@ -108,6 +110,18 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
     assert list(other.state_dict()) == list(small.state_dict())
     assert [p.stride() for p in other.state_dict().values()] == [p.stride() for p in small.state_dict().values()]
     assert encode(other)[0] == encode(small)[0], "nothing is lost on the way"
+
+
+def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
+    small, _, path = saved(tmp_path)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # a reader, so that nothing waits
+    fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, 1 << 20)
+    small.save(pipe)
+    with open(read, "rb") as file:
+        assert file.read() == path.read_bytes() and pipe.is_fifo()
+    with pytest.raises(IsADirectoryError):
+        small.save(tmp_path)
 
 
 NEW_PROCESS = """
