@@ -8,7 +8,8 @@
 Each product has a relative error of up to three times the narrow type's rounding unit (both operands and, for attention, the result);
 the sums add nothing. A depthwise convolution multiplies in f32 all the same: it waits for its image, of which there is half as much, and
 what computes that may have few digits (`short.py`). Integer weights stay what they are. A mask stays as it is: the lowest f32 number
-would become -inf in bf16. This changes numbers, so it is no rule that always applies but a pass that somebody asks for.
+would become -inf in bf16. This changes numbers, so it is no rule that always applies but a pass that somebody asks for. What else reads a
+value that is rounded for a product is told in `residuals.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 The sums of a convolution network are read twice, by the next product and as a residual by a later sum. In f32 and narrow they would be
 stored twice, three times the bytes, and for images these are what the time goes to: ResNet-50 in bf16 takes 86 % of that time so,
-1 or 8 images of 224 x 224 on one core of an Emerald Rapids.
+1 or 8 images of 224 x 224 on one core of an Emerald Rapids (both called in turn).
 
 Only sums of products and what is made of them element by element are rounded. Each product after it rounds them all the same, so that
 the error is that of one more rounding in each block, beside those of its products. Not so where the sums are normalized before a product
