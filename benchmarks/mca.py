@@ -16,7 +16,8 @@ from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.builder import I64, PTR, VOID, Function, Module, i64
 from sashiko.graph.types import i8
 from sashiko.kernels import neon
-from sashiko.kernels.micro import MicroKernel, Start, emit_tile
+from sashiko.kernels.micro import MicroKernel, Start
+from sashiko.kernels.tile import emit_tile
 from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2
 from sashiko.platforms.target import Target
 

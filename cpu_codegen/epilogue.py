@@ -11,6 +11,7 @@ from . import rounding, schedule
 from .body import BodyEmitter, Point
 from .builder import Function, Ty, Val, const, i64
 from .choices import vector_lanes
+from .lines import Lines
 from .sweep import tail_mask
 from .turns import CHAINS
 
@@ -38,23 +39,25 @@ def emit_tile_epilogue(
     col0: Val,
     tile_cols: int,
     last: int | None = None,
+    lines: Lines | None = None,
 ) -> None:
     """Evaluates the emitter's body over a tile of accumulators and stores what it stores.
 
     acc[i][j] = acc_ptr[i * pitch + j] of scalar type acc_ty is the accumulator of row row0 + i, column col0 + j, for
     0 <= i < rows, 0 <= j < cols <= tile_cols (i64 values); nothing else of acc is read. col0 is a multiple of tile_cols; acc_ptr needs
     the alignment of one element. Body stores that do not depend on the column happen once a row. last: what `cols` is where it is not
-    tile_cols, 0 where it always is; None: not known.
+    tile_cols, 0 where it always is; None: not known. lines: how rows of the tile are rows of the result, where not all are.
     """
-    _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols).emit(rows, cols, last)
+    _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols, lines).emit(rows, cols, last)
 
 
 def whole_tile(
-    fn: Function, emitter: BodyEmitter, acc_ptr: Val, acc_ty: Ty, pitch: int, row0: Val, col0: Val, tile_cols: int, packs: bool = True
+    fn: Function, emitter: BodyEmitter, acc_ptr: Val, acc_ty: Ty, pitch: int, row0: Val, col0: Val, tile_cols: int, packs: bool = True,
+    lines: Lines | None = None,
 ) -> Callable[[Val, Val], None]:
     """The same for a tile all columns of which count: loads what depends on the columns alone, and returns what emits rows [begin, end).
     The emitter's scope is the caller's. packs: whether bytes of several rows may be packed together."""
-    return _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols).columns(tile_cols, packs)
+    return _Tile(fn, emitter, acc_ptr, acc_ty, pitch, row0, col0, tile_cols, lines).columns(tile_cols, packs)
 
 
 def emit_register_epilogue(
@@ -91,10 +94,11 @@ def emit_register_epilogue(
 
 class _Tile:
     def __init__(
-        self, fn: Function, emitter: BodyEmitter, acc_ptr: Val, acc_ty: Ty, pitch: int, row0: Val, col0: Val, tile_cols: int
+        self, fn: Function, emitter: BodyEmitter, acc_ptr: Val, acc_ty: Ty, pitch: int, row0: Val, col0: Val, tile_cols: int,
+        lines: Lines | None,
     ) -> None:
         self._fn, self._emitter, self._acc, self._ty, self._pitch = fn, emitter, acc_ptr, acc_ty, pitch
-        self._row0, self._col0, self._tile_cols = row0, col0, tile_cols
+        self._row0, self._col0, self._tile_cols, self._lines = row0, col0, tile_cols, lines
         self._node = accumulator_node(emitter)
         self._lanes = gcd(vector_lanes(emitter.target, emitter.body), tile_cols)
         self._others = [n for n in range(len(emitter.body.stores)) if n not in emitter.column_stores]
@@ -124,9 +128,9 @@ class _Tile:
             for point in points:
                 self._prepare(point, "c")
 
-        def row(i: Val, _: list[Val]) -> list[Val]:
+        def row(i: Val, _: list[Val], row0: Val) -> list[Val]:
             with emitter.scope():
-                r = fn.add(self._row0, i)
+                r = fn.add(row0, i)
                 self._prepare(Point(lanes, {"r": r}), "r")
                 fn.side_by_side([partial(self._vector, point.at(r=r), i, i64(n * lanes)) for n, point in enumerate(points)])
                 if rest and not masked:
@@ -136,26 +140,33 @@ class _Tile:
 
         together = self._together(len(points)) if packs and not rest else 0
 
-        def several(i: Val, _: list[Val]) -> list[Val]:
+        def several(i: Val, _: list[Val], row0: Val) -> list[Val]:
             places: list[Point] = []
             with emitter.scope():
                 for each in (fn.add(i, i64(n)) for n in range(together)):
                     for n, point in enumerate(points):
-                        places.append(point.at(r=fn.add(self._row0, each)))
+                        places.append(point.at(r=fn.add(row0, each)))
                         emitter.remember(self._node, places[-1], self._accumulators(point, each, i64(n * lanes)))
                 emitter.side_by_side([emitter.body.stores[0].node], places)
                 emitter.stores_beside(places, emitter.column_stores)
             return []
 
-        def rows(begin: Val, end: Val) -> None:
+        def rows(begin: Val, end: Val, row0: Val) -> None:
             if together:
                 whole = fn.sub(end, fn.urem(fn.sub(end, begin), i64(together)))
-                fn.loop(begin, whole, together, [], several)
+                fn.loop(begin, whole, together, [], partial(several, row0=row0))
                 begin = whole
             if together != 1:
-                fn.loop(begin, end, 1, [], row)
+                fn.loop(begin, end, 1, [], partial(row, row0=row0))
 
-        return rows
+        return lambda begin, end: self._each_line(begin, end, rows)
+
+    def _each_line(self, begin: Val, end: Val, emit: Callable[[Val, Val, Val], None]) -> None:
+        """emit(begin, end, number of the tile's first row in the result) for rows [begin, end), of some at a time."""
+        if self._lines is None:
+            emit(begin, end, self._row0)
+        else:
+            self._lines.each(self._fn, self._row0, begin, end, emit)
 
     def _together(self, vectors: int) -> int:
         """How many rows of so many vectors are done together, since bytes that fill a register take less to pack; 0: none."""
@@ -182,9 +193,9 @@ class _Tile:
         fn, emitter, lanes = self._fn, self._emitter, self._lanes
         masked = emitter.target.masked_memory
 
-        def row(i: Val, _: list[Val]) -> list[Val]:
+        def row(i: Val, _: list[Val], row0: Val) -> list[Val]:
             with emitter.scope():
-                r = fn.add(self._row0, i)
+                r = fn.add(row0, i)
                 self._prepare(Point(lanes, {"r": r}), "r")
 
                 def vectors(j: Val, _: list[Val]) -> list[Val]:
@@ -200,7 +211,10 @@ class _Tile:
                 self._once_a_row(Point(0, {"r": r}))
             return []
 
-        fn.loop(i64(0), rows, 1, [], row)
+        def some(begin: Val, end: Val, row0: Val) -> None:
+            fn.loop(begin, end, 1, [], partial(row, row0=row0))
+
+        self._each_line(i64(0), rows, some)
         return []
 
     def _accumulators(self, point: Point, row: Val, column: Val) -> Val:

@@ -115,6 +115,7 @@ class AmxMicro(MicroKernel):
     # Accumulators are in tile registers, and the vector units have little to do while those are multiplied; an epilogue is longer than the
     # processor looks ahead by itself.
     overlaps = True
+    in_pieces = True
 
     @property
     def isa(self) -> str:  # type: ignore[override]
@@ -251,7 +252,8 @@ class AmxMicro(MicroKernel):
         """Where the rows of step `index` are, and how far apart."""
         if self.blocked:
             return fn.gep(tile.a, index, scale=self.mr * ROW_BYTES), i64(ROW_BYTES)
-        return fn.gep(tile.a, index, scale=ROW_BYTES), tile.a_pitch
+        place = fn.gep(tile.a, index, scale=ROW_BYTES)
+        return (place if tile.skip is None else fn.gep(place, fn.mul(fn.udiv(index, i64(tile.run)), tile.skip))), tile.a_pitch
 
     def _rest(self, fn: Function, tile: Tile, index: Val) -> tuple[Val, Val]:
         """The same of a step that the rows do not fill: a copy with zeros."""

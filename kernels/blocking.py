@@ -130,7 +130,7 @@ class Blocking:
 
 def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blocking:
     """Returns the blocking of `spec` with these tiles (most rows first) for the caches of `target`."""
-    micros = _used(spec, micros)
+    micros = micros[:1] if spec.lines is not None else _used(spec, micros)
     least = dict(zip(micros, least_of(micros), strict=True))
     another = pass_cost(target, spec, micros[0])
     few = () if isinstance(spec.rows, int) else takers(bounds(spec.rows)[1], micros, list(least.values()), another, heights(micros))
@@ -156,7 +156,7 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         row = spec.lhs_strides.row
         # Rows that are used for one group of columns after the other are better copied, where that gives them a better form.
         again = micro.overlaps and rows > micro.mr and spec.lhs_pieces is None
-        if isinstance(row, int) and not again and _direct(target, spec, micro, row * spec.lhs.bytes, most):
+        if isinstance(row, int) and not again and (spec.lines is not None or _direct(target, spec, micro, row * spec.lhs.bytes, most)):
             there = row * spec.lhs.bytes, k_block * spec.lhs.bytes
             variants.append(Variant(micro, rows, fewest, *there, True, shares, alone, overlaps, reverses, last_rows))
             continue
@@ -189,7 +189,7 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, up(highest, pad))
-    if by_groups(target, spec, micros, _packed_most(target, first)):
+    if spec.lines is not None or by_groups(target, spec, micros, _packed_most(target, first)):
         return 1, up(spec.k, pad)
     one = spec.k * widest <= (target.l1d if _streams(target, spec, first) else target.l2 // 4)
     pieces = spec.choice.pieces or (_of_far(target, spec, first, spec.k * widest) if one else max(1, -(-spec.k // most)))
@@ -281,10 +281,10 @@ def _direct(target: Target, spec: GemmSpec, micro: MicroKernel, pitch: int, most
     few = not micro.overlaps or (isinstance(spec.n, int) and spec.n <= _RAGGED_COLUMNS)
     if spec.k % micro.step_k and not (micro.layout.ragged and few):
         return False
-    return micro.mr * pitch <= most and _sharing(pitch, micro.mr) < target.l1d // WAY
+    return micro.mr * pitch <= most and not share_sets(target, pitch, micro.mr)
 
 
-def _sharing(pitch: int, rows: int) -> int:
-    """How many of so many rows, `pitch` bytes apart, lie in one set of L1 at the same k."""
+def share_sets(target: Target, pitch: int, rows: int) -> bool:
+    """Whether so many rows, `pitch` bytes apart, do not find room in L1 at the same k: more lie in one set than it has ways."""
     counts = (Counter((row * pitch + start) % WAY // _LINE for row in range(rows)) for start in range(0, _LINE, 16))
-    return max(max(count.values()) for count in counts)
+    return max(max(count.values()) for count in counts) >= target.l1d // WAY

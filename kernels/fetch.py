@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..cpu_codegen.builder import Function, Val, i64
 from ..cpu_codegen.intrinsics import prefetch
+from ..cpu_codegen.lines import Lines
 from ..cpu_codegen.slots import Slots
 from ..graph.dims import Dim, bounds, coefficient, symbols
 from ..platforms.target import Target
@@ -56,9 +57,15 @@ def _access(buffer: int, index: Dim, size: int, writes: bool) -> Access | None:
     return Access(buffer, row[1], row[0], size, writes)
 
 
-def emit_fetch(fn: Function, slots: Slots, found: tuple[Access, ...], first_buffer: int, columns: int) -> None:
-    """Writes the body of the function for tiles of so many columns."""
+def emit_fetch(
+    fn: Function, slots: Slots, found: tuple[Access, ...], first_buffer: int, columns: int, lines: Lines | None = None
+) -> None:
+    """Writes the body of the function for tiles of so many columns. lines: of `GemmSpec`."""
     _, row, rows, col = fn.args
+    if lines is not None:
+        end = lines.before(fn, fn.add(row, rows))
+        row = lines.before(fn, row)
+        rows = fn.sub(end, row)
     starts = [
         fn.gep(slots.buffer(first_buffer + a.buffer), fn.mul(fn.add(slots.dim(a.base), col), i64(a.bytes))) for a in found
     ]

@@ -22,8 +22,9 @@ from ..graph.dims import symbols
 from ..platforms.target import Target
 from .blocking import Variant
 from .indexing import request
-from .micro import MicroKernel, Start, Tile, accumulated
+from .micro import MicroKernel, Start, Tile
 from .spec import FIRST_EPILOGUE_BUFFER, GemmSpec
+from .tile import accumulated
 from .vector_micro import VectorMicro
 
 _WRITTEN = 12 * 28  # operations of the epilogue for all accumulators of a tile

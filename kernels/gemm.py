@@ -25,6 +25,7 @@ from .dynamic_rhs import in_place
 from .fetch import accesses, emit_fetch
 from .indexing import batch_offset, request, wanted_slots
 from .known_rows import tailored
+from .lines import in_lines
 from .micro import MicroKernel
 from .nest import Body
 from .pack_rhs import emit_pack_rhs
@@ -48,7 +49,7 @@ def emit_epilogue(module: Module, target: Target, spec: GemmSpec, acc: Ty, width
     with emitter.scope():
         # Panels are split at multiples of the width alone, so that only the last columns of all do not fill it.
         last = spec.n % width if isinstance(spec.n, int) else None
-        emit_tile_epilogue(fn, emitter, tile, acc, width, rows, cols, row, col, width, last)
+        emit_tile_epilogue(fn, emitter, tile, acc, width, rows, cols, row, col, width, last, spec.lines)
     fn.ret()
     fn.finish()
     return slots.order
@@ -94,6 +95,7 @@ def _emit_entry(
     cut, other = (rows, columns) if by_rows else (columns, rows)
     begin, end = fn.args[1:]
     lhs, rhs, m, whole = slots.buffer(LHS), slots.buffer(RHS), slots.dim(spec.m), (i64(0), slots.dim(other.extent))
+    apart = slots.dim(spec.apart)
     micro.enter(fn)
 
     def weight(b: Val) -> Val:
@@ -106,7 +108,7 @@ def _emit_entry(
     def run(b: Val, first: Val, last: Val) -> None:
         a, w = fn.gep(lhs, fn.mul(batch_offset(fn, slots, spec.lhs_strides.batch, b), i64(spec.lhs.bytes))), weight(b)
         ranges = (first, last, *whole) if by_rows else (*whole, first, last)
-        fn.call(f"{name}.body", VOID, [fn.args[0], a, w, fn.mul(b, m), *ranges])
+        fn.call(f"{name}.body", VOID, [fn.args[0], a, w, fn.mul(b, apart), *ranges])
 
     def matrix(b: Val, _: list[Val]) -> list[Val]:
         base = fn.mul(b, slots.dim(cut.padded(spec.batch)))
@@ -142,8 +144,9 @@ def _emit_entry(
 
 class _Gemm:
     def __init__(self, module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> None:
+        spec = in_lines(target, spec, micros)
         self.module, self.target, self.spec, self.name = module, target, spec, name
-        self.blocking: Blocking = choose(target, spec, in_place(spec, tailored(target, spec, micros)))
+        self.blocking: Blocking = choose(target, spec, in_place(spec, micros if spec.lines else tailored(target, spec, micros)))
         self.micros = [variant.micro for variant in self.blocking.variants]
         self.packing = self.micros[0].packing
         self.panels = self.packing.panels(spec.n)
@@ -180,7 +183,8 @@ class _Gemm:
         sizes = (packing.panel_bytes(spec.k, spec.rhs), packing.sums_offset(*rhs), packing.bytes(*rhs))
         padded = (ceildiv(spec.m, mr) * mr, ceildiv(self.panels, group) * group)
         places = tuple(part for access in self.fetched for part in (access.base, access.row))
-        return (spec.m, spec.n, spec.k, self.panels, *strides, *sizes, *padded, *places)
+        skipped = () if spec.lines is None or spec.lhs_pieces is None else (spec.lhs_pieces.skipped(spec.lhs),)
+        return (spec.m, spec.apart, spec.n, spec.k, self.panels, *strides, *sizes, *padded, *places, *skipped)
 
     def _slots(self, fn: Function) -> Slots:
         """All functions ask for all slots in the same order, so that one numbering serves them; LLVM drops unused loads."""
@@ -192,7 +196,7 @@ class _Gemm:
         if not self.fetched:
             return
         fn = Function(self.module, f"{self.name}.fetch", VOID, [PTR, I64, I64, I64], internal=True)
-        emit_fetch(fn, self._slots(fn), self.fetched, FIRST_EPILOGUE_BUFFER, self.micros[0].nr)
+        emit_fetch(fn, self._slots(fn), self.fetched, FIRST_EPILOGUE_BUFFER, self.micros[0].nr, self.spec.lines)
         fn.ret()
         fn.finish()
 

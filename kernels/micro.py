@@ -1,27 +1,17 @@
 """What a micro-kernel is: one register tile of a matrix product, for one instruction set.
 
-A class says how to start, advance and finish a tile of mr rows and `panels` column panels; `emit_tile` wraps it into an internal function
-
-    void name(ptr a, i64 a_pitch, ptr out, i64 steps, i64 next, ptr b[panels], ptr sums[panels], i64 back)
-
-which reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as
-[nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `next` is the way in bytes from
-panels to those that will follow. `sums` is there only when it starts from them, `back` where tiles may go back through k: -1 in those that
-do, else 0. A tile that `overlaps` has further arguments: `Pending`; its accumulators stay in their registers until the next tile has begun,
-or are `put` away.
+A class says how to start, advance and finish a tile of mr rows and `panels` column panels; `tile.py` makes a function of it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
-from ..cpu_codegen.builder import F32, I32, I64, PTR, VOID, Function, Module, Ty, Val, i64
+from ..cpu_codegen.builder import F32, I32, Function, Module, Ty, Val, i64
 from ..graph.types import DType, f32, i32
 from ..platforms.target import Target
-from .pending import PENDING, Epilogue, Pending
 from .spec import Packing
 
 _MOST_SHARES = 4
@@ -56,7 +46,8 @@ class Tile:
     """The operands of one tile inside its function.
 
     out_pitch: columns of a block of `out`. shares: of `shares_of`; where there are none, the lhs is used again soon and the panels are not.
-    left: how many k of the lhs there are after all the steps, less than one has. back: -1 where it goes through the operands from the last
+    left: how many k of the lhs there are after all the steps, less than one has. run, skip: after each `run` steps of a row, 0 for all,
+    so many bytes are none of it. back: -1 where it goes through the operands from the last
     step to the first, else 0; None: it never does.
     """
 
@@ -70,6 +61,8 @@ class Tile:
     out_pitch: int
     shares: int
     left: int = 0
+    run: int = 0
+    skip: Val | None = None
     back: Val | None = None
 
     def place(self, fn: Function, index: Val) -> Val:
@@ -92,6 +85,8 @@ class MicroKernel(ABC):
     isa = ""
     # Whether the tile before is stored in the first step of a tile, and its epilogue done between the steps or their products.
     overlaps = False
+    # Whether rows may be in pieces: `Tile.run`.
+    in_pieces = False
 
     @property
     def acc(self) -> DType:
@@ -257,92 +252,6 @@ def share_of(fn: Function, micro: MicroKernel, shares: int, tile: Val, steps: Va
     """The way from panels to the share of number `tile` of those that are `following` bytes on; from there on 0, the panels themselves."""
     at = fn.add(following, fn.mul(tile, fn.mul(steps, i64(micro.panel_step // max(1, shares)))))
     return fn.select(fn.icmp("slt", tile, i64(shares)), at, i64(0))
-
-
-def emit_tile(
-    module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, shares: int, left: int = 0,
-    epilogue: Epilogue | None = None, reverses: bool = False,
-) -> str:
-    """Adds the function of one tile and returns its name.
-
-    a_pitch: bytes from row to row of the lhs where that is known. shares, left: of `Tile`. epilogue: of the tile before, to be done between
-    the steps. reverses: whether it may go back through k.
-    """
-    name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (f".share{shares}" if shares else "")
-    name += f".and{left}" if left else ""
-    name += "".join(f".{word}{size}" for word, size in (("groups", micro.packing.group), ("pitch", micro.packing.pitch)) if size)
-    name += f".lhs{micro.layout.group}" if micro.layout.group else ""
-    name += ".back" if reverses else ""
-    name += f".with.{epilogue.name}" if epilogue else ""
-    if name in module.functions:
-        return name
-    panels = micro.panels * micro.unpacked_panels
-    extra = panels * (2 if kind is Start.SUMS else 1)
-    others = [*([I64] if reverses else ()), *(PENDING if epilogue else ())]
-    fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra, *others], internal=True)
-    a, pitch, out, steps, following = fn.args[:5]
-    b, sums, rest = fn.args[5 : 5 + panels], fn.args[5 + panels : 5 + extra], fn.args[5 + extra :]
-    back = rest.pop(0) if reverses else None
-    tile = Tile(a, pitch if a_pitch is None else i64(a_pitch), out, steps, following, tuple(b), tuple(sums), out_pitch, shares, left, back)
-    if epilogue is None:
-        micro.finish(fn, tile, accumulated(fn, micro, tile, kind))
-    else:
-        _overlapped(fn, micro, tile, kind, Pending(epilogue, rest[:-1], rest[-1]))
-    fn.ret()
-    fn.finish()
-    return name
-
-
-def _overlapped(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pending: Pending) -> None:
-    """All steps of a tile, which stays in its registers, and what is pending of the tile before, which is still there."""
-
-    def between() -> list[Val]:
-        with pending.between(fn, micro, tile.steps) as rows:
-            _in_turn(fn, micro, tile, kind, pending, rows)
-        return []
-
-    def before() -> list[Val]:
-        pending.emit(fn, micro)
-        accumulated(fn, micro, tile, kind)
-        return []
-
-    # There may be no step, as where a piece is all of what k leaves over.
-    fn.branch(fn.and_(pending.whole(fn, micro.mr), fn.icmp("sgt", tile.steps, i64(0))), between, before)
-
-
-def _in_turn(fn: Function, micro: MicroKernel, tile: Tile, kind: Start, pending: Pending, rows: Callable[[Val, Val, Val], Val]) -> None:
-    """The steps of a tile, after each of them or of their products rows of the tile before, and after the last one those that are left."""
-    whole, places = replace(tile, left=0), pending.epilogue.places(micro)
-
-    def one(number: Val, emit: Callable[[int | None], None], n: int = 0) -> list[Val]:
-        """emit(number), of as many as there are places; all where there is one."""
-
-        def this() -> list[Val]:
-            emit(n if places > 1 else None)
-            return []
-
-        return this() if n == places - 1 else fn.branch(fn.icmp("eq", number, i64(n)), this, lambda: one(number, emit, n + 1))
-
-    def step(index: Val, done: list[Val]) -> list[Val]:
-        def turn(number: Val, done: list[Val]) -> list[Val]:
-            fn.branch(
-                fn.icmp("eq", index, i64(0)), lambda: one(number, lambda n: micro.first_turn(fn, whole, kind, pending.tile, n)),
-                lambda: fn.branch(fn.icmp("slt", index, tile.steps), lambda: one(number, lambda n: micro.turn(fn, whole, index, n))),
-            )
-            return [rows(index, number, done[0])]
-
-        return turn(i64(0), done) if places == 1 else fn.loop(i64(0), i64(places), 1, done, turn)
-
-    fn.loop(i64(0), fn.add(tile.steps, i64(1)), 1, [i64(0)], step)
-    if tile.left:
-        micro.step(fn, tile, tile.steps, [])
-
-
-def accumulated(fn: Function, micro: MicroKernel, tile: Tile, kind: Start) -> list[Val]:
-    """The accumulators of a tile after all its steps and what is left."""
-    whole = replace(tile, left=0)
-    values = fn.loop(i64(0), tile.steps, 1, micro.start(fn, tile, kind), lambda index, values: micro.step(fn, whole, index, values))
-    return micro.step(fn, tile, tile.steps, values) if tile.left else values
 
 
 def offset(fn: Function, pointer: Val, bytes_: int) -> Val:

@@ -23,12 +23,13 @@ from ..cpu_codegen.slots import Slots
 from ..platforms.target import Target
 from . import finished
 from .blocking import Blocking, Variant
-from .micro import MicroKernel, Start, emit_tile
+from .micro import MicroKernel, Start
 from .panels import PanelReader, Panels
-from .pending import Epilogue, Pending
+from .pending import Epilogue, Pending, valid_rows
 from .rows import RowReader, Rows
 from .shares import shares_of
 from .spec import GemmSpec
+from .tile import emit_tile
 
 State = list[Val]  # the arguments of the epilogue that is pending, after the slots; empty where tiles do not overlap
 
@@ -248,14 +249,24 @@ class Body:
         """Calls the function of a tile: rows from i on of the block; panels: where panels p, p + 1, ... are; left: of `Tile`."""
         fn, variant, micro = self.fn, block.variant, block.variant.micro
         epilogue = self._epilogue if state else None
-        name = emit_tile(fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue, variant.reverses)
+        run = self._run(micro)
+        name = emit_tile(
+            fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue, variant.reverses, run
+        )
         pending = [fn.args[0], *state, epilogue.share(fn, steps, micro)] if epilogue else []
         rows, number = self.rows.tile(variant, block.lhs, i, steps), fn.udiv(i, i64(block.height))
         operands = self.columns.operands(variant, p, number, steps, panels, kind)
+        if run and self.spec.lhs_pieces is not None:
+            operands.append(self.slots.dim(self.spec.lhs_pieces.skipped(self.spec.lhs)))
         if variant.reverses:
             odd = fn.and_(fn.add(number, fn.udiv(p, i64(micro.panels))), i64(1))
             operands.append(fn.sub(i64(0), odd))
         fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands, *pending])
+
+    def _run(self, micro: MicroKernel) -> int:
+        """Steps of a piece of the rows that tiles read in place, 0 where these are in none."""
+        spec = self.spec
+        return spec.lhs_pieces.run * spec.lhs.bytes // micro.step_bytes if spec.lines is not None and spec.lhs_pieces is not None else 0
 
     def _fetch(self, block: _Block, i: Val, p: Val) -> None:
         """Asks for what the epilogue of a tile will read and write."""
@@ -297,6 +308,7 @@ class Body:
         """The epilogue of a finished tile, over its valid rows and columns, block by block."""
         fn, micro, width = self.fn, block.variant.micro, self.blocking.out_pitch
         result_row, rows, first, end = self._valid(block, i, p)
+        out = valid_rows(fn, self.spec, out, micro.mr, rows, width)
 
         def columns(col: Val, at: list[Val]) -> list[Val]:
             cols = fn.smin(i64(width), fn.sub(end, col))

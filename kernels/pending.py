@@ -100,7 +100,9 @@ class Pending:
 
         def some() -> list[Val]:
             micro.put(fn, self.tile, self.epilogue.width)
-            fn.call(self.epilogue.name, VOID, self.args)
+            slots, tile, row, rows, *columns = self.args
+            tile = valid_rows(fn, self.epilogue.spec, tile, micro.mr, rows, self.epilogue.width)
+            fn.call(self.epilogue.name, VOID, [slots, tile, row, rows, *columns])
             return []
 
         return fn.branch(fn.icmp("sgt", self.args[3], i64(0)), some)
@@ -115,7 +117,7 @@ class Pending:
         emitter = BodyEmitter(fn, of.target, of.spec.epilogue, own, FIRST_EPILOGUE_BUFFER)
         with emitter.scope():
             short = isinstance(of.spec.k, int) and of.spec.k * of.spec.lhs.bytes <= _SHORT
-            emit = whole_tile(fn, emitter, tile, micro.acc_ty, of.width, row, col, of.width, short)
+            emit = whole_tile(fn, emitter, tile, micro.acc_ty, of.width, row, col, of.width, short, of.spec.lines)
             rows = i64(micro.mr)
 
             def place(index: Val, number: Val, done: Val) -> Val:
@@ -127,3 +129,8 @@ class Pending:
                 return end
 
             yield place
+
+
+def valid_rows(fn: Function, spec: GemmSpec, tile: Val, height: int, rows: Val, width: int) -> Val:
+    """Where the first row of a tile is that counts, of `rows` that do: the last ones where it computes others once more (`lines.py`)."""
+    return tile if spec.lines is None else fn.gep(tile, fn.mul(fn.sub(i64(height), rows), i64(4 * width)))

@@ -35,7 +35,7 @@ class RowReader:
         self.col_bytes = slots.dim(spec.lhs_strides.col * spec.lhs.bytes)
         self.k = slots.dim(spec.k)
         self.scratch = fn.alloca(max(blocking.packed_bytes(v) for v in blocking.variants))
-        pieces = spec.lhs_pieces
+        pieces = spec.lhs_pieces if spec.lines is None else None
         self.pieces = None if pieces is None else PieceReader(fn, slots, target, spec, pieces, blocking)
 
     def enter(self, variant: Variant, row: Val, count: Val, partial_tiles: bool) -> Rows:
@@ -50,7 +50,7 @@ class RowReader:
             return rows
         if not variant.direct:
             return replace(rows, at=self._packed(variant, start, count))
-        if not partial_tiles or variant.last_rows:
+        if not partial_tiles or variant.last_rows or self.spec.lines is not None:
             return rows
         left = fn.urem(count, i64(variant.micro.mr))
         last = fn.gep(start, fn.mul(fn.sub(count, left), self.row_bytes))
@@ -96,6 +96,8 @@ class RowReader:
     def tile(self, variant: Variant, rows: Rows, i: Val, steps: Val) -> Val:
         """Where the rows of a tile are that begins at row i of a block."""
         fn, micro = self.fn, variant.micro
+        if self.spec.lines is not None:  # the last tile of all computes rows of the one before again: it must not read beyond the end
+            i = fn.smin(i, fn.sub(rows.count, i64(micro.mr)))
         group_bytes = fn.mul(steps, i64(micro.step_k * micro.layout.element.bits // 8))
         there = fn.gep(rows.at, fn.mul(i, group_bytes if micro.layout.group else i64(variant.pitch)))
         return there if rows.rest is None else fn.select(fn.icmp("sgt", fn.add(i, i64(micro.mr)), rows.count), rows.rest, there)

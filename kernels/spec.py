@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..cpu_codegen.contract import KernelCode
+from ..cpu_codegen.lines import Lines
 from ..diagnostics.errors import InvalidGraph, Unsupported
-from ..graph.dims import Dim, bounds, ceildiv, symbol
+from ..graph.dims import Dim, bounds, ceildiv, coefficient, symbol
 from ..graph.types import DType, bf16, f16, f32, i4, i8, i32, u8
 from ..stitch.loops import Body
 
@@ -40,6 +41,12 @@ class Pieces:
     row: Dim
     piece: Dim
     run: int
+
+    def skipped(self, dtype: DType) -> Dim:
+        """Bytes from the end of a piece to the next one, where all are equally far apart."""
+        split = coefficient(self.piece, "b")
+        assert split is not None, f"pieces at {self.piece}"
+        return (split[0] - self.run) * dtype.bytes
 
 
 def dense(rows: Dim, cols: Dim) -> Strides:
@@ -75,7 +82,7 @@ class GemmSpec:
     `rhs_strides` says where it lies, and it is packed in each call, or read there. weights: so many constant ones, b % weights for b.
     routed: they take turns along the rows of the one lhs instead, as `graph.build.routed_linear` says; i64 ends[weights] is the buffer
     behind those of the epilogue. lhs_pieces: where a matrix of the lhs lies instead; its place is still that of `lhs_strides.batch`.
-    choice: what measuring decided. sums16: `graph.sums16.how_many` of the constant weights, as far as the table wants to know.
+    lines: how rows are rows of the result, where not all are: `lines.in_lines`. choice: what measuring decided. sums16: `graph.sums16.how_many` of the constant weights, as far as the table wants to know.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 
@@ -96,6 +103,7 @@ class GemmSpec:
     weights: int = 1
     routed: bool = False
     sums16: int = 1
+    lines: Lines | None = None
 
     def __post_init__(self) -> None:
         if self.dtypes not in _OPERANDS:
@@ -117,6 +125,11 @@ class GemmSpec:
     def rows(self) -> Dim:
         """How many rows meet one weight: any number of them in a routed product."""
         return symbol("rows", 0, bounds(self.m)[1]) if self.routed else self.m
+
+    @property
+    def apart(self) -> Dim:
+        """From the number of the first row of a matrix to that of the next one's."""
+        return self.m if self.lines is None else ceildiv(self.m, self.lines.length) * self.lines.length
 
     @property
     def ends(self) -> int:

@@ -12,23 +12,22 @@ four times the image's; larger patches would need fewer multiplications, and cos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 
 import torch
 
-from ..graph.dims import Dim, Shape, evaluate, floordiv, product, symbols
+from ..graph.dims import Dim, evaluate, product, symbols
 from ..graph.types import f32
 from ..platforms.target import Target
-from ..stitch.views import delinearize
 from .blocking import up
 from .micro import MicroKernel
 from .packing import int_of, pack_rhs
 from .row_costs import tile_cost
 from .spec import BATCH, GemmSpec, Pieces
+from .windows import Grid, grid_of, strided
 
 POINTS = 16  # products of a patch and a window
-_LONGEST = 1 << 12  # results in a line
 _LEAST_WIDTH = 16  # channels, and columns: for fewer the sums around the products take what these save
 _MOST_WASTE = 1.8  # results that patches have, by those that there are
 _WIDTHS = (2, 4, 3, 1)  # panels of a tile, the best for many rows first
@@ -42,17 +41,11 @@ _SKEW = 320  # the matrices of a block do not lie a multiple of 4096 bytes apart
 
 
 @dataclass(frozen=True)
-class Image:
-    """What windows of 3 x 3, one for each place, read: `channels` side by side; elements from pixel to pixel, from line to line and from
-    image to image. width, height: places in a line, and lines of them, of the result. apart: places from tap to tap, and from one result
-    of a patch to the other: patches that begin in the same 2 * apart places are interleaved. The image has 2 * apart more of each."""
+class Image(Grid):
+    """What windows of 3 x 3, one for each place, read: `channels` side by side. apart: places from tap to tap, and from one result of a
+    patch to the other: patches that begin in the same 2 * apart places are interleaved. The image has 2 * apart more of each."""
 
     channels: int
-    width: int
-    height: int
-    pixel: int
-    line: int
-    step: int
     apart: int
 
     @property
@@ -65,44 +58,19 @@ class Image:
         """Lines of patches."""
         return up(self.height, 2 * self.apart) // 2
 
-    def images(self, m: Dim) -> Dim:
-        """How many images have m places."""
-        return floordiv(m, self.width * self.height)
-
 
 @lru_cache(maxsize=1 << 10)
 def image_of(pieces: Pieces, k: int, m: Dim) -> Image | None:
     """The image behind the left operand of a product with `m` rows; None where the rows are no windows of 3 x 3, one for each place."""
     channels, rest = divmod(k, 9)
-    if rest or pieces.run not in (channels, 3 * channels) or {s.name for s in (*symbols(pieces.row), *symbols(pieces.piece))} != {"b"}:
+    grid = grid_of(pieces.row, m)
+    if grid is None or rest or pieces.run not in (channels, 3 * channels) or {s.name for s in symbols(pieces.piece)} != {"b"}:
         return None
-
-    def place(number: int) -> int:
-        return evaluate(pieces.row, {"b": number})
-
-    whole = pieces.run != channels  # pieces of three pixels
-    across, down = (evaluate(pieces.piece, {"b": n}) for n in (1, 3))
-    pixel = channels if whole else place(1)
-    apart = 1 if whole or pixel < 1 else across // pixel
-    if apart < 1 or down % apart:
-        return None
-    line = across if whole else down // apart
-    most = m if isinstance(m, int) else _LONGEST
-    width = next((n for n in range(1, min(most, _LONGEST)) if place(n) != n * pixel), 0)
-    # Where there is one image, it has all the lines, and their number must be known.
-    height = next((n for n in range(1, min(most // max(1, width), _LONGEST)) if place(n * width) != n * line), 0)
-    if not height and isinstance(m, int) and width and m % width == 0:
-        height = m // width
-    if width < 2 or height < 2 or pieces.piece != (BATCH * line if whole else _strided((3, 3), (apart * line, apart * pixel))):
-        return None
-    image = Image(channels, width, height, pixel, line, place(width * height), apart)
-    rows = (_strided((height, width), (line, pixel)), _strided((1, height, width), (image.step, line, pixel)))
-    return image if pieces.row in rows else None
-
-
-def _strided(shape: Shape, steps: Sequence[int]) -> Dim:
-    """Where the element with number `BATCH` of a strided array is."""
-    return sum((i * step for i, step in zip(delinearize(BATCH, shape), steps, strict=True)), 0)
+    if pieces.run != channels:  # pieces of three pixels
+        return Image(*astuple(grid), channels, 1) if grid.pixel == channels and pieces.piece == BATCH * grid.line else None
+    apart = evaluate(pieces.piece, {"b": 1}) // grid.pixel if grid.pixel > 0 else 0
+    taps = strided((3, 3), (apart * grid.line, apart * grid.pixel))
+    return Image(*astuple(grid), channels, apart) if apart > 0 and pieces.piece == taps else None
 
 
 def why_not(target: Target, spec: GemmSpec) -> str | None:

@@ -22,7 +22,7 @@ from ..platforms.target import Target
 from . import finished
 from .gemm import LHS, RHS, Cut, emit_entries, emit_epilogue
 from .indexing import wanted_slots
-from .micro import MicroKernel, Start, emit_tile, share_of, shares_of
+from .micro import MicroKernel, Start, share_of, shares_of
 from .pack_lhs import emit_pack_lhs
 from .packing import int_of
 from .spec import GemmCode, GemmSpec

@@ -129,7 +129,7 @@ def test_the_image_behind_the_windows(images: int, apart: int) -> None:
     assert spec.lhs_pieces is not None
     found = winograd.image_of(spec.lhs_pieces, 144, spec.m)
     line = (7 + 2 * apart) * 16
-    assert found is not None and replace(found, step=0) == winograd.Image(16, 7, 5, 16, line, 0, apart)
+    assert found is not None and replace(found, step=0) == winograd.Image(7, 5, 16, line, 0, 16, apart)
     assert found.images(spec.m) == images and (images == 1 or found.step == (5 + 2 * apart) * line)
 
 
