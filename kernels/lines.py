@@ -1,8 +1,8 @@
 """Windows that tile registers read where they lie, not in a copy of their own: the rows of a tile need only lie equally far apart.
 
 Those of one line of places do, and so do those of the next ones if the places are counted on through the ends of lines, where windows
-would reach into the next line: they are multiplied, too, and thrown away (`cpu_codegen.lines`). Each image is a matrix of its own. Neighbouring
-windows share most of what they read, so that all of it is in L1, where copies of them come from L2.
+would reach into the next line: they are multiplied, too, and thrown away (`cpu_codegen/lines.py`). Each image is a matrix of its own.
+Neighbouring windows share most of what they read, so that all of it is in L1, where copies of them come from L2.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class GemmSpec:
     `rhs_strides` says where it lies, and it is packed in each call, or read there. weights: so many constant ones, b % weights for b.
     routed: they take turns along the rows of the one lhs instead, as `graph.build.routed_linear` says; i64 ends[weights] is the buffer
     behind those of the epilogue. lhs_pieces: where a matrix of the lhs lies instead; its place is still that of `lhs_strides.batch`.
-    lines: how rows are rows of the result, where not all are: `lines.in_lines`. choice: what measuring decided. sums16: `graph.sums16.how_many` of the constant weights, as far as the table wants to know.
+    lines: how rows are rows of the result, where not all are (`lines.py`). choice: what measuring decided. sums16:
+    `graph.sums16.how_many` of the constant weights, as far as the table wants to know.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 

@@ -5,8 +5,8 @@
 It reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as
 [nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `next` is the way in bytes from
 panels to those that will follow. `sums` is there only when it starts from them, `skip` where rows are in pieces, `back` where tiles may go
-back through k: -1 in those that do, else 0. A tile that `overlaps` has further arguments: `Pending`; its accumulators stay in their registers
-until the next tile has begun, or are `put` away.
+back through k: -1 in those that do, else 0. A tile that `overlaps` has further arguments: `Pending`; its accumulators stay in their
+registers until the next tile has begun, or are `put` away.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def emit_tile(
 ) -> str:
     """Adds the function of one tile and returns its name.
 
-    a_pitch: bytes from row to row of the lhs where that is known. shares, left, run: of `Tile`. epilogue: of the tile before, to be done between
-    the steps. reverses: whether it may go back through k.
+    a_pitch: bytes from row to row of the lhs where that is known. shares, left, run: of `Tile`. epilogue: of the tile before, to be done
+    between the steps. reverses: whether it may go back through k.
     """
     name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (f".share{shares}" if shares else "")
     name += f".and{left}" if left else ""

@@ -12,7 +12,7 @@ four times the image's; larger patches would need fewer multiplications, and cos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -67,10 +67,13 @@ def image_of(pieces: Pieces, k: int, m: Dim) -> Image | None:
     if grid is None or rest or pieces.run not in (channels, 3 * channels) or {s.name for s in symbols(pieces.piece)} != {"b"}:
         return None
     if pieces.run != channels:  # pieces of three pixels
-        return Image(*astuple(grid), channels, 1) if grid.pixel == channels and pieces.piece == BATCH * grid.line else None
-    apart = evaluate(pieces.piece, {"b": 1}) // grid.pixel if grid.pixel > 0 else 0
-    taps = strided((3, 3), (apart * grid.line, apart * grid.pixel))
-    return Image(*astuple(grid), channels, apart) if apart > 0 and pieces.piece == taps else None
+        apart, taps = int(grid.pixel == channels), BATCH * grid.line
+    else:
+        apart = evaluate(pieces.piece, {"b": 1}) // grid.pixel if grid.pixel > 0 else 0
+        taps = strided((3, 3), (apart * grid.line, apart * grid.pixel))
+    if apart < 1 or pieces.piece != taps:
+        return None
+    return Image(grid.width, grid.height, grid.pixel, grid.line, grid.step, channels, apart)
 
 
 def why_not(target: Target, spec: GemmSpec) -> str | None:

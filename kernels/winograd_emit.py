@@ -26,6 +26,7 @@ from .micro import MicroKernel, Start, share_of, shares_of
 from .pack_lhs import emit_pack_lhs
 from .packing import int_of
 from .spec import GemmCode, GemmSpec
+from .tile import emit_tile
 from .winograd import POINTS, Image, Plan, plan
 
 _ROWS = range(4)
