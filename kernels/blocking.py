@@ -156,7 +156,7 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         row = spec.lhs_strides.row
         # Rows that are used for one group of columns after the other are better copied, where that gives them a better form.
         again = micro.overlaps and rows > micro.mr and spec.lhs_pieces is None
-        if isinstance(row, int) and not again and (spec.lines is not None or _direct(target, spec, micro, row * spec.lhs.bytes, most)):
+        if isinstance(row, int) and (spec.lines or (not again and _direct(target, spec, micro, row * spec.lhs.bytes, most))):
             there = row * spec.lhs.bytes, k_block * spec.lhs.bytes
             variants.append(Variant(micro, rows, fewest, *there, True, shares, alone, overlaps, reverses, last_rows))
             continue

@@ -2,7 +2,8 @@
 
 Those of one line of places do, and so do those of the next ones if the places are counted on through the ends of lines, where windows
 would reach into the next line: they are multiplied, too, and thrown away (`cpu_codegen/lines.py`). Each image is a matrix of its own.
-Neighbouring windows share most of what they read, so that all of it is in L1, where copies of them come from L2.
+Neighbouring windows share most of what they read, so that all of it is in L1, where copies of them come from L2. That is for weights that
+stay in L2 and stream past the rows of one tile; others are read once for the rows of several, which are better copied.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..cpu_codegen.lines import Lines
-from ..graph.dims import Dim, coefficient
+from ..graph.dims import coefficient
 from ..platforms.target import Target
 from .blocking import share_sets
 from .micro import MicroKernel
@@ -26,9 +27,23 @@ _MOST_WASTE = 1.4
 
 def in_lines(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> GemmSpec:
     """The product with its rows counted through lines, where these tiles read them in place and that takes less; else as it is."""
-    micro, pieces = micros[0], spec.lhs_pieces
-    if pieces is None or not micro.in_pieces or spec.lines is not None or not isinstance(spec.k, int):
+    micro, known = micros[0], spec.constant_rhs and not spec.routed
+    if not micro.in_pieces or spec.lines is not None or not known or not stays(target, spec, micro):
         return spec
+    return _one_line(target, spec, micro) if spec.lhs_pieces is None else _of_images(target, spec, micro, spec.lhs_pieces)
+
+
+def _one_line(target: Target, spec: GemmSpec, micro: MicroKernel) -> GemmSpec:
+    """Windows along one line: rows that share numbers with the next ones."""
+    row, size = spec.lhs_strides.row, spec.lhs.bytes
+    if not (isinstance(spec.m, int) and isinstance(spec.k, int) and isinstance(row, int) and spec.lhs_strides.col == 1):
+        return spec
+    if not 0 < row < spec.k or spec.m < micro.mr or (spec.k * size) % micro.step_bytes or share_sets(target, row * size, micro.mr):
+        return spec
+    return replace(spec, lines=Lines(spec.m, spec.m))
+
+
+def _of_images(target: Target, spec: GemmSpec, micro: MicroKernel, pieces: Pieces) -> GemmSpec:
     grid, start = grid_of(pieces.row, spec.m), coefficient(pieces.piece, "b")
     if grid is None or start is None or grid.pixel <= 0 or grid.line % grid.pixel or (pieces.run * spec.lhs.bytes) % micro.step_bytes:
         return spec
@@ -36,7 +51,7 @@ def in_lines(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> G
     rows, pitch = (grid.height - 1) * length + grid.width, grid.pixel * spec.lhs.bytes
     if length < grid.width or rows < micro.mr or share_sets(target, pitch, micro.mr):
         return spec
-    if -(-rows // micro.mr) * micro.mr > _MOST_WASTE * grid.width * grid.height or not _together(target, spec, micro, images):
+    if -(-rows // micro.mr) * micro.mr > _MOST_WASTE * grid.width * grid.height or (images != 1 and spec.batch != 1):
         return spec
     return replace(
         spec,
@@ -46,8 +61,3 @@ def in_lines(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> G
         lhs_pieces=Pieces(BATCH * grid.pixel, pieces.piece, pieces.run),
         lines=Lines(length, grid.width),
     )
-
-
-def _together(target: Target, spec: GemmSpec, micro: MicroKernel, images: Dim) -> bool:
-    """Whether images may be matrices of their own: there is one, or the one weight stays near."""
-    return images == 1 or (spec.batch == 1 and not spec.routed and stays(target, spec, micro))

@@ -100,6 +100,24 @@ def test_products_of_windows_in_place(micros: Micros, runner: Runner) -> None:
     products.run()
 
 
+@pytest.mark.parametrize(("micros", "runner"), TILES)
+def test_windows_along_one_line(micros: Micros, runner: Runner) -> None:
+    """Rows that share numbers with the next ones: whole tiles, a last tile that goes back, several matrices."""
+    dtype, products = micros[0].lhs, Together(runner)
+    for count, m, n in ((1, 64, 32), (1, 49, 70), (3, 33, 16)):
+        k, row = 192, 64
+        strides = Strides(BATCH * (m * row + 128), row)
+        spec = GemmSpec(dtype, bf16 if dtype == bf16 else i8, m, n, k, strides, plain_store(n, acc_of(dtype)), count)
+        assert in_lines(runner.target, spec, micros).lines == Lines(m, m)
+        code = gemm.emit(products.module, runner.target, spec, micros, products.name())
+        lines, w = random((count, m * row + 128), dtype, 1), weight((n, k), micros, 2)
+        out = np.full((count * m, n), 77, np.float32 if dtype.is_float else np.int32)
+        alike = partial(compare, x=lines.unfold(1, k, row).reshape(-1, k), w=w, case=Case(m, n, k))
+        places = products.place(array(lines)), products.place(pack_rhs(w, micros[0].packing).numpy())
+        products.add(kernels_of(code), *places, out, {}, alike)
+    products.run()
+
+
 def _added(n: int, acc: DType) -> Body:
     """out[r, c] = acc + out[r, c]: every row must be done once."""
     builder = BodyBuilder()
@@ -141,7 +159,7 @@ GOOD = Images(1, 16, 16, 64)
         (replace(GOOD, channels=24), 64),  # steps would reach from piece to piece
         (replace(GOOD, channels=2048), 64),  # rows of 4096 bytes share the sets of L1
         (replace(GOOD, across=9, width=20), 64),  # 8 places of a line of 12 more
-        (Images(4, 16, 16, 256), 2048),  # weights that would be read from afar for each image
+        (Images(1, 16, 16, 256), 2048),  # weights that are read from afar for the rows of several tiles
     ],
 )
 def test_windows_that_are_better_copied(case: Images, n: int) -> None:
@@ -155,8 +173,11 @@ def test_products_that_have_no_lines() -> None:
     assert in_lines(TARGET, spec, x86_vector.widen(16)) is spec  # by vectors
     unknown = GOOD.spec(bf16, 64, rows=M)
     assert in_lines(TARGET, unknown, tiles) is unknown  # of an image of any height
-    rows = replace(spec, lhs_pieces=None, lhs_strides=Strides(0, spec.k))
-    assert in_lines(TARGET, rows, tiles) is rows
+    for strides in (Strides(0, spec.k), Strides(0, 0), Strides(0, 64, 2)):  # rows apart, one for all, with gaps
+        rows = replace(spec, lhs_pieces=None, lhs_strides=strides)
+        assert in_lines(TARGET, rows, tiles) is rows
+    few = replace(spec, lhs_pieces=None, lhs_strides=Strides(0, 64), m=31)
+    assert in_lines(TARGET, few, tiles) is few and in_lines(TARGET, replace(few, m=32), tiles).lines == Lines(32, 32)
     taps = Pieces(GOOD.pieces.row, floordiv(BATCH, 3) * 1024 + mod(BATCH, 3) * 128, 64)
     apart = replace(spec, lhs_pieces=taps)
     assert in_lines(TARGET, apart, tiles) is apart  # pieces that are not equally far apart
