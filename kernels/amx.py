@@ -24,22 +24,29 @@ ROW_BYTES = 64
 TILE_BYTES = ROWS * ROW_BYTES
 # Tile registers: four accumulators, row by row of tiles, then those of the lhs; the panels take turns in the others.
 _A, _REGISTERS = 4, 8
+_NARROWEST = 16  # bytes of a row in a step: a product takes as long as with 64
 
 
-def register_rows(rows: int) -> list[int]:
-    """Rows of each register where the lhs has so many, 32 at most."""
-    first, second = min(rows, ROWS), rows - ROWS
+def register_rows(rows: int, width: int = ROW_BYTES) -> list[int]:
+    """Rows of each register where the lhs has so many, 32 at most, of `width` bytes in a step."""
+    first, second, panel = min(rows, ROWS), rows - ROWS, width // 4
     if second <= 0:
-        return [first] * (_A + 1) + [ROWS] * (_REGISTERS - _A - 1)
-    return [first, first, second, second, first, second, ROWS, ROWS]
+        return [first] * (_A + 1) + [panel] * (_REGISTERS - _A - 1)
+    return [first, first, second, second, first, second, panel, panel]
+
+
+def register_widths(rows: int, width: int = ROW_BYTES) -> list[int]:
+    """Bytes of a row of each."""
+    heights = 1 if rows <= ROWS else 2
+    return [ROW_BYTES] * _A + [width] * heights + [ROW_BYTES] * (_REGISTERS - _A - heights)
 
 
 class Tiles(ABC):
     """The operations on tile registers, each of which holds 16 rows of 64 bytes. Pitches are in bytes."""
 
     @abstractmethod
-    def low(self, rows: int) -> Tiles:
-        """The same for so many rows in all: accumulators and registers of the lhs have no others."""
+    def shaped(self, rows: int, width: int = ROW_BYTES) -> Tiles:
+        """The same for so many rows in all, of so many bytes in a step: registers have no others."""
 
     @abstractmethod
     def configure(self, fn: Function) -> None: ...
@@ -67,14 +74,15 @@ class TileInstructions(Tiles):
     """The instructions themselves, on fixed registers."""
 
     rows: int = 2 * ROWS
+    width: int = ROW_BYTES
 
-    def low(self, rows: int) -> Tiles:
-        return TileInstructions(rows)
+    def shaped(self, rows: int, width: int = ROW_BYTES) -> Tiles:
+        return TileInstructions(rows, width)
 
     def configure(self, fn: Function) -> None:
         # Palette 1; from byte 16 the bytes of a row of each tile, 16 bits each; from byte 48 the rows of each tile.
-        widths = [ROW_BYTES, 0] * 8
-        config = fn.module.table(I8, [1, *[0] * 15, *widths, *[0] * 16, *register_rows(self.rows), *[0] * 8])
+        widths = [byte for width in register_widths(self.rows, self.width) for byte in (width, 0)]
+        config = fn.module.table(I8, [1, *[0] * 15, *widths, *[0] * 16, *register_rows(self.rows, self.width), *[0] * 8])
         fn.call("llvm.x86.ldtilecfg", VOID, [config])
 
     def release(self, fn: Function) -> None:
@@ -106,11 +114,12 @@ class AmxMicro(MicroKernel):
 
     The operand that is used again soon is loaded normally, the other one with TILELOADDT1, which spares L1: measured 20-28 % faster
     when rows have 512 bytes or more. blocked: the rows of a step lie together, [k / step_k][mr][64 bytes], as they come from beyond L1 the
-    fastest: lines one after the other, and no two of a tile in the same set.
+    fastest: lines one after the other, and no two of a tile in the same set. width: bytes of a row in a step.
     """
 
     tiles: Tiles = INSTRUCTIONS
     blocked: bool = False
+    width: int = ROW_BYTES
 
     # Accumulators are in tile registers, and the vector units have little to do while those are multiplied; an epilogue is longer than the
     # processor looks ahead by itself.
@@ -119,7 +128,7 @@ class AmxMicro(MicroKernel):
 
     @property
     def isa(self) -> str:  # type: ignore[override]
-        return "amxbf16" if self.lhs == bf16 else "amxint8"
+        return ("amxbf16" if self.lhs == bf16 else "amxint8") + (f"_{self.width}" if self.width < ROW_BYTES else "")
 
     @property
     def layout(self) -> Lhs:
@@ -135,11 +144,18 @@ class AmxMicro(MicroKernel):
 
     def alone(self, rows: int) -> MicroKernel:
         fewer = self.mr - ROWS < rows < self.mr  # with as many registers
-        return replace(self, mr=rows, tiles=self.tiles.low(rows)) if fewer else self
+        return replace(self, mr=rows, tiles=self.tiles.shaped(rows)) if fewer else self
+
+    def in_steps(self, size: int) -> MicroKernel | None:
+        width = max((n for n in range(_NARROWEST, ROW_BYTES + 4, 4) if size % n == 0), default=0)
+        if width in (0, ROW_BYTES):
+            return self if width else None
+        packing = replace(self.packing, pad=width // self.lhs.bytes)
+        return replace(self, packing=packing, tiles=self.tiles.shaped(self.mr, width), width=width)
 
     @property
     def step_k(self) -> int:
-        return ROW_BYTES // self.lhs.bytes
+        return self.width // self.lhs.bytes
 
     @property
     def row_cost(self) -> float:
@@ -223,7 +239,7 @@ class AmxMicro(MicroKernel):
         rows, pitch = self._rest(fn, tile, index) if tile.left else self._rows(fn, tile, index)
 
         def panel(j: int) -> None:
-            place = fn.gep(tile.b[j], index, scale=TILE_BYTES)
+            place = fn.gep(tile.b[j], index, scale=self.step_read)
             self.tiles.load(fn, first + j % turns, place, i64(ROW_BYTES), not tile.shares)
 
         def height(i: int) -> None:
@@ -234,7 +250,7 @@ class AmxMicro(MicroKernel):
                 panel(j)
             for i in self._heights:
                 height(i)
-        share = TILE_BYTES // max(1, tile.shares)
+        share = self.step_read // max(1, tile.shares)
         for following in tile.b if tile.shares and not number else ():
             for line in range(0, share, ROW_BYTES):
                 prefetch(fn, offset(fn, fn.gep(fn.gep(following, tile.next), index, scale=share), line), 2)
@@ -252,8 +268,10 @@ class AmxMicro(MicroKernel):
         """Where the rows of step `index` are, and how far apart."""
         if self.blocked:
             return fn.gep(tile.a, index, scale=self.mr * ROW_BYTES), i64(ROW_BYTES)
-        place = fn.gep(tile.a, index, scale=ROW_BYTES)
-        return (place if tile.skip is None else fn.gep(place, fn.mul(fn.udiv(index, i64(tile.run)), tile.skip))), tile.a_pitch
+        place = tile.a if tile.ways else fn.gep(tile.a, index, scale=self.width)
+        for steps, way in tile.ways:
+            place = fn.gep(place, fn.mul(fn.udiv(index, i64(steps)) if steps > 1 else index, way))
+        return place, tile.a_pitch
 
     def _rest(self, fn: Function, tile: Tile, index: Val) -> tuple[Val, Val]:
         """The same of a step that the rows do not fill: a copy with zeros."""

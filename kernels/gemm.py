@@ -102,7 +102,7 @@ def _emit_entry(
         if packed is None:
             assert spec.rhs_strides is not None
             return fn.gep(rhs, fn.mul(batch_offset(fn, slots, spec.rhs_strides.batch, b), i64(spec.rhs.bytes)))
-        number = b if not spec.constant_rhs else fn.urem(b, i64(spec.weights)) if spec.weights > 1 else i64(0)
+        number = b if not spec.constant_rhs else fn.urem(fn.udiv(b, slots.dim(spec.turn)), i64(spec.weights)) if spec.weights > 1 else i64(0)
         return fn.gep(rhs, fn.mul(number, slots.dim(packed)))
 
     def run(b: Val, first: Val, last: Val) -> None:
@@ -144,7 +144,7 @@ def _emit_entry(
 
 class _Gemm:
     def __init__(self, module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> None:
-        spec = in_lines(target, spec, micros)
+        spec, micros = in_lines(target, spec, micros)
         self.module, self.target, self.spec, self.name = module, target, spec, name
         self.blocking: Blocking = choose(target, spec, in_place(spec, micros if spec.lines else tailored(target, spec, micros)))
         self.micros = [variant.micro for variant in self.blocking.variants]
@@ -183,8 +183,7 @@ class _Gemm:
         sizes = (packing.panel_bytes(spec.k, spec.rhs), packing.sums_offset(*rhs), packing.bytes(*rhs))
         padded = (ceildiv(spec.m, mr) * mr, ceildiv(self.panels, group) * group)
         places = tuple(part for access in self.fetched for part in (access.base, access.row))
-        skipped = () if spec.lines is None or spec.lhs_pieces is None else (spec.lhs_pieces.skipped(spec.lhs),)
-        return (spec.m, spec.apart, spec.n, spec.k, self.panels, *strides, *sizes, *padded, *places, *skipped)
+        return (spec.m, spec.apart, spec.turn, spec.n, spec.k, self.panels, *strides, *sizes, *padded, *places)
 
     def _slots(self, fn: Function) -> Slots:
         """All functions ask for all slots in the same order, so that one numbering serves them; LLVM drops unused loads."""

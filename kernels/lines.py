@@ -4,6 +4,9 @@ Those of one line of places do, and so do those of the next ones if the places a
 would reach into the next line: they are multiplied, too, and thrown away (`cpu_codegen/lines.py`). Each image is a matrix of its own.
 Neighbouring windows share most of what they read, so that all of it is in L1, where copies of them come from L2. That is for weights that
 stay in L2 and stream past the rows of one tile; others are read once for the rows of several, which are better copied.
+
+A step is as much of a piece as fills registers to the same part each time, down to a quarter: the few channels of a group, say, whose
+products take as long as those of many, but copying them takes longer still.
 """
 
 from __future__ import annotations
@@ -12,52 +15,86 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..cpu_codegen.lines import Lines
-from ..graph.dims import coefficient
+from ..graph.dims import evaluate, floordiv, mod, product, substitute, symbols
 from ..platforms.target import Target
 from .blocking import share_sets
 from .micro import MicroKernel
 from .row_costs import stays
 from .spec import BATCH, GemmSpec, Pieces, Strides
-from .windows import grid_of
+from .windows import Grid, grid_of
 
-# Tiles that may be computed for each one that copied rows fill. Emerald Rapids in bf16, one image, 3 x 3 windows of as many channels as
-# columns, beside copies: 56 x 56 with 64 channels 0.54 of the time, 28 x 28 with 128 0.58, 14 x 14 with 256 0.66.
-_MOST_WASTE = 1.4
-
-
-def in_lines(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> GemmSpec:
-    """The product with its rows counted through lines, where these tiles read them in place and that takes less; else as it is."""
-    micro, known = micros[0], spec.constant_rhs and not spec.routed
-    if not micro.in_pieces or spec.lines is not None or not known or not stays(target, spec, micro):
-        return spec
-    return _one_line(target, spec, micro) if spec.lhs_pieces is None else _of_images(target, spec, micro, spec.lhs_pieces)
+# Cycles of a product of 16 rows, a step and a panel, and of copying 64 bytes of a row, or less where that is all of a piece, and reading
+# them from L2: Emerald Rapids in bf16, 3 x 3 windows of as many channels as columns, 56 x 56 with 64 channels, 28 x 28 with 128 and 14 x 14
+# with 256 take 0.54, 0.58 and 0.66 of the time in place (`benchmarks/convolutions.py --only dense --kinds bf16`).
+_PRODUCT, _COPY = 16, 5
 
 
-def _one_line(target: Target, spec: GemmSpec, micro: MicroKernel) -> GemmSpec:
+def in_lines(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tuple[GemmSpec, Sequence[MicroKernel]]:
+    """The product with its rows counted through lines, and its tile, where that reads them in place and takes less; else as they are."""
+    known = spec.constant_rhs and not spec.routed and isinstance(spec.n, int)
+    if not micros[0].in_pieces or spec.lines is not None or not known or not stays(target, spec, micros[0]):
+        return spec, micros
+    found = _one_line(target, spec, micros[0]) if spec.lhs_pieces is None else _of_images(target, spec, micros[0], spec.lhs_pieces)
+    if found is None:
+        return spec, micros
+    spec, micro = found
+    panels = min(micro.panels, int(evaluate(micro.packing.panels(spec.n), {})))
+    return spec, (micro.resized(micro.mr, panels) or micro,)
+
+
+def _one_line(target: Target, spec: GemmSpec, micro: MicroKernel) -> tuple[GemmSpec, MicroKernel] | None:
     """Windows along one line: rows that share numbers with the next ones."""
     row, size = spec.lhs_strides.row, spec.lhs.bytes
     if not (isinstance(spec.m, int) and isinstance(spec.k, int) and isinstance(row, int) and spec.lhs_strides.col == 1):
-        return spec
+        return None
     if not 0 < row < spec.k or spec.m < micro.mr or (spec.k * size) % micro.step_bytes or share_sets(target, row * size, micro.mr):
-        return spec
-    return replace(spec, lines=Lines(spec.m, spec.m))
+        return None
+    return replace(spec, lines=Lines(spec.m, spec.m)), micro
 
 
-def _of_images(target: Target, spec: GemmSpec, micro: MicroKernel, pieces: Pieces) -> GemmSpec:
-    grid, start = grid_of(pieces.row, spec.m), coefficient(pieces.piece, "b")
-    if grid is None or start is None or grid.pixel <= 0 or grid.line % grid.pixel or (pieces.run * spec.lhs.bytes) % micro.step_bytes:
-        return spec
+def _of_images(target: Target, spec: GemmSpec, micro: MicroKernel, pieces: Pieces) -> tuple[GemmSpec, MicroKernel] | None:
+    grid, tile, size = grid_of(pieces.row, spec.m), micro.in_steps(pieces.run * spec.lhs.bytes), spec.lhs.bytes
+    if grid is None or tile is None or grid.pixel <= 0 or grid.line % grid.pixel or grid.line < grid.width * grid.pixel:
+        return None
     length, images = grid.line // grid.pixel, grid.images(spec.m)
-    rows, pitch = (grid.height - 1) * length + grid.width, grid.pixel * spec.lhs.bytes
-    if length < grid.width or rows < micro.mr or share_sets(target, pitch, micro.mr):
-        return spec
-    if -(-rows // micro.mr) * micro.mr > _MOST_WASTE * grid.width * grid.height or (images != 1 and spec.batch != 1):
-        return spec
-    return replace(
+    rows, ways = (grid.height - 1) * length + grid.width, _ways(pieces, evaluate(spec.k, {}), size, tile)
+    if ways is None or rows < micro.mr or share_sets(target, grid.pixel * size, micro.mr) or not _pays(spec, micro, tile, grid, rows):
+        return None
+    batch = substitute(spec.lhs_strides.batch, {"b": floordiv(BATCH, images)}) + mod(BATCH, images) * grid.step
+    found = replace(
         spec,
         m=rows,
-        batch=spec.batch if images == 1 else images,
-        lhs_strides=Strides(spec.lhs_strides.batch + (0 if images == 1 else BATCH * grid.step), grid.pixel),
-        lhs_pieces=Pieces(BATCH * grid.pixel, pieces.piece, pieces.run),
+        batch=product((spec.batch, images)),
+        lhs_strides=Strides(batch, grid.pixel),
+        lhs_pieces=replace(pieces, row=BATCH * grid.pixel),
         lines=Lines(length, grid.width),
+        ways=ways,
+        turn=images,
     )
+    return found, tile
+
+
+def _pays(spec: GemmSpec, micro: MicroKernel, tile: MicroKernel, grid: Grid, rows: int) -> bool:
+    """Whether the products of the rows of an image take less than those of its places and copying these."""
+    k, n = evaluate(spec.k, {}), evaluate(micro.packing.panels(spec.n), {})
+    assert spec.lhs_pieces is not None
+    places, run = grid.width * grid.height, spec.lhs_pieces.run
+    lines = k // run * -(-run * spec.lhs.bytes // micro.step_bytes)
+    in_place = -(-rows // micro.mr) * micro.mr * (k // tile.step_k) * n * _PRODUCT / 16
+    copied = places * (-(-k // micro.step_k) * n * _PRODUCT / 16 + lines * _COPY)
+    return in_place < copied
+
+
+def _ways(pieces: Pieces, k: int, size: int, tile: MicroKernel) -> tuple[tuple[int, int], ...] | None:
+    """`GemmSpec.ways`: the pieces equally far apart, or rows of such at equal distances; None where they are not."""
+    if {s.name for s in symbols(pieces.piece)} - {"b"}:
+        return None
+    starts = [evaluate(pieces.piece, {"b": n}) * size for n in range(k // pieces.run)]
+    steps, step = pieces.run // tile.step_k, tile.step_bytes
+    apart = starts[1] if len(starts) > 1 else steps * step
+    across = next((n for n, start in enumerate(starts) if start != n * apart), len(starts))
+    turn = starts[across] - across * apart if across < len(starts) else 0
+    if starts != [n * apart + n // across * turn for n in range(len(starts))]:
+        return None
+    ways = [(1, apart)] if steps == 1 else [(1, step), (steps, apart - steps * step)]
+    return (*ways, (steps * across, turn)) if turn else tuple(ways)

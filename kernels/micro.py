@@ -46,8 +46,8 @@ class Tile:
     """The operands of one tile inside its function.
 
     out_pitch: columns of a block of `out`. shares: of `shares_of`; where there are none, the lhs is used again soon and the panels are not.
-    left: how many k of the lhs there are after all the steps, less than one has. run, skip: after each `run` steps of a row, 0 for all,
-    so many bytes are none of it. back: -1 where it goes through the operands from the last
+    left: how many k of the lhs there are after all the steps, less than one has. ways: (n, bytes), where n steps on in a row, besides what
+    others say, are so many bytes on; none: steps follow one another. back: -1 where it goes through the operands from the last
     step to the first, else 0; None: it never does.
     """
 
@@ -61,8 +61,7 @@ class Tile:
     out_pitch: int
     shares: int
     left: int = 0
-    run: int = 0
-    skip: Val | None = None
+    ways: tuple[tuple[int, Val], ...] = ()
     back: Val | None = None
 
     def place(self, fn: Function, index: Val) -> Val:
@@ -85,7 +84,7 @@ class MicroKernel(ABC):
     isa = ""
     # Whether the tile before is stored in the first step of a tile, and its epilogue done between the steps or their products.
     overlaps = False
-    # Whether rows may be in pieces: `Tile.run`.
+    # Whether rows may be in pieces: `Tile.ways`.
     in_pieces = False
 
     @property
@@ -149,6 +148,11 @@ class MicroKernel(ABC):
     def alone(self, rows: int) -> MicroKernel:
         """The tile for a product of so many rows, which has no other: as low as they are if they are fewer, where it can be."""
         return (self.resized(rows, self.panels) if rows < self.mr else None) or self
+
+    def in_steps(self, size: int) -> MicroKernel | None:
+        """The same tile for rows in pieces of `size` bytes, which whole steps fill; None where there is none."""
+        del size
+        return None
 
     @property
     def copied(self) -> MicroKernel:

@@ -249,24 +249,18 @@ class Body:
         """Calls the function of a tile: rows from i on of the block; panels: where panels p, p + 1, ... are; left: of `Tile`."""
         fn, variant, micro = self.fn, block.variant, block.variant.micro
         epilogue = self._epilogue if state else None
-        run = self._run(micro)
+        every = tuple(steps for steps, _ in self.spec.ways)
         name = emit_tile(
-            fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue, variant.reverses, run
+            fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue, variant.reverses, every
         )
         pending = [fn.args[0], *state, epilogue.share(fn, steps, micro)] if epilogue else []
         rows, number = self.rows.tile(variant, block.lhs, i, steps), fn.udiv(i, i64(block.height))
         operands = self.columns.operands(variant, p, number, steps, panels, kind)
-        if run and self.spec.lhs_pieces is not None:
-            operands.append(self.slots.dim(self.spec.lhs_pieces.skipped(self.spec.lhs)))
+        operands += [i64(way) for _, way in self.spec.ways]
         if variant.reverses:
             odd = fn.and_(fn.add(number, fn.udiv(p, i64(micro.panels))), i64(1))
             operands.append(fn.sub(i64(0), odd))
         fn.call(name, VOID, [rows, i64(variant.pitch), out, steps, *operands, *pending])
-
-    def _run(self, micro: MicroKernel) -> int:
-        """Steps of a piece of the rows that tiles read in place, 0 where these are in none."""
-        spec = self.spec
-        return spec.lhs_pieces.run * spec.lhs.bytes // micro.step_bytes if spec.lines is not None and spec.lhs_pieces is not None else 0
 
     def _fetch(self, block: _Block, i: Val, p: Val) -> None:
         """Asks for what the epilogue of a tile will read and write."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..cpu_codegen.contract import KernelCode
 from ..cpu_codegen.lines import Lines
 from ..diagnostics.errors import InvalidGraph, Unsupported
-from ..graph.dims import Dim, bounds, ceildiv, coefficient, symbol
+from ..graph.dims import Dim, bounds, ceildiv, symbol
 from ..graph.types import DType, bf16, f16, f32, i4, i8, i32, u8
 from ..stitch.loops import Body
 
@@ -42,12 +42,6 @@ class Pieces:
     piece: Dim
     run: int
 
-    def skipped(self, dtype: DType) -> Dim:
-        """Bytes from the end of a piece to the next one, where all are equally far apart."""
-        split = coefficient(self.piece, "b")
-        assert split is not None, f"pieces at {self.piece}"
-        return (split[0] - self.run) * dtype.bytes
-
 
 def dense(rows: Dim, cols: Dim) -> Strides:
     """Strides of row-major [batch, rows, cols]."""
@@ -79,10 +73,10 @@ class GemmSpec:
     f32 or bf16 x constant i8 or i4; Unsupported for others. i4 weights have a scale for each `group` neighbours along k, a multiple of 8
     that divides k: rhs[b, j, t] = integer[j, t] * scale[j, t / group]. The accumulator is i32 for integers, exact for k < 65536, and f32
     for floats. constant_rhs: one [n, k] weight for every b, packed once by the kernel's `pack`; n and k are ints then. Otherwise
-    `rhs_strides` says where it lies, and it is packed in each call, or read there. weights: so many constant ones, b % weights for b.
+    `rhs_strides` says where it lies, and it is packed in each call, or read there. weights: so many constant ones, b / turn % weights for b.
     routed: they take turns along the rows of the one lhs instead, as `graph.build.routed_linear` says; i64 ends[weights] is the buffer
     behind those of the epilogue. lhs_pieces: where a matrix of the lhs lies instead; its place is still that of `lhs_strides.batch`.
-    lines: how rows are rows of the result, where not all are (`lines.py`). choice: what measuring decided. sums16:
+    lines, ways: how rows are rows of the result, where not all are, and `Tile.ways` of their steps in bytes (`lines.py`). choice: what measuring decided. sums16:
     `graph.sums16.how_many` of the constant weights, as far as the table wants to know.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
@@ -105,6 +99,8 @@ class GemmSpec:
     routed: bool = False
     sums16: int = 1
     lines: Lines | None = None
+    ways: tuple[tuple[int, int], ...] = ()
+    turn: Dim = 1
 
     def __post_init__(self) -> None:
         if self.dtypes not in _OPERANDS:

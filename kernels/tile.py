@@ -1,10 +1,10 @@
 """The function of one register tile (`micro.py`).
 
-    void name(ptr a, i64 a_pitch, ptr out, i64 steps, i64 next, ptr b[panels], ptr sums[panels], i64 skip, i64 back)
+    void name(ptr a, i64 a_pitch, ptr out, i64 steps, i64 next, ptr b[panels], ptr sums[panels], i64 ways[], i64 back)
 
 It reads `steps` steps of packed lhs and of each panel, and stores the accumulators, 4 bytes each, as
 [nr / out_pitch][mr][out_pitch]. A pointer of `b` may repeat: the same panel is computed twice then. `next` is the way in bytes from
-panels to those that will follow. `sums` is there only when it starts from them, `skip` where rows are in pieces, `back` where tiles may go
+panels to those that will follow. `sums` is there only when it starts from them, `ways` where rows are in pieces, `back` where tiles may go
 back through k: -1 in those that do, else 0. A tile that `overlaps` has further arguments: `Pending`; its accumulators stay in their
 registers until the next tile has begun, or are `put` away.
 """
@@ -21,31 +21,32 @@ from .pending import PENDING, Epilogue, Pending
 
 def emit_tile(
     module: Module, micro: MicroKernel, kind: Start, out_pitch: int, a_pitch: int | None, shares: int, left: int = 0,
-    epilogue: Epilogue | None = None, reverses: bool = False, run: int = 0,
+    epilogue: Epilogue | None = None, reverses: bool = False, every: tuple[int, ...] = (),
 ) -> str:
     """Adds the function of one tile and returns its name.
 
-    a_pitch: bytes from row to row of the lhs where that is known. shares, left, run: of `Tile`. epilogue: of the tile before, to be done
+    a_pitch: bytes from row to row of the lhs where that is known. shares, left: of `Tile`; every: the steps of its `ways`. epilogue: of the tile before, to be done
     between the steps. reverses: whether it may go back through k.
     """
     name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (f".share{shares}" if shares else "")
     name += f".and{left}" if left else ""
     name += "".join(f".{word}{size}" for word, size in (("groups", micro.packing.group), ("pitch", micro.packing.pitch)) if size)
     name += f".lhs{micro.layout.group}" if micro.layout.group else ""
-    name += f".run{run}" if run else ""
+    name += f".every{'_'.join(map(str, every))}" if every else ""
     name += ".back" if reverses else ""
     name += f".with.{epilogue.name}" if epilogue else ""
     if name in module.functions:
         return name
     panels = micro.panels * micro.unpacked_panels
     extra = panels * (2 if kind is Start.SUMS else 1)
-    others = [*([I64] if run else ()), *([I64] if reverses else ()), *(PENDING if epilogue else ())]
+    others = [*[I64] * len(every), *([I64] if reverses else ()), *(PENDING if epilogue else ())]
     fn = Function(module, name, VOID, [PTR, I64, PTR, I64, I64, *[PTR] * extra, *others], internal=True)
     a, pitch, out, steps, following = fn.args[:5]
     b, sums, rest = fn.args[5 : 5 + panels], fn.args[5 + panels : 5 + extra], fn.args[5 + extra :]
-    skip, back = (rest.pop(0) if there else None for there in (run, reverses))
+    ways = tuple((steps_on, rest.pop(0)) for steps_on in every)
+    back = rest.pop(0) if reverses else None
     pitch = pitch if a_pitch is None else i64(a_pitch)
-    tile = Tile(a, pitch, out, steps, following, tuple(b), tuple(sums), out_pitch, shares, left, run, skip, back)
+    tile = Tile(a, pitch, out, steps, following, tuple(b), tuple(sums), out_pitch, shares, left, ways, back)
     if epilogue is None:
         micro.finish(fn, tile, accumulated(fn, micro, tile, kind))
     else:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sashiko.cpu_codegen.lines import Lines
-from sashiko.graph.dims import Dim, evaluate, floordiv, mod
+from sashiko.graph.dims import Dim, evaluate
 from sashiko.graph.types import DType, bf16, i8
 from sashiko.kernels import amx, gemm, x86_vector
 from sashiko.kernels.lines import in_lines
@@ -28,7 +28,8 @@ TILES = tuple(each for each in FEW if each.values[0][0].in_pieces)
 
 @dataclass(frozen=True)
 class Images:
-    """Windows of `taps` lines of `across` places, one every `step`, over images of height x width, channels last."""
+    """Windows of `taps` lines of `across` places, `apart` places and lines from each other, one every `step`, over images of height x width,
+    channels last. groups: of the channels, each of which has a weight of its own."""
 
     count: int
     height: int
@@ -37,42 +38,56 @@ class Images:
     taps: int = 3
     across: int = 3
     step: int = 1
+    apart: int = 1
+    groups: int = 1
 
     @property
     def lines(self) -> int:
-        return (self.height - self.taps) // self.step + 1
+        return (self.height - self.apart * (self.taps - 1) - 1) // self.step + 1
 
     @property
     def places(self) -> int:
-        return (self.width - self.across) // self.step + 1
+        return (self.width - self.apart * (self.across - 1) - 1) // self.step + 1
 
     @property
     def rows(self) -> int:
         return self.count * self.lines * self.places
 
     @property
+    def part(self) -> int:
+        return self.channels // self.groups
+
+    @property
     def k(self) -> int:
-        return self.taps * self.across * self.channels
+        return self.taps * self.across * self.part
 
     @property
     def pieces(self) -> Pieces:
         pixel, line = self.channels, self.width * self.channels
         shape, steps = (self.count, self.lines, self.places), (self.height * line, self.step * line, self.step * pixel)
         first = self.count == 1
-        return Pieces(strided(shape[first:], steps[first:]), BATCH * line, self.across * pixel)
+        row = strided(shape[first:], steps[first:])
+        if self.groups == self.apart == 1:
+            return Pieces(row, BATCH * line, self.across * pixel)
+        return Pieces(row, strided((self.taps, self.across), (self.apart * line, self.apart * pixel)), self.part)
 
     def spec(self, dtype: DType, n: int, epilogue: Body | None = None, rows: Dim | None = None) -> GemmSpec:
-        body = plain_store(n, acc_of(dtype)) if epilogue is None else epilogue
-        m = self.rows if rows is None else rows
-        return GemmSpec(dtype, bf16 if dtype == bf16 else i8, m, n, self.k, Strides(0, 0), body, lhs_pieces=self.pieces)
+        """The columns of a group are n."""
+        body, rhs = plain_store(n, acc_of(dtype)) if epilogue is None else epilogue, bf16 if dtype == bf16 else i8
+        m, many = self.rows if rows is None else rows, self.groups
+        lhs = Strides(BATCH * self.part if many > 1 else 0, 0)
+        return GemmSpec(dtype, rhs, m, n, self.k, lhs, body, many, lhs_pieces=self.pieces, weights=many)
 
     def windows(self, images: torch.Tensor) -> torch.Tensor:
-        found = images.unfold(1, self.taps, self.step).unfold(2, self.across, self.step).permute(0, 1, 2, 4, 5, 3)
-        return found.reshape(self.rows, self.k)
+        """[groups, rows, k]"""
+        spans = self.apart * (self.taps - 1) + 1, self.apart * (self.across - 1) + 1
+        found = images.unfold(1, spans[0], self.step).unfold(2, spans[1], self.step)[..., :: self.apart, :: self.apart]
+        found = found.unflatten(3, (self.groups, self.part)).permute(3, 0, 1, 2, 5, 6, 4)
+        return found.reshape(self.groups, self.rows, self.k)
 
 
 # Lines that tiles end within, that are longer and shorter than a tile, of whole tiles; one line; a last tile of one row and of all;
-# several images; windows of other sizes, of one line.
+# several images; windows of other sizes, of one line; places apart; channels that do not fill a step; groups, of one image and of some.
 CASES = (
     (Images(1, 9, 30, 64), 48),
     (Images(1, 12, 9, 64), 16),
@@ -81,6 +96,11 @@ CASES = (
     (Images(2, 10, 12, 64), 32),
     (Images(3, 7, 11, 64, taps=2, across=4), 70),
     (Images(1, 11, 18, 64, taps=5, across=5), 16),
+    (Images(1, 12, 20, 128, apart=2), 32),
+    (Images(1, 9, 30, 16), 16),
+    (Images(1, 9, 30, 32), 33),
+    (Images(1, 10, 12, 48, groups=3), 16),
+    (Images(2, 10, 12, 96, groups=3), 20),
 )
 
 
@@ -89,14 +109,19 @@ def test_products_of_windows_in_place(micros: Micros, runner: Runner) -> None:
     dtype, products = micros[0].lhs, Together(runner)
     for case, n in CASES:
         spec = case.spec(dtype, n)
-        used = in_lines(runner.target, spec, micros)
-        assert used.lines == Lines(case.width, case.places)
+        found, [tile] = in_lines(runner.target, spec, micros)
+        assert found.lines == Lines(case.width, case.places)
         code = gemm.emit(products.module, runner.target, spec, micros, products.name())
-        images, w = random((case.count, case.height, case.width, case.channels), dtype, 1), weight((n, case.k), micros, 2)
-        out = np.full((case.rows, n), 77, np.float32 if dtype.is_float else np.int32)
-        alike = partial(compare, x=case.windows(images), w=w, case=Case(case.rows, n, case.k))
-        places = products.place(array(images)), products.place(pack_rhs(w, micros[0].packing).numpy())
-        products.add(kernels_of(code), *places, out, {}, alike)
+        images, w = random((case.count, case.height, case.width, case.channels), dtype, 1), weight((case.groups, n, case.k), micros, 2)
+        packed = np.concatenate([pack_rhs(each, tile.packing).numpy() for each in w])
+        assert code.packing == tile.packing and evaluate(code.packed_bytes, {}) == packed.size
+        out = np.full((case.groups, case.rows, n), 77, np.float32 if dtype.is_float else np.int32)
+
+        def alike(result: Array, case: Images = case, n: int = n, images: torch.Tensor = images, w: torch.Tensor = w) -> None:
+            for part, rows, weights in zip(result, case.windows(images), w, strict=True):
+                compare(part, rows, weights, Case(case.rows, n, case.k))
+
+        products.add(kernels_of(code), products.place(array(images)), products.place(packed), out, {}, alike)
     products.run()
 
 
@@ -108,7 +133,7 @@ def test_windows_along_one_line(micros: Micros, runner: Runner) -> None:
         k, row = 192, 64
         strides = Strides(BATCH * (m * row + 128), row)
         spec = GemmSpec(dtype, bf16 if dtype == bf16 else i8, m, n, k, strides, plain_store(n, acc_of(dtype)), count)
-        assert in_lines(runner.target, spec, micros).lines == Lines(m, m)
+        assert in_lines(runner.target, spec, micros)[0].lines == Lines(m, m)
         code = gemm.emit(products.module, runner.target, spec, micros, products.name())
         lines, w = random((count, m * row + 128), dtype, 1), weight((n, k), micros, 2)
         out = np.full((count * m, n), 77, np.float32 if dtype.is_float else np.int32)
@@ -137,7 +162,7 @@ def test_rows_that_are_computed_twice_count_once(micros: Micros, runner: Runner)
     begin = np.full((case.rows, n), 8, np.float32 if dtype.is_float else np.int32)
 
     def alike(result: Array) -> None:
-        expected = exact(case.windows(images), w).numpy() + 8
+        expected = exact(case.windows(images)[0], w).numpy() + 8
         np.testing.assert_allclose(result, expected, atol=1e-2 if dtype.is_float else 0, rtol=0)
 
     places = products.place(array(images)), products.place(pack_rhs(w, micros[0].packing).numpy())
@@ -148,43 +173,60 @@ def test_rows_that_are_computed_twice_count_once(micros: Micros, runner: Runner)
 
 
 TARGET = replace(CATALOGUE[0], l1d=48 << 10, l2=2 << 20)
+BF16 = amx.amx(bf16, bf16)
 GOOD = Images(1, 16, 16, 64)
+
+
+def used(spec: GemmSpec, micros: Micros = BF16) -> GemmSpec | None:
+    """What is used instead, if anything is."""
+    found, tiles = in_lines(TARGET, spec, micros)
+    assert (found is spec) == (tiles is micros)
+    return None if found is spec else found
 
 
 @pytest.mark.parametrize(
     ("case", "n"),
     [
-        (replace(GOOD, step=2), 64),  # every other line would be thrown away
+        (replace(GOOD, step=2), 256),  # every other line would be thrown away
         (replace(GOOD, height=4, width=8), 64),  # not as many rows as a tile has
-        (replace(GOOD, channels=24), 64),  # steps would reach from piece to piece
+        (replace(GOOD, channels=22, across=1), 64),  # 44 bytes are steps of 44, which may be 4 times as many
+        (replace(GOOD, channels=3), 64),  # 18 bytes, which no registers have
         (replace(GOOD, channels=2048), 64),  # rows of 4096 bytes share the sets of L1
-        (replace(GOOD, across=9, width=20), 64),  # 8 places of a line of 12 more
+        (replace(GOOD, across=9, width=20), 512),  # 8 places of a line of 12 more
         (Images(1, 16, 16, 256), 2048),  # weights that are read from afar for the rows of several tiles
     ],
 )
 def test_windows_that_are_better_copied(case: Images, n: int) -> None:
-    spec = case.spec(bf16, n)
-    assert in_lines(TARGET, spec, amx.amx(bf16, bf16)) is spec
+    assert used(case.spec(bf16, n)) is None
 
 
 def test_products_that_have_no_lines() -> None:
-    tiles, spec = amx.amx(bf16, bf16), GOOD.spec(bf16, 64)
-    assert in_lines(TARGET, spec, tiles).lines == Lines(16, 14)
-    assert in_lines(TARGET, spec, x86_vector.widen(16)) is spec  # by vectors
-    unknown = GOOD.spec(bf16, 64, rows=M)
-    assert in_lines(TARGET, unknown, tiles) is unknown  # of an image of any height
+    spec = GOOD.spec(bf16, 64)
+    found = used(spec)
+    assert found is not None and found.lines == Lines(16, 14) and found.ways == ((1, 64), (6, 2048 - 384))
+    assert used(spec, x86_vector.widen(16)) is None  # by vectors
+    assert used(GOOD.spec(bf16, 64, rows=M)) is None  # of an image of any height
     for strides in (Strides(0, spec.k), Strides(0, 0), Strides(0, 64, 2)):  # rows apart, one for all, with gaps
-        rows = replace(spec, lhs_pieces=None, lhs_strides=strides)
-        assert in_lines(TARGET, rows, tiles) is rows
+        assert used(replace(spec, lhs_pieces=None, lhs_strides=strides)) is None
     few = replace(spec, lhs_pieces=None, lhs_strides=Strides(0, 64), m=31)
-    assert in_lines(TARGET, few, tiles) is few and in_lines(TARGET, replace(few, m=32), tiles).lines == Lines(32, 32)
-    taps = Pieces(GOOD.pieces.row, floordiv(BATCH, 3) * 1024 + mod(BATCH, 3) * 128, 64)
-    apart = replace(spec, lhs_pieces=taps)
-    assert in_lines(TARGET, apart, tiles) is apart  # pieces that are not equally far apart
+    one = used(replace(few, m=32))
+    assert used(few) is None and one is not None and one.lines == Lines(32, 32) and one.ways == ()
+    five = replace(GOOD, taps=5)
+    assert used(replace(five.spec(bf16, 64), lhs_pieces=replace(five.pieces, piece=BATCH * BATCH * 1024))) is None
+
+
+def test_ways_of_the_steps_of_a_row() -> None:
+    """Two to a piece, three pieces to a line, which are two places apart."""
+    found = used(Images(1, 18, 18, 64, apart=2).spec(bf16, 64))
+    assert found is not None and found.ways == ((1, 64), (2, 2 * 128 - 128), (6, 2 * 18 * 128 - 3 * 2 * 128))
+    found = used(Images(1, 18, 18, 64, groups=4).spec(bf16, 16))  # one to a piece
+    assert found is not None and found.ways == ((1, 128), (3, 18 * 128 - 3 * 128))
 
 
 def test_any_number_of_images_is_a_batch() -> None:
-    spec = Images(3, 16, 16, 64).spec(bf16, 64, rows=M * (14 * 14))
-    found = in_lines(TARGET, spec, amx.amx(bf16, bf16))
-    assert found.batch == M and found.m == 13 * 16 + 14 and found.apart == 14 * 16
-    assert evaluate(found.lhs_strides.batch, {"b": 2}) == 2 * 16 * 16 * 64
+    found = used(Images(3, 16, 16, 64).spec(bf16, 64, rows=M * (14 * 14)))
+    assert found is not None and found.batch == M and found.m == 13 * 16 + 14 and found.apart == 14 * 16
+    assert evaluate(found.lhs_strides.batch, {"b": 2, "M": 3}) == 2 * 16 * 16 * 64
+    parts = used(Images(3, 16, 16, 64, groups=4).spec(bf16, 16, rows=M * (14 * 14)))
+    assert parts is not None and parts.batch == 4 * M and parts.turn == M
+    assert evaluate(parts.lhs_strides.batch, {"b": 7, "M": 3}) == 2 * 16 + 16 * 16 * 64  # image 1 of group 2

@@ -12,7 +12,7 @@ from copy import copy
 import numpy as np
 
 from sashiko.cpu_codegen.builder import F32, I8, I16, I32, PTR, Function, Val, const, i64
-from sashiko.kernels.amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles, register_rows
+from sashiko.kernels.amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles, register_rows, register_widths
 from sashiko.platforms.target import Target
 
 
@@ -21,12 +21,12 @@ class EmulatedTiles(Tiles):
 
     def __init__(self) -> None:
         self._memory = np.zeros(9 * TILE_BYTES, np.int8)
-        self._heights = register_rows(2 * ROWS)
+        self._heights, self._widths = register_rows(2 * ROWS), register_widths(2 * ROWS)
         self.calls: dict[str, int] = {}
 
-    def low(self, rows: int) -> EmulatedTiles:
+    def shaped(self, rows: int, width: int = ROW_BYTES) -> EmulatedTiles:
         found = copy(self)
-        found._heights = register_rows(rows)
+        found._heights, found._widths = register_rows(rows, width), register_widths(rows, width)
         return found
 
     def _count(self, name: str) -> None:
@@ -52,7 +52,8 @@ class EmulatedTiles(Tiles):
         place = self._tile(fn, tile)
 
         def row(index: Val) -> None:
-            fn.store(fn.load(I8.vec(64), fn.gep(pointer, fn.mul(index, pitch))), fn.gep(place, index, scale=ROW_BYTES))
+            ty = I8.vec(self._widths[tile])
+            fn.store(fn.load(ty, fn.gep(pointer, fn.mul(index, pitch))), fn.gep(place, index, scale=ROW_BYTES))
 
         self._rows(fn, tile, row)
 
@@ -79,7 +80,7 @@ class EmulatedTiles(Tiles):
 
             place = fn.gep(c, m, scale=ROW_BYTES)
             old = fn.load(ty, place)
-            sums = fn.loop(i64(0), i64(16), 1, [const(ty, 0.0)] * 2 if bf16 else [old], group)
+            sums = fn.loop(i64(0), i64(self._heights[b]), 1, [const(ty, 0.0)] * 2 if bf16 else [old], group)
             fn.store(_added(fn, old, _added(fn, *sums)) if bf16 else sums[0], place)
             return []
 
