@@ -148,10 +148,7 @@ class AmxMicro(MicroKernel):
 
     def in_steps(self, size: int) -> MicroKernel | None:
         width = max((n for n in range(_NARROWEST, ROW_BYTES + 4, 4) if size % n == 0), default=0)
-        if width in (0, ROW_BYTES):
-            return self if width else None
-        packing = replace(self.packing, pad=width // self.lhs.bytes)
-        return replace(self, packing=packing, tiles=self.tiles.shaped(self.mr, width), width=width)
+        return replace(self, tiles=self.tiles.shaped(self.mr, width), width=width) if width else None
 
     @property
     def step_k(self) -> int:

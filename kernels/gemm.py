@@ -98,12 +98,14 @@ def _emit_entry(
     apart = slots.dim(spec.apart)
     micro.enter(fn)
 
+    def number(b: Val) -> Val:
+        return fn.urem(fn.udiv(b, slots.dim(spec.turn)), i64(spec.weights)) if spec.weights > 1 else i64(0)
+
     def weight(b: Val) -> Val:
         if packed is None:
             assert spec.rhs_strides is not None
             return fn.gep(rhs, fn.mul(batch_offset(fn, slots, spec.rhs_strides.batch, b), i64(spec.rhs.bytes)))
-        number = b if not spec.constant_rhs else fn.urem(fn.udiv(b, slots.dim(spec.turn)), i64(spec.weights)) if spec.weights > 1 else i64(0)
-        return fn.gep(rhs, fn.mul(number, slots.dim(packed)))
+        return fn.gep(rhs, fn.mul(number(b) if spec.constant_rhs else b, slots.dim(packed)))
 
     def run(b: Val, first: Val, last: Val) -> None:
         a, w = fn.gep(lhs, fn.mul(batch_offset(fn, slots, spec.lhs_strides.batch, b), i64(spec.lhs.bytes))), weight(b)

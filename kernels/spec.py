@@ -73,11 +73,11 @@ class GemmSpec:
     f32 or bf16 x constant i8 or i4; Unsupported for others. i4 weights have a scale for each `group` neighbours along k, a multiple of 8
     that divides k: rhs[b, j, t] = integer[j, t] * scale[j, t / group]. The accumulator is i32 for integers, exact for k < 65536, and f32
     for floats. constant_rhs: one [n, k] weight for every b, packed once by the kernel's `pack`; n and k are ints then. Otherwise
-    `rhs_strides` says where it lies, and it is packed in each call, or read there. weights: so many constant ones, b / turn % weights for b.
-    routed: they take turns along the rows of the one lhs instead, as `graph.build.routed_linear` says; i64 ends[weights] is the buffer
+    `rhs_strides` says where it lies, and it is packed in each call, or read there. weights: so many constant ones, b / turn % weights for
+    b. routed: they take turns along the rows of the one lhs instead, as `graph.build.routed_linear` says; i64 ends[weights] is the buffer
     behind those of the epilogue. lhs_pieces: where a matrix of the lhs lies instead; its place is still that of `lhs_strides.batch`.
-    lines, ways: how rows are rows of the result, where not all are, and `Tile.ways` of their steps in bytes (`lines.py`). choice: what measuring decided. sums16:
-    `graph.sums16.how_many` of the constant weights, as far as the table wants to know.
+    lines, ways: how rows are rows of the result, where not all are, and `Tile.ways` of their steps in bytes (`lines.py`). choice: what
+    measuring decided. sums16: `graph.sums16.how_many` of the constant weights, as far as the table wants to know.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 

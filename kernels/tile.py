@@ -25,8 +25,8 @@ def emit_tile(
 ) -> str:
     """Adds the function of one tile and returns its name.
 
-    a_pitch: bytes from row to row of the lhs where that is known. shares, left: of `Tile`; every: the steps of its `ways`. epilogue: of the tile before, to be done
-    between the steps. reverses: whether it may go back through k.
+    a_pitch: bytes from row to row of the lhs where that is known. shares, left: of `Tile`; every: the steps of its `ways`. epilogue: of the
+    tile before, to be done between the steps. reverses: whether it may go back through k.
     """
     name = f"{micro.name}.{kind.value}.{out_pitch}" + (f".{a_pitch}" if a_pitch is not None else "") + (f".share{shares}" if shares else "")
     name += f".and{left}" if left else ""

@@ -28,7 +28,7 @@ TILES = tuple(each for each in FEW if each.values[0][0].in_pieces)
 
 @dataclass(frozen=True)
 class Images:
-    """Windows of `taps` lines of `across` places, `apart` places and lines from each other, one every `step`, over images of height x width,
+    """Windows of `taps` lines of `across` places, which are `apart` from each other, one every `step`, over images of height x width,
     channels last. groups: of the channels, each of which has a weight of its own."""
 
     count: int
@@ -109,12 +109,12 @@ def test_products_of_windows_in_place(micros: Micros, runner: Runner) -> None:
     dtype, products = micros[0].lhs, Together(runner)
     for case, n in CASES:
         spec = case.spec(dtype, n)
-        found, [tile] = in_lines(runner.target, spec, micros)
+        found, _ = in_lines(runner.target, spec, micros)
         assert found.lines == Lines(case.width, case.places)
         code = gemm.emit(products.module, runner.target, spec, micros, products.name())
         images, w = random((case.count, case.height, case.width, case.channels), dtype, 1), weight((case.groups, n, case.k), micros, 2)
-        packed = np.concatenate([pack_rhs(each, tile.packing).numpy() for each in w])
-        assert code.packing == tile.packing and evaluate(code.packed_bytes, {}) == packed.size
+        packed = np.concatenate([pack_rhs(each, micros[0].packing).numpy() for each in w])
+        assert code.packing == micros[0].packing and evaluate(code.packed_bytes, {}) == packed.size
         out = np.full((case.groups, case.rows, n), 77, np.float32 if dtype.is_float else np.int32)
 
         def alike(result: Array, case: Images = case, n: int = n, images: torch.Tensor = images, w: torch.Tensor = w) -> None:
