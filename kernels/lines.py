@@ -2,8 +2,9 @@
 
 Those of one line of places do, and so do those of the next ones if the places are counted on through the ends of lines, where windows
 would reach into the next line: they are multiplied, too, and thrown away (`cpu_codegen/lines.py`). Each image is a matrix of its own.
-Neighbouring windows share most of what they read, so that all of it is in L1, where copies of them come from L2. That is for weights that
-stay in L2 and stream past the rows of one tile; others are read once for the rows of several, which are better copied.
+Neighbouring windows share most of what they read, so that all of it is in L1, where copies of them come from L2. Weights that do not stay
+in L2 are read once for the rows of several tiles: an image that is alone still gains, while others would read them again, and the rows of
+one line are as fast in a copy.
 
 A step is as much of a piece as fills registers to the same part each time, down to a quarter: the few channels of a group, say, whose
 products take as long as those of many, but copying them takes longer still.
@@ -32,7 +33,7 @@ _PRODUCT, _COPY = 16, 5
 def in_lines(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tuple[GemmSpec, Sequence[MicroKernel]]:
     """The product with its rows counted through lines, and its tile, where that reads them in place and takes less; else as they are."""
     known = spec.constant_rhs and not spec.routed and isinstance(spec.n, int)
-    if not micros[0].in_pieces or spec.lines is not None or not known or not stays(target, spec, micros[0]):
+    if not micros[0].in_pieces or spec.lines is not None or not known:
         return spec, micros
     found = _one_line(target, spec, micros[0]) if spec.lhs_pieces is None else _of_images(target, spec, micros[0], spec.lhs_pieces)
     if found is None:
@@ -47,7 +48,9 @@ def _one_line(target: Target, spec: GemmSpec, micro: MicroKernel) -> tuple[GemmS
     row, size = spec.lhs_strides.row, spec.lhs.bytes
     if not (isinstance(spec.m, int) and isinstance(spec.k, int) and isinstance(row, int) and spec.lhs_strides.col == 1):
         return None
-    if not 0 < row < spec.k or spec.m < micro.mr or (spec.k * size) % micro.step_bytes or share_sets(target, row * size, micro.mr):
+    if not 0 < row < spec.k or spec.m < micro.mr or (spec.k * size) % micro.step_bytes:
+        return None
+    if share_sets(target, row * size, micro.mr) or not stays(target, spec, micro):
         return None
     return replace(spec, lines=Lines(spec.m, spec.m)), micro
 
@@ -57,6 +60,8 @@ def _of_images(target: Target, spec: GemmSpec, micro: MicroKernel, pieces: Piece
     if grid is None or tile is None or grid.pixel <= 0 or grid.line % grid.pixel or grid.line < grid.width * grid.pixel:
         return None
     length, images = grid.line // grid.pixel, grid.images(spec.m)
+    if images != 1 and not stays(target, spec, micro):
+        return None
     rows, ways = (grid.height - 1) * length + grid.width, _ways(pieces, evaluate(spec.k, {}), size, tile)
     if ways is None or rows < micro.mr or share_sets(target, grid.pixel * size, micro.mr) or not _pays(spec, micro, tile, grid, rows):
         return None
