@@ -36,8 +36,8 @@ def short_weight(fn: Function, target: Target, x: Val, rate: Val, top: Val) -> V
 def short_pair(fn: Function, even: Val, odd: Val) -> Val:
     """Vectors of weights in f32 as one of 32-bit units: each rounded to bf16, half away from 0, the even one in the low half.
 
-    VCVTNE2PS2BF16 and VPERMW take longer on Intel's processors. LLVM makes VPERMT2W of the shift and the masks; without it attention takes as
-    long. A NaN may become a number; their sum is NaN anyway.
+    VCVTNE2PS2BF16 and VPERMW take longer on Intel's processors. LLVM makes VPERMT2W of the shift and the masks; without it attention takes
+    as long. A NaN may become a number; their sum is NaN anyway.
     """
     half = const(I32.vec(even.ty.lanes), 0x8000)
     low, high = (fn.add(bits(fn, value), half) for value in (even, odd))
