@@ -149,11 +149,13 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     for micro in micros:
         overlaps = micro.overlaps and micro.nr == out_pitch
         reverses = _reverses(target, micro, k_block)
+        row = spec.lhs_strides.row
         pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
+        if spec.lines is not None and isinstance(row, int):  # all that a row adds to what others have
+            pitch = row * spec.lhs.bytes + _LINE
         tiles = MOST_TILES if grouped else 0
         rows, alone = _rows(target, spec, micro, pitch, pieces, panel_block * nr, tiles), micro not in least
         fewest, shares = least.get(micro, 1), 0 if grouped or micro.packing.pitch else shares_of(rows // micro.mr)
-        row = spec.lhs_strides.row
         # Rows that are used for one group of columns after the other are better copied, where that gives them a better form.
         again = micro.overlaps and rows > micro.mr and spec.lhs_pieces is None
         if isinstance(row, int) and (spec.lines or (not again and _direct(target, spec, micro, row * spec.lhs.bytes, most))):
