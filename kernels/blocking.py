@@ -135,7 +135,7 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
     another = pass_cost(target, spec, micros[0])
     few = () if isinstance(spec.rows, int) else takers(bounds(spec.rows)[1], micros, list(least.values()), another, heights(micros))
     micros = sorted(dict.fromkeys((*micros, *(micro for micro in few if micro is not None))), key=lambda micro: -micro.mr)
-    most = _packed_most(target, micros[0])
+    most = packed_most(target, micros[0])
     grouped = by_groups(target, spec, micros, most)
     pieces, k_block = _pieces(target, spec, micros)
     widest = max(micro.panels for micro in micros)
@@ -191,7 +191,7 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, up(highest, pad))
-    if spec.lines is not None or by_groups(target, spec, micros, _packed_most(target, first)):
+    if spec.lines is not None or by_groups(target, spec, micros, packed_most(target, first)):
         return 1, up(spec.k, pad)
     one = spec.k * widest <= (target.l1d if _streams(target, spec, first) else target.l2 // 4)
     pieces = spec.choice.pieces or (_of_far(target, spec, first, spec.k * widest) if one else max(1, -(-spec.k // most)))
@@ -234,7 +234,7 @@ def _rows(target: Target, spec: GemmSpec, micro: MicroKernel, row_bytes: int, pi
     tiles = tiles or spec.choice.tiles or (_sharing_tiles(spec, micro) if stays(target, spec, micro) else MOST_TILES)
     if _streams(target, spec, micro):
         row_bytes = (row_bytes - _LINE) * (pieces or 1)
-    by_lhs = _packed_most(target, micro) // (micro.mr * row_bytes)
+    by_lhs = packed_most(target, micro) // (micro.mr * row_bytes)
     by_tiles = _SCRATCH_TILES_BYTES // (micro.mr * columns * 4) if pieces != 1 else by_lhs
     most = bounds(spec.rows)[1]
     if most is None:
@@ -252,7 +252,7 @@ def _reverses(target: Target, micro: MicroKernel, k: int) -> bool:
     return micro.overlaps and -(-k // micro.step_k) * micro.step_bytes * micro.mr > target.l1d * 2 // 3
 
 
-def _packed_most(target: Target, micro: MicroKernel) -> int:
+def packed_most(target: Target, micro: MicroKernel) -> int:
     """Room for the packed rows of a block, in bytes."""
     return min(target.l2 * 3 // 8, 2 * _STACK_BYTES) if micro.overlaps else min(target.l2 // 2, _STACK_BYTES)
 

@@ -3,8 +3,7 @@
 Those of one line of places do, and so do those of the next ones if the places are counted on through the ends of lines, where windows
 would reach into the next line: they are multiplied, too, and thrown away (`cpu_codegen/lines.py`). Each image is a matrix of its own.
 Neighbouring windows share most of what they read, so that all of it is in L1, where copies of them come from L2. Weights that do not stay
-in L2 are read once for the rows of several tiles: an image that is alone still gains, while others would read them again, and the rows of
-one line are as fast in a copy.
+in L2 are read once for the rows of several tiles, of more than there is room for copies of.
 
 A step is as much of a piece as fills registers to the same part each time, down to a quarter: the few channels of a group, say, whose
 products take as long as those of many, but copying them takes longer still.
@@ -18,16 +17,17 @@ from dataclasses import replace
 from ..cpu_codegen.lines import Lines
 from ..graph.dims import evaluate, floordiv, mod, product, substitute, symbols
 from ..platforms.target import Target
-from .blocking import share_sets
+from .blocking import packed_most, share_sets
+from .dynamic_rhs import MOST_TILES
 from .micro import MicroKernel
 from .row_costs import stays
 from .spec import BATCH, GemmSpec, Pieces, Strides
 from .windows import Grid, grid_of
 
-# Cycles of a product of 16 rows, a step and a panel, and of copying 64 bytes of a row, or less where that is all of a piece, and reading
-# them from L2: Emerald Rapids in bf16, 3 x 3 windows of as many channels as columns, 56 x 56 with 64 channels, 28 x 28 with 128 and 14 x 14
-# with 256 take 0.54, 0.58 and 0.66 of the time in place (`benchmarks/convolutions.py --only dense --kinds bf16`).
-_PRODUCT, _COPY = 16, 5
+# Cycles, for a row, of a product of a step and a panel; of copying 64 bytes, or less where that is all of a piece, and reading them from
+# L2; and of 64 bytes of weights from beyond. Emerald Rapids in bf16, 3 x 3 windows of as many channels as columns: 56 x 56 with 64
+# channels, 28 x 28 with 128 and 14 x 14 with 256 take 0.54, 0.58 and 0.66 of the time in place, 14 x 14 with 512 0.7.
+_PRODUCT, _COPY, _FAR = 1, 5, 6
 
 
 def in_lines(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tuple[GemmSpec, Sequence[MicroKernel]]:
@@ -60,10 +60,8 @@ def _of_images(target: Target, spec: GemmSpec, micro: MicroKernel, pieces: Piece
     if grid is None or tile is None or grid.pixel <= 0 or grid.line % grid.pixel or grid.line < grid.width * grid.pixel:
         return None
     length, images = grid.line // grid.pixel, grid.images(spec.m)
-    if images != 1 and not stays(target, spec, micro):
-        return None
     rows, ways = (grid.height - 1) * length + grid.width, _ways(pieces, evaluate(spec.k, {}), size, tile)
-    if ways is None or rows < micro.mr or share_sets(target, grid.pixel * size, micro.mr) or not _pays(spec, micro, tile, grid, rows):
+    if ways is None or rows < micro.mr or share_sets(target, grid.pixel * size, micro.mr) or not _pays(target, spec, micro, tile, grid):
         return None
     batch = substitute(spec.lhs_strides.batch, {"b": floordiv(BATCH, images)}) + mod(BATCH, images) * grid.step
     found = replace(
@@ -79,14 +77,21 @@ def _of_images(target: Target, spec: GemmSpec, micro: MicroKernel, pieces: Piece
     return found, tile
 
 
-def _pays(spec: GemmSpec, micro: MicroKernel, tile: MicroKernel, grid: Grid, rows: int) -> bool:
+def _pays(target: Target, spec: GemmSpec, micro: MicroKernel, tile: MicroKernel, grid: Grid) -> bool:
     """Whether the products of the rows of an image take less than those of its places and copying these."""
-    k, n = evaluate(spec.k, {}), evaluate(micro.packing.panels(spec.n), {})
+    k, n, size = evaluate(spec.k, {}), evaluate(micro.packing.panels(spec.n), {}), spec.lhs.bytes
     assert spec.lhs_pieces is not None
     places, run = grid.width * grid.height, spec.lhs_pieces.run
-    lines = k // run * -(-run * spec.lhs.bytes // micro.step_bytes)
-    in_place = -(-rows // micro.mr) * micro.mr * (k // tile.step_k) * n * _PRODUCT / 16
-    copied = places * (-(-k // micro.step_k) * n * _PRODUCT / 16 + lines * _COPY)
+    tiles = -(-((grid.height - 1) * (grid.line // grid.pixel) + grid.width) // micro.mr)
+    lines = k // run * -(-run * size // micro.step_bytes)
+    in_place: float = tiles * micro.mr * (k // tile.step_k) * n * _PRODUCT
+    copied: float = places * (-(-k // micro.step_k) * n * _PRODUCT + lines * _COPY)
+    if not stays(target, spec, micro):  # read once for the rows of each block
+        weights = n * micro.packing.nr * k * size // micro.step_bytes * _FAR
+        together = max(1, packed_most(target, micro) // (micro.mr * k * size))
+        blocks = places / micro.mr / together
+        in_place += -(-tiles // MOST_TILES) * weights
+        copied += (max(1.0, blocks) if grid.images(spec.m) == 1 else blocks) * weights
     return in_place < copied
 
 
