@@ -108,7 +108,7 @@ def _shared(graph: Graph, dtype: DType) -> set[Value]:
     kinds = _kinds(graph)
 
     def shared(value: Value) -> bool:
-        if value.dtype != f32 or kinds[value] != _SUMS or graph.is_output(value):
+        if kinds[value] != _SUMS or value.dtype != f32 or graph.is_output(value):
             return False
         others = [user for user in graph.users[value] if not _narrows(user, dtype)]
         return 0 < len(others) < len(graph.users[value]) and all(map(_passes_on, others))

@@ -162,6 +162,19 @@ def test_precisions(precision: str) -> None:
     assert (got - expected).norm() <= bound * expected.norm()
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_operations_of_several_results_between_products(precision: str) -> None:
+    layer, x = nn.Linear(8, 8), torch.randn(8, 8)
+
+    def function(x: Tensor) -> Tensor:
+        q, r = torch.linalg.qr(layer(x))
+        pooled = nn.functional.max_unpool1d(*nn.functional.max_pool1d(q[None], 2, return_indices=True), 2)[0]
+        return torch.relu(layer(pooled) + layer(q @ r).cummax(0)[0]) @ layer.weight
+
+    got = sashiko.compile(Apply(function).eval(), (x,), precision=precision)(x)
+    assert (got - function(x)).norm() <= (1e-5 if precision == "fp32" else 0.1) * function(x).norm()
+
+
 def test_bf16_rounds_and_fp32_does_not() -> None:
     model, x = Mlp(64).eval(), torch.randn(9, 64)
     wide, narrow = (sashiko.compile(model, (x,), precision=p)(x) for p in ("fp32", "bf16"))

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from sashiko.graph import attrs as A
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.types import bf16, f32
+from sashiko.graph.ops import make
+from sashiko.graph.types import TensorType, TupleType, bf16, f32
 from sashiko.rewrite.rules.precision import lower_precision
 from sashiko.rewrite.rules.residuals import rounded_once
 
@@ -100,6 +102,19 @@ def test_results_and_operands_of_wide_products_stay_wide() -> None:
     graph = Graph((X,), (b.linear(shared, wide), layer(b.relu(b.add(layer(shared), shared)))))
     kept = lower_precision(graph, select=lambda value: value.inputs[1] is not wide)
     assert torch.equal(run(rounded_once(kept, bf16), [data()])[0], run(kept, [data()])[0])
+
+
+def test_operations_of_several_results_are_left_alone() -> None:
+    shared = b.relu(layer(X))
+    attrs = A.AtenAttrs(torch.ops.aten.linalg_qr.default, (A.Slot(0),), (), "no native form")
+    both = make("aten", layer(shared), attrs=attrs, type=TupleType((TensorType(f32, (2, 6, 6, 6)), TensorType(f32, (2, 6, 6, 8)))))
+    again = b.matmul(b.get(both, 0), b.get(both, 1))
+    before, after = narrowed(layer(b.relu(b.add(layer(again), again))), layer(b.add(layer(shared), shared)))
+    (kept,) = [v for v in after.order if v.op == "aten"]
+    assert kept.inputs[0].dtype == f32 and kept.type == both.type
+    exact = run(before, [data()])
+    for got, expected in zip(run(after, [data()]), exact, strict=True):
+        assert (got - expected).norm() <= 2**-8 * expected.norm()
 
 
 def test_of_two_products_that_are_added_the_first_is_rounded() -> None:
