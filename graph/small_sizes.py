@@ -19,6 +19,7 @@ from .ir import Graph, Value
 from .nodes import schema_arguments
 from .poly import terms_of
 from .symbols import Assumption, Symbols
+from .types import TensorType
 
 Sizes = Mapping[str, Dim]
 _UNDEFINED_OF_NOTHING = ("max", "min", "argmax", "argmin")
@@ -120,7 +121,8 @@ def _undefined(value: Value, sizes: Sizes, before: set[Value]) -> tuple[Value, .
     """The value if elements of it are a maximum of nothing, or come from such ones."""
     a = value.attrs
     one = isinstance(a, A.ReduceAttrs) and a.kind in _UNDEFINED_OF_NOTHING and 0 in _at(value.inputs[0].shape, sizes)
-    return (value,) if (one or not before.isdisjoint(value.inputs)) and 0 not in _at(value.shape, sizes) else ()
+    empty = isinstance(value.type, TensorType) and 0 in _at(value.shape, sizes)  # of several results, each is asked where it is read
+    return (value,) if (one or not before.isdisjoint(value.inputs)) and not empty else ()
 
 
 def _lengths(a: A.Attrs) -> Shape:

@@ -29,6 +29,7 @@ LEAST: dict[str, tuple[int, Function]] = {
     "first": (1, lambda x: x[0]),
     "last": (1, lambda x: x[-1:]),
     "maximum": (1, lambda x: x.amax(0)),
+    "largest so far of the maximum": (1, lambda x: x.amax(0).cummax(0)[0]),
     "place of the maximum": (1, lambda x: x.argmax(0)),
     "quotient": (1, lambda x: torch.ones(4) * (7 // x.shape[0])),
     "chosen": (1, lambda x: x[torch.tensor([0, 0])]),
@@ -55,7 +56,10 @@ class Applied(nn.Module):
         return self.function(x)
 
 
-SHOWN = ("elements", "softmax", "last", "maximum", "chosen", "written", "enlarged", "second last", "first two", "largest")
+SHOWN = (
+    "elements", "softmax", "last", "maximum", "largest so far of the maximum", "chosen", "written", "enlarged", "second last", "first two",
+    "largest",
+)
 
 
 @pytest.mark.parametrize("name", swept(LEAST, SHOWN))
