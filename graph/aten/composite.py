@@ -52,8 +52,8 @@ def dropout(c: Call, x: Value, probability: float, train: bool) -> Value:
     return x
 
 
-def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-                groups: int) -> Value:
+def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[Dim], padding: Sequence[Dim], dilation: Sequence[Dim],
+                groups: Dim) -> Value:
     batch = x if x.tensor.rank == w.tensor.rank else b.unsqueeze(x, 0)
     return b.reshape(batched_convolution(c, batch, w, bias, stride, padding, dilation, groups), c.shape)
 

@@ -28,20 +28,20 @@ from .call import Call, Row, opmath
 aten = torch.ops.aten
 
 
-def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-                transposed: bool, output_padding: Sequence[int], groups: int) -> Value:
+def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[Dim], padding: Sequence[Dim], dilation: Sequence[Dim],
+                transposed: bool, output_padding: Sequence[Dim], groups: Dim) -> Value:
     """aten.convolution: x[N, C, spatial...]; w[M, C / groups, window...], transposed w[C, M / groups, window...]; bias[M]."""
     if not transposed:
         return windows.convolution(c, x, w, bias, stride, padding, dilation, groups)
     rank = len(windows.window_of(x, w))
-    w = dilated(w, windows.numbers(dilation, rank))
-    steps, edges = windows.numbers(stride, rank), windows.numbers(padding, rank)
+    w = dilated(w, windows.fixed(dilation, rank))
+    steps, edges = windows.fixed(stride, rank), windows.numbers(padding, rank)
     counts = [-(-k // s) for k, s in zip(windows.window_of(x, w), steps, strict=True)]
     more = [_beyond(out + p - (n + t - 1) * s, s) for out, p, n, t, s in zip(c.shape[2:], edges, x.shape[2:], counts, steps, strict=True)]
     image = windows.surrounded(windows.channels_last(x), [t - 1 for t in counts], [t - 1 + e for t, e in zip(counts, more, strict=True)])
     patches = windows.windows(image, counts, (1,) * rank, (1,) * rank)
     phases = _by_phase(w, steps, counts, groups)
-    out = _side_by_side((_depthwise if w.shape[1] == 1 and w.shape[0] == groups > 1 else _dense)(patches, phases, bias))
+    out = _side_by_side((_depthwise if w.shape[1] == 1 and w.shape[0] == groups != 1 else _dense)(patches, phases, bias))
     for axis, (start, length) in enumerate(zip(edges, c.shape[2:], strict=True), 1):
         out = b.slice_(out, axis, start, length)
     return windows.channels_first(b.cast(out, c.dtype))
@@ -65,7 +65,7 @@ def _beyond(missing: Dim, step: int) -> int:
     return max(0, -(-high // step))
 
 
-def _by_phase(w: Value, steps: Sequence[int], counts: Sequence[int], groups: int) -> Value:
+def _by_phase(w: Value, steps: Sequence[int], counts: Sequence[int], groups: Dim) -> Value:
     """w[C, M / groups, window...] as [groups, phases..., M / groups, C / groups, taps...], the taps from the last to the first."""
     rank = len(steps)
     whole = tuple((0, t * s - k) for t, s, k in zip(counts, steps, w.shape[2:], strict=True))
@@ -85,7 +85,6 @@ def _dense(patches: Value, w: Value, bias: Value | None) -> Value:
         each = b.reshape(bias, (groups, *(1,) * rank, width))
         bias = b.reshape(b.expand(each, (groups, *phases, width)), (product((groups, *phases, width)),))
     filters = b.reshape(w, (product((groups, *phases, width)), *w.shape[rank + 2 :]))
-    assert isinstance(groups, int)
     out = windows.dense(patches, filters, bias, groups)
     return b.reshape(out, (*out.shape[:-1], groups, *phases, width))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ from ..types import bf16, f16, f32
 from .call import Call, Row, opmath
 
 aten = torch.ops.aten
+N = TypeVar("N", bound=Dim)
 
 
 def channels_last(x: Value) -> Value:
@@ -54,29 +55,37 @@ def surrounded(x: Value, low: Sequence[Dim], high: Sequence[Dim], value: float =
     return x if not any(any(pair) for pair in amounts) else b.pad(x, ((0, 0), *amounts, (0, 0)), value)
 
 
-def numbers(given: Sequence[int], count: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+def numbers(given: Sequence[N], count: int, default: Sequence[N] = ()) -> tuple[N, ...]:
     """An argument that may be one number for all axes, or empty for the default."""
     found = tuple(given) or tuple(default)
     return found * count if len(found) == 1 else found
 
 
-def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-                groups: int) -> Value:
+def fixed(given: Sequence[Dim], count: int) -> tuple[int, ...]:
+    """`numbers` that decide which loops there are. Raises Unsupported for those that come with the call."""
+    found = tuple(n for n in given if isinstance(n, int))
+    if len(found) != len(given):
+        raise Unsupported("a convolution whose stride or dilation depends on sizes")
+    return numbers(found, count)
+
+
+def convolution(c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[Dim], padding: Sequence[Dim], dilation: Sequence[Dim],
+                groups: Dim) -> Value:
     """x[N, C, spatial...], w[M, C / groups, window...], bias[M]."""
     size = window_of(x, w)
     rank = len(size)
-    steps, edges, spread = (numbers(given, rank) for given in (stride, padding, dilation))
+    steps, edges, spread = fixed(stride, rank), numbers(padding, rank), fixed(dilation, rank)
     if groups == 1 and _by_channel(x, size, steps, edges, spread):
         out = b.linear(_patches_by_channel(x, size), b.reshape(w, (w.shape[0], product(w.shape[1:]))), bias)
         return channels_first(b.cast(out, c.dtype))
-    if w.shape[1] == 1 < groups:
+    if w.shape[1] == 1 != groups:
         out = _depthwise(windows(surrounded(channels_last(x), edges, edges), size, steps, spread), w, bias)
     else:
         out = dense(windows(surrounded(channels_last(x), edges, edges), size, steps, spread), w, bias, groups)
     return channels_first(b.cast(out, c.dtype))
 
 
-def _by_channel(x: Value, size: Sequence[int], steps: Sequence[int], edges: Sequence[int], spread: Sequence[int]) -> bool:
+def _by_channel(x: Value, size: Sequence[int], steps: Sequence[int], edges: Sequence[Dim], spread: Sequence[int]) -> bool:
     """Whether windows that touch, but do not overlap, are wider than the image is deep: each of them is read once, and its lines are the
     longest pieces of memory there are, such as those of the patches of a vision transformer."""
     together = all(n == step for n, step in zip(size, steps, strict=True)) and not any(edges) and all(apart == 1 for apart in spread)
@@ -103,8 +112,10 @@ def window_of(x: Value, w: Value) -> tuple[int, ...]:
     return size
 
 
-def dense(patches: Value, w: Value, bias: Value | None, groups: int) -> Value:
+def dense(patches: Value, w: Value, bias: Value | None, groups: Dim) -> Value:
     """patches[n, places..., window..., C], w[M, C / groups, window...] as [n, places..., M]: a linear whose columns are in groups."""
+    if not isinstance(groups, int):
+        raise Unsupported("a convolution whose number of groups depends on sizes, and that is not depthwise")
     rank = w.tensor.rank - 1
     places, size, width = patches.shape[:rank], patches.shape[rank:-1], w.shape[1]
     if groups > 1:
