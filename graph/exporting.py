@@ -1,10 +1,9 @@
-"""torch.export with this project's decompositions, and its errors in this project's words."""
+"""torch.export with this project's decompositions, and its errors in this project's words (`refusals.py`)."""
 
 from __future__ import annotations
 
 import importlib
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,13 +17,14 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..diagnostics.errors import BY_PARTS, PADDED, InputError, SashikoError, Unsupported
+from ..diagnostics.errors import BY_PARTS, PADDED, InputError, Unsupported
 from . import flex
 from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
 from .attributes import counted, without_data
 from .decompose import by_node
 from .lower import PART_OF
+from .refusals import translated
 from .views import writes_to_windows
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
@@ -33,31 +33,8 @@ _CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor",
 CPU = "move it with .cpu(); on a GPU, torch.compile(model, backend=\"sashiko\") compiles what it finds there"
 # What to do about attributes that forward changes.
 AS_STATE = "a buffer that it writes into is kept, and torch.compile(model, backend=\"sashiko\") asks for such numbers"
-# What to do about errors of torch, by a part of their text.
-KNOWN = (
-    (
-        "register a pytree",
-        "return tuples, lists and dicts of tensors; torch.export.register_dataclass makes a dataclass known, and models of transformers "
-        "return no cache with use_cache=False",
-    ),
-    (
-        "PackedParams",
-        "torch.ao.quantization has packed its weights for itself; quantize the model it was made from, by sashiko.quantize or by torchao's "
-        "quantize_",
-    ),
-    ("_apply(): Couldn't swap", BY_PARTS),  # a model that casts its own weights while it runs
-    (
-        "Unsupported input type",
-        "pass tensors and numbers, or tuples, lists and dicts of them; torch.export.register_dataclass makes a dataclass known",
-    ),
-    ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
-)
 # What torch says of tensors that are written and held outside of modules.
 _OUTSIDE = ("is mutated in the forward method", "expected compiled_fn to be GraphModule")
-_BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences
-_NOT_THE_USERS = ("torch", "sympy", "contextlib", __name__.partition(".")[0])
-# Of what is not known to be torch's fault: the model itself may raise.
-PERHAPS_BY_PARTS = f"where the model itself runs with these arguments, {BY_PARTS}"
 T = TypeVar("T")
 
 
@@ -314,30 +291,3 @@ def quiet() -> Iterator[None]:
         finally:
             for logger in loggers:
                 logger.removeFilter(is_news)
-
-
-def translated(error: Exception) -> SashikoError:
-    """torch's error as one of ours: its first line, and the last place outside torch that its text names."""
-    if isinstance(error, SashikoError):
-        return error
-    text = str(error)
-    short = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:300]
-    frames = [(p, n) for p, n in re.findall(r'File "([^"]+)", line (\d+)', text) if not re.search(r"[/\\]torch[/\\]", p)]
-    where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else _raised_at(error)
-    if "Suggested fixes" in text or "Constraints violated" in text or "dynamic_shapes" in text:
-        fixes = text.partition("Suggested fixes:")[2] or "see the documentation of torch.export's dynamic_shapes"
-        return InputError(f"dynamic_shapes do not fit the model: {short}", where, fixes.strip()[:600])
-    by_data = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
-    known = next((what for sign, what in KNOWN if sign in text), PERHAPS_BY_PARTS)
-    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, BY_PARTS if by_data else known)
-
-
-def _raised_at(error: Exception) -> str:
-    """The innermost frame of the traceback that is neither torch's nor ours."""
-    where, step = "", error.__traceback__
-    while step is not None:
-        path, module = step.tb_frame.f_code.co_filename, str(step.tb_frame.f_globals.get("__name__"))
-        if module.partition(".")[0] not in _NOT_THE_USERS and not path.startswith("<"):
-            where = f"{path}:{step.tb_lineno}"
-        step = step.tb_next
-    return where

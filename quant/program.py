@@ -21,8 +21,9 @@ from ..graph import numbers
 from ..graph.alone import alone
 from ..graph.attributes import kept
 from ..graph.capture import assumptions
-from ..graph.exporting import has_one_mode, quiet, traced, tracing, translated
+from ..graph.exporting import has_one_mode, quiet, traced, tracing
 from ..graph.lower import PART_OF
+from ..graph.refusals import translated
 from . import edit
 from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts

@@ -22,8 +22,9 @@ from torch.utils import _pytree as pytree
 from ..diagnostics.errors import InputError, Unsupported
 from ..graph.alone import alone
 from ..graph.aten.recurrent import RECURRENCE
-from ..graph.exporting import example, quiet, translated
+from ..graph.exporting import example, quiet
 from ..graph.nodes import origin_of
+from ..graph.refusals import translated
 from ..graph.rows import LEAST, MOST
 from ..graph.symbols import require
 from . import ops

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import sashiko
 from sashiko.diagnostics.errors import SashikoError
-from sashiko.graph.exporting import PERHAPS_BY_PARTS
+from sashiko.graph.refusals import PERHAPS_BY_PARTS
 from tests.driver.functions import left
 
 # Rounding errors of sums in another order, relative to the largest element of a result, as in test_models.py; deep convolutional

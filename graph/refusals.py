@@ -1,0 +1,79 @@
+"""Errors of torch.export in this project's words."""
+
+from __future__ import annotations
+
+import re
+
+from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
+
+# What to do about errors of torch, by a part of their text.
+KNOWN = (
+    (
+        "register a pytree",
+        "return tuples, lists and dicts of tensors; torch.export.register_dataclass makes a dataclass known, and models of transformers "
+        "return no cache with use_cache=False",
+    ),
+    (
+        "PackedParams",
+        "torch.ao.quantization has packed its weights for itself; quantize the model it was made from, by sashiko.quantize or by torchao's "
+        "quantize_",
+    ),
+    ("_apply(): Couldn't swap", BY_PARTS),  # a model that casts its own weights while it runs
+    (
+        "Unsupported input type",
+        "pass tensors and numbers, or tuples, lists and dicts of them; torch.export.register_dataclass makes a dataclass known",
+    ),
+    ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
+)
+_BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences
+_NOT_THE_USERS = ("torch", "sympy", "contextlib", __name__.partition(".")[0])
+# Of what is not known to be torch's fault: the model itself may raise.
+PERHAPS_BY_PARTS = f"where the model itself runs with these arguments, {BY_PARTS}"
+# Of dynamic_shapes: signs of them, where torch's advice about itself begins, how many of its reasons to tell, and how it names sizes
+# that were 0 or 1 in the example.
+_OF_SIZES = ("Suggested fixes", "Constraints violated", "dynamic_shapes", "user-specified ranges")
+_OTHER_WAYS, _ADVICE, _MOST = "The error above occurred when calling", " If you're using", 3
+_SMALL = (
+    re.compile(r"marked (.+?) as dynamic but your code specialized it to be a constant \([01]\)"),
+    re.compile(r"0/1 specialized due to hint of [01] for dimension (.+?)\.(?:\s|$)"),
+)
+
+
+def translated(error: Exception) -> SashikoError:
+    """torch's error as one of ours: its first line, and the last place outside torch that its text names."""
+    if isinstance(error, SashikoError):
+        return error
+    text = str(error)
+    short = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:300]
+    frames = [(p, n) for p, n in re.findall(r'File "([^"]+)", line (\d+)', text) if not re.search(r"[/\\]torch[/\\]", p)]
+    where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else _raised_at(error)
+    if type(error).__name__ == "ConstraintViolationError" or any(sign in text for sign in _OF_SIZES):
+        return _of_sizes(text, where)
+    by_data = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
+    known = next((what for sign, what in KNOWN if sign in text), PERHAPS_BY_PARTS)
+    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, BY_PARTS if by_data else known)
+
+
+def _of_sizes(text: str, where: str) -> InputError:
+    """What torch says of dynamic_shapes: in its words, with what it found to be constant or which condition it needs, but for its advice on
+    other ways to export."""
+    said, _, fixes = text.partition(_OTHER_WAYS)[0].partition("Suggested fixes:")
+    first, *reasons = [line.strip().partition(_ADVICE)[0] for line in said.splitlines() if line.strip()] or [text]
+    told = dict.fromkeys(reason.removeprefix("- ") for reason in reasons if reason.startswith("- "))
+    what = " ".join((first.partition(" For more information")[0], *list(told)[:_MOST]))[:600]
+    small = dict.fromkeys(name for sign in _SMALL for name in sign.findall(said))
+    hints = [f"torch.export takes a size of 0 or 1 for a constant; give an example with at least 2 for {', '.join(small)}"] if small else []
+    hints += [line.strip() for line in fixes.splitlines() if line.strip() and line.partition(" = ")[0].strip() not in small]
+    hint = "\n  ".join(hints) or "see the documentation of torch.export's dynamic_shapes"
+    return InputError(f"dynamic_shapes do not fit the model: {what}", where, hint[:600])
+
+
+def _raised_at(error: Exception) -> str:
+    """The innermost frame of the traceback that is neither torch's nor ours."""
+    where, step = "", error.__traceback__
+    while step is not None:
+        path, module = step.tb_frame.f_code.co_filename, str(step.tb_frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in _NOT_THE_USERS and not path.startswith("<"):
+            where = f"{path}:{step.tb_lineno}"
+        step = step.tb_next
+    return where

@@ -1,0 +1,38 @@
+"""What is said of dynamic_shapes that torch.export refuses: what torch found, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+
+from sashiko.diagnostics.errors import InputError
+from sashiko.graph.capture import export
+from tests.driver.functions import Apply
+
+B, C = Dim("b", max=16), Dim("c", max=16)
+AT_LEAST_TWO = "torch.export takes a size of 0 or 1 for a constant; give an example with at least 2 for "
+
+
+@pytest.mark.parametrize(("function", "sizes", "shapes", "what", "hint"), [
+    (lambda x: x + 1, [(1, 8)], ({0: B},), "specialized it to be a constant (1).", AT_LEAST_TWO + "b"),
+    (lambda x: x + 1, [(0, 8)], ({0: B},), "specialized it to be a constant (0).", AT_LEAST_TWO + "b"),
+    (lambda x: x + 1, [(1, 8)], ({0: Dim.DYNAMIC},), "0/1 specialized due to hint of 1", AT_LEAST_TWO + "inputs['args'][0].shape[0]"),
+    (lambda x, y: x[:1] + y[:1], [(1, 8), (2, 8)], ({0: B}, {0: 2 * B}), "to be a constant (1). You marked 2*b", AT_LEAST_TWO + "b"),
+    (lambda x: x.reshape(-1, 4, 3), [(1, 4, 3)], ({0: B, 1: C},), "You marked c as dynamic", AT_LEAST_TWO + "b\n  c = 4"),
+    (lambda x: x + torch.ones(6, 1), [(6, 3)], ({0: B},), "specialized it to be a constant (6).", "b = 6"),
+    (lambda x, y: x + y, [(3, 8), (3, 8)], ({0: B}, {0: C}), "must always be equal.", "c = b"),
+    (lambda x: x * 2 if x.shape[0] > 5 else x, [(6, 8)], ({0: B},), "satisfy the generated guard 6 <= ", "b = Dim('b', min=6, max=16)"),
+    (lambda x: x + 1, [(20, 8)], ({0: B},), "20 not in range", "see the documentation of torch.export's dynamic_shapes"),
+], ids=["one", "nothing", "any size", "derived", "one and four", "constant", "equal", "branch", "beyond"])  # fmt: skip
+def test_the_reason_and_what_to_do(
+    function: Callable[..., torch.Tensor], sizes: list[tuple[int, ...]], shapes: Any, what: str, hint: str
+) -> None:
+    args = tuple(torch.randn(size) for size in sizes)
+    with pytest.raises(InputError, match="dynamic_shapes do not fit the model: ") as caught:
+        export(Apply(function).eval(), args, dynamic_shapes={"args": shapes})
+    assert what in caught.value.what and caught.value.hint == hint
+    assert not any(advice in str(caught.value) for advice in ("draft_export", "TORCH_LOGS", "mark_dynamic"))
