@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
@@ -141,3 +142,23 @@ def test_an_example_with_gaps_in_memory(dim: Any) -> None:
     compiled = sashiko.compile(model, (memory[:, :8],), dynamic_shapes=({0: dim},))
     for x in (memory[:, 2:10], torch.randn(7, 8), torch.randn(16, 9)[::2].t()):
         assert_close(compiled(x), model(x).detach())
+
+
+class Summed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(xs[0])) + self.linear(xs[1])
+
+
+def test_sizes_of_any_number_of_arguments() -> None:
+    model, few = Summed().eval(), {0: Dim("n", max=16)}
+    first, second = ((torch.randn(n, 8), torch.randn(n, 8)) for n in (4, 5))
+    assert_close(sashiko.compile(model, first, dynamic_shapes=((few, few),))(*second), model(*second))
+    small = sashiko.quantize(model, [first])
+    for shapes in ((few, few), {"xs_0": few, "xs_1": few}):
+        assert_close(sashiko.compile(small, first, dynamic_shapes=shapes)(*second), small(*second))
+        fast = sashiko.quantize_and_compile(model, [first], dynamic_shapes=shapes, precision="fp32")
+        assert_close(fast(*second), small(*second))
