@@ -32,19 +32,18 @@ _PRODUCT, _COPY, _FAR = 1, 5, 6
 
 def in_lines(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tuple[GemmSpec, Sequence[MicroKernel]]:
     """The product with its rows counted through lines, and its tile, where that reads them in place and takes less; else as they are."""
-    known = spec.constant_rhs and not spec.routed and isinstance(spec.n, int)
-    if not micros[0].in_pieces or spec.lines is not None or not known:
+    if not micros[0].in_pieces or not spec.constant_rhs or spec.routed:
         return spec, micros
     found = _one_line(target, spec, micros[0]) if spec.lhs_pieces is None else _of_images(target, spec, micros[0], spec.lhs_pieces)
     if found is None:
         return spec, micros
     spec, micro = found
-    panels = min(micro.panels, int(evaluate(micro.packing.panels(spec.n), {})))
+    panels = min(micro.panels, evaluate(micro.packing.panels(spec.n), {}))
     return spec, (micro.resized(micro.mr, panels) or micro,)
 
 
 def _one_line(target: Target, spec: GemmSpec, micro: MicroKernel) -> tuple[GemmSpec, MicroKernel] | None:
-    """Windows along one line: rows that share numbers with the next ones."""
+    """Windows along one line: rows that share numbers with the next ones. Where weights come from afar a copy is as fast."""
     row, size = spec.lhs_strides.row, spec.lhs.bytes
     if not (isinstance(spec.m, int) and isinstance(spec.k, int) and isinstance(row, int) and spec.lhs_strides.col == 1):
         return None
@@ -56,6 +55,7 @@ def _one_line(target: Target, spec: GemmSpec, micro: MicroKernel) -> tuple[GemmS
 
 
 def _of_images(target: Target, spec: GemmSpec, micro: MicroKernel, pieces: Pieces) -> tuple[GemmSpec, MicroKernel] | None:
+    """Windows at all places of images, or some of them in each line, by rows of an image."""
     grid, tile, size = grid_of(pieces.row, spec.m), micro.in_steps(pieces.run * spec.lhs.bytes), spec.lhs.bytes
     if grid is None or tile is None or grid.pixel <= 0 or grid.line % grid.pixel or grid.line < grid.width * grid.pixel:
         return None
