@@ -92,8 +92,7 @@ def non_negative(value: Dim) -> bool:
 
 def less(a: Dim, b: Dim) -> bool:
     """True when a < b is proved for every value in range."""
-    low = bounds(b - a)[0]
-    if low is not None and low > 0:
+    if (bounds(b - a)[0] or 0) > 0:
         return True
     if isinstance(a, Poly) and len(a.terms) == 1 and a.terms[0][1] == 1 and len(a.terms[0][0]) == 1:
         atom = a.terms[0][0][0]
@@ -148,10 +147,7 @@ def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     for mono, coefficient in terms_of(a):
         term = from_terms({mono: coefficient})
         exact = _exact_quotient(term, b)
-        if exact is None:
-            rest = rest + term
-        else:
-            quotient = quotient + exact
+        quotient, rest = (quotient, rest + term) if exact is None else (quotient + exact, rest)
     return quotient, rest
 
 
@@ -164,8 +160,8 @@ def _common(a: Dim, b: Dim) -> tuple[int, Dim, Dim]:
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """a // b, simplified when terms divide exactly or the remainder is provably in [0, b). What nothing can be divided by gives 0:
-    only positions in a tensor without elements are divided by its size."""
+    """a // b, simplified when terms divide exactly or the remainder is provably in [0, b) or [-b, 0). What nothing can be divided by
+    gives 0: only positions in a tensor without elements are divided by its size."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b else 0
     if b == 1:
@@ -175,6 +171,8 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     quotient, rest = _split(a, b)
     if rest == 0 or (non_negative(rest) and less(rest, b)):
         return quotient
+    if less(rest, 0) and non_negative(rest + b):
+        return quotient - 1
     inner = _single(rest, "floordiv")
     if inner is not None:  # (x // p) // q == x // (p * q) for positive p, q
         return quotient + floordiv(inner[0], inner[1] * b)
@@ -233,6 +231,8 @@ def mod(a: Dim, b: Dim) -> Dim:
         most = bounds(rest)[1]
         if most is not None and most <= 0:  # how far a size is from a multiple of b: together they are b * ceil(size / b)
             return b * ceildiv(-rest, b) + rest
+    elif less(rest, 0) and non_negative(rest + b):
+        return rest + b
     factor, smaller, divisor = _common(rest, b)
     return _func("mod", rest, b) if factor == 1 else factor * mod(smaller, divisor) + (rest - factor * smaller)
 

@@ -26,9 +26,13 @@ _UNDEFINED_OF_NOTHING = ("max", "min", "argmax", "argmin")
 
 
 def needed(nodes: Iterable[Node], known: Symbols) -> Iterator[Assumption]:
-    """What torch's operations asked of sizes where the graph has an answer for all: a squeeze leaves alone what is not 1, and the element
-    or the largest ones that are chosen are there."""
+    """What torch's operations asked of sizes where the graph has an answer for all: a squeeze leaves alone what is not 1, the element or
+    the largest ones that are chosen are there, and a range has a step."""
     for node in nodes:
+        if node.target is torch.ops.aten.arange.start_step and isinstance(node.args[2], Node):
+            step = node.args[2].meta["val"]
+            if isinstance(step, torch.SymInt) and not known.depends_on_data(step):
+                yield Assumption(known.dim(step), "!=")
         rule = _ASKS.get(getattr(node.target, "overloadpacket", None))
         if rule is not None:
             x, *given = schema_arguments(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -43,6 +43,14 @@ class Assumption:
         except ZeroDivisionError:  # what is divided by is 0 only where an assumption before this one fails
             return False
 
+    @property
+    def evident(self) -> bool:
+        """Whether it holds for all numbers in the ranges of its symbols, by what is known of these."""
+        low, high = dims.bounds(self.dim)
+        if self.relation == ">=":
+            return low is not None and low >= 0
+        return low == high == 0 if self.relation == "==" else (low or 0) > 0 or (high or 0) < 0
+
     def __str__(self) -> str:
         return f"{self.dim} {self.relation} 0"
 
@@ -63,7 +71,9 @@ def _number(dim: Dim, env: Mapping[str, int]) -> int:
 Assumed = Assumption | Definition
 
 
-def require(assumptions: Iterable[Assumed], env: Mapping[str, int]) -> dict[str, int]:
+def require(
+    assumptions: Iterable[Assumed], env: Mapping[str, int], hint: str = "compile it for an example of these sizes, too"
+) -> dict[str, int]:
     """The numbers of all symbols, those that are defined included. Raises InputError for sizes that another program would be traced for."""
     env = dict(env)
     for assumption in assumptions:
@@ -75,7 +85,7 @@ def require(assumptions: Iterable[Assumed], env: Mapping[str, int]) -> dict[str,
         elif not assumption.holds(env):
             sizes = ", ".join(f"{name} = {number}" for name, number in env.items())
             what = f"the model takes another way for these sizes: it was captured where {assumption}, and here {sizes}"
-            raise InputError(what, hint="compile it for an example of these sizes, too")
+            raise InputError(what, hint=hint)
     return env
 
 
@@ -137,7 +147,14 @@ class Symbols:
                 except Unsupported as error:
                     what = f"the model, or PyTorch, decides by {expr}, which cannot be asked of the sizes of a call"
                     raise Unsupported(what, hint="declare the sizes with torch.export.Dim, whose range torch.export decides for") from error
-        return (*self.definitions(), *(a for a in found if not isinstance(a.dim, int) or not a.holds({})))
+        return (*self.definitions(), *(a for a in found if not self._as_traced(a).evident))
+
+    def _as_traced(self, assumption: Assumption) -> Assumption:
+        """The assumption with the ranges that torch traces for, which are often from 2 on. What is evident of them it takes for granted
+        without a guard, as far as its own arithmetic shows it."""
+        ranges = self.env.var_to_range.items() if self.env is not None else ()
+        traced = {symbol.name: dims.symbol(symbol.name, *integer_bounds(bounds)) for symbol, bounds in ranges}
+        return replace(assumption, dim=dims.substitute(assumption.dim, traced))
 
     def _assumed(self, expr: Any) -> Iterator[Assumption]:
         if isinstance(expr, sympy.And):

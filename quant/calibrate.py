@@ -150,10 +150,8 @@ def observe(module: GraphModule, program: Program, observers: Mapping[str, Seque
     try:
         values = gate.arrange(call.args, call.kwargs)
     except InputError as error:
-        raise CalibrationError(
-            f"batch {number} does not fit the program exported from the first batch: {error.what}", _LOOP,
-            "let the first batch be a typical one, with no size of 1 in a dimension that varies",
-        ) from error
+        what = f"batch {number} does not fit the program exported from the first batch: {error.what}"
+        raise CalibrationError(what, _LOOP, error.hint) from error
     recorder = _Recorder(module, observers, selection(program.mask, dict(zip(gate.names, values, strict=True)), number))
     try:
         with torch.no_grad():

@@ -27,6 +27,10 @@ from .record import QuantRecord
 _GATE = "sashiko.gate"
 _RECORD = "sashiko.quant"
 _PLACE = "call of the quantized model"
+# What to do about a call, or a batch of calibration, that the program is not for.
+_ALIKE = "make it like the first batch, by padding where it is a size, or quantize the model from a batch that is like it, too"
+_TYPICAL = "let the first batch be a typical one, with no size of 1 in a dimension that varies"
+_ONE_WAY = "a program takes one way: quantize the model from a batch of these sizes, too"
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,11 @@ class TensorLeaf:
                 return f"has size {size} in dimension {axis}, which must equal another argument's {sizes[dim.symbol]}"
         return ""
 
+    def advice(self, value: object) -> str:
+        """What to do about a `value` that does not fit."""
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+        return _TYPICAL if any(size != 1 == dim for size, dim in zip(shape, self.dims)) else _ALIKE
+
 
 def _is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
@@ -86,6 +95,10 @@ class ConstantLeaf:
         if not same_value(value, self.value):
             return f"is {value!r:.60}, and was {self.value!r} in calibration, which is part of the program"
         return ""
+
+    def advice(self, value: object) -> str:
+        """What to do about a `value` that does not fit."""
+        return _ALIKE
 
 
 Leaf = TensorLeaf | ConstantLeaf
@@ -166,7 +179,7 @@ class Gate:
         for name, leaves in self.arguments:
             self._check(name, leaves, values[name], sizes)
         ones = {dim.symbol: 1 for dim in self.free}  # sizes of 1 are no symbol's value: they stretch
-        require(self.assumed, {**ones, **sizes})
+        require(self.assumed, {**ones, **sizes}, _ONE_WAY)
         return [values[name] for name in self.names]
 
     def _misfit(self, given: Collection[str]) -> str:
@@ -186,7 +199,7 @@ class Gate:
             why = leaf.mismatch(given[leaf.path], sizes)
             if why:
                 what = f"argument {name!r} {why}" if not leaf.path else f"argument {name!r}: {name}{leaf.path} {why}"
-                raise InputError(what, _PLACE, "calibrate with inputs like those of later calls")
+                raise InputError(what, _PLACE, leaf.advice(given[leaf.path]))
 
     def _hint(self) -> str:
         return f"the program was calibrated with ({', '.join(self.names)})"

@@ -93,6 +93,18 @@ def test_sizes_that_are_small_together() -> None:
         compiled(torch.randn(1, 1))
 
 
+def test_bags_of_any_number_and_length() -> None:
+    """PyTorch asks of where they begin, a range in steps of their length, whether these are none or one."""
+    model = nn.Sequential(nn.EmbeddingBag(20, 8, mode="sum"), nn.Linear(8, 3)).eval()
+    shapes = ({0: Dim("bags", max=64), 1: Dim("length", max=9)},)
+    compiled = sashiko.compile(model, (torch.randint(0, 20, (5, 4)),), dynamic_shapes=shapes)
+    for sizes in ((5, 4), (1, 4), (4, 1), (1, 1), (0, 4)):
+        x = torch.randint(0, 20, sizes)
+        assert_close(compiled(x), model(x))
+    with pytest.raises(InputError, match="takes another way for these sizes"):
+        compiled(torch.zeros(5, 0, dtype=torch.int64))  # a range without a step, to PyTorch
+
+
 def test_a_small_size_that_others_cannot_make_up_for() -> None:
     """Four rows are there for sizes of 2, for which torch traces, and not for 1 and 2, though for 1 and 3."""
     class Joined(nn.Module):

@@ -117,6 +117,9 @@ A, B, C = SYMBOLS["a"], SYMBOLS["b"], SYMBOLS["c"]
     (A + dims.mod(-A, 8), dims.ceildiv(A, 8) * 8),  # a size with its padding
     (A + dims.mod(-dims.mod(A, 8), 8), dims.ceildiv(A, 8) * 8),
     (dims.floordiv(B + dims.mod(-B, 8), dims.ceildiv(B, 8)), 8),
+    (dims.ceildiv(A * B, B), A),  # as many steps of a size as there are
+    (dims.floordiv(A * C - B, 8 * C), dims.floordiv(A * C - B, 8 * C)),
+    (dims.mod(A * B - 1, B), B - 1),
     (dims.rejoin(dims.floordiv(A + B, 4 * C) * 8 * C + dims.mod(A + B, 4 * C) * 2), 2 * A + 2 * B),
 ])
 def test_canonical_forms(left: Dim, right: Dim) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from sashiko.graph.symbols import Symbols
+from sashiko.graph.dims import symbol
+from sashiko.graph.symbols import Assumption, Symbols
 
 A, B = sympy.symbols("a b", integer=True, positive=True)
 
@@ -25,3 +26,14 @@ def test_one_of_several_relations(decided: sympy.Basic) -> None:
     held = {(a, b): all(each.holds({"a": a, "b": b}) for each in assumed) for a in range(1, 9) for b in range(1, 7)}
     assert held == {(a, b): bool(decided.subs({A: a, B: b})) for a, b in held}
     assert {True, False} == set(held.values())
+
+
+@pytest.mark.parametrize("relation", ["==", "!=", ">="])
+@pytest.mark.parametrize("constant", range(-8, 3))
+def test_what_goes_without_saying_holds_for_all_sizes(relation: str, constant: int) -> None:
+    a, b = symbol("a", 2, 4), symbol("b", 1, 3)
+    for dim in (a + b + constant, a - b + constant, a * b + constant, a - a + constant):
+        assumption = Assumption(dim, relation)
+        held = [assumption.holds({"a": x, "b": y}) for x in (2, 3, 4) for y in (1, 2, 3)]
+        assert assumption.evident == all(held) or relation == "!="  # what is between two bounds may be left out
+        assert all(held) or not assumption.evident

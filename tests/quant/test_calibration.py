@@ -74,6 +74,35 @@ def test_shape_changes(other: tuple[int, ...], words: str) -> None:
     refused(mlp(), [GOOD, torch.zeros(other)], "batch 2", words)
 
 
+def test_what_to_do_is_true_of_what_is_said() -> None:
+    """Sizes that are 1 in the first batch are fixed; others are for other reasons."""
+    x = torch.randn(4, 1, 16)
+    assert "no size of 1" in refused(Attention().eval(), [x, x.repeat(1, 3, 1)], "size 3 in dimension 1").hint
+    for other in (torch.zeros(3, 9), GOOD.double()):
+        assert "no size of 1" not in refused(mlp(), [GOOD, other]).hint
+
+    class Even(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.fc(x if x.shape[0] % 2 else -x)
+            return out
+
+    assert "quantize the model from a batch of these sizes, too" in refused(Even().eval(), [GOOD, GOOD[:2]], "another way").hint
+
+
+@pytest.mark.parametrize("first", [1, 6])
+def test_a_batch_of_one_bag(first: int) -> None:
+    """PyTorch asks whether there is more than one of what is as many as the bags, by another expression."""
+    model = nn.Sequential(nn.EmbeddingBag(20, 16, mode="sum"), nn.Linear(16, 4)).eval()
+    batches = [torch.randint(0, 20, (bags, 4)) for bags in (first, 6, 1)]
+    small = quantize(model, batches)
+    for batch in batches:
+        torch.testing.assert_close(small(batch), model(batch), rtol=0, atol=0.1)
+
+
 def test_dtype_changes() -> None:
     refused(mlp(), [GOOD, GOOD.double()], "batch 2", "float64")
 
