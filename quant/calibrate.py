@@ -150,7 +150,8 @@ def observe(module: GraphModule, program: Program, observers: Mapping[str, Seque
     try:
         values = gate.arrange(call.args, call.kwargs)
     except InputError as error:
-        what = f"batch {number} does not fit the program exported from the first batch: {error.what}"
+        why = "; ".join(filter(None, (error.what, program.fixed)))
+        what = f"batch {number} does not fit the program exported from the first batch: {why}"
         raise CalibrationError(what, _LOOP, error.hint) from error
     recorder = _Recorder(module, observers, selection(program.mask, dict(zip(gate.names, values, strict=True)), number))
     try:

@@ -7,9 +7,12 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
+import sympy
 import torch
+from sympy.core.function import Application
 from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import Graph, GraphModule, Node
@@ -28,8 +31,8 @@ from . import edit
 from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts
 
-# Operations in the expression of a size. Encoders and detectors of images of any size stay below it.
-_LONGEST_SIZE = 32
+# Operations in a quotient, remainder or the like in the expression of a size. Encoders and detectors of images of any size stay below it.
+_LONGEST_FUNCTION = 32
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,15 @@ class Call:
 class Program:
     """An exported model with tensors of its own.
 
-    attributes: every get_attr target; parameters do not require gradients. mask: the argument that says which positions count, or None.
+    attributes: every get_attr target; parameters do not require gradients. fixed: which sizes could not be free and why, also a note.
+    mask: the argument that says which positions count, or None.
     """
 
     graph: Graph
     attributes: Mapping[str, torch.Tensor]
     gate: Gate
     notes: tuple[str, ...]
+    fixed: str = ""
     mask: MaskArgument | None = None
 
 
@@ -116,9 +121,10 @@ def export(model: nn.Module, call: Call) -> Program:
 
 def _exported(model: nn.Module, call: Call, expected: Any, failures: list[Exception]) -> Program | None:
     """What the first attempt that succeeds gives; the reasons of the others are added to `failures`."""
-    for example, axes, note in _attempts(call):
+    for example, axes, which in _attempts(call):
+        why = translated(failures[-1]).what if failures else "calibrate with larger batches to free it"
         try:
-            program = _program(model, _torch_export(model, example, axes), (note,) if note else ())
+            program = _program(model, _torch_export(model, example, axes), f"{which}: {why}" if which else "")
         except Exception as error:  # torch.export raises whatever user code and its own passes raise
             failures.append(error)
             continue
@@ -144,22 +150,21 @@ def _with_numbers(model: nn.Module, call: Call, expected: Any) -> Program | None
 
 
 def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:
-    """Examples, the axes whose sizes are free in them, and what to tell the user."""
+    """Examples, the axes whose sizes are free in them, and what to tell the user of the others, before the reason."""
     shaped = [t for t in call.tensors() if t.dim()]
     every, batch = range(max((t.dim() for t in shaped), default=0)), range(1)
-    why = "the model could not be exported with free sizes"
-    all_but_batch = f"all sizes but that of the batch are fixed to those of the first batch: {why}"
+    all_but_batch = "all sizes but that of the batch are fixed to those of the first batch"
     ones = [t.shape[0] == 1 for t in shaped]
     if shaped and all(ones):
         twice = call.map(lambda t: torch.cat([t, t]) if t.dim() else t)
         yield twice, every, ""
         yield twice, batch, all_but_batch
     if any(ones):
-        yield call, every, "the batch dimension is fixed to 1 as in the first batch; calibrate with larger batches to free it"
+        yield call, every, "the batch dimension is fixed to 1 as in the first batch"
     else:
         yield call, every, ""
         yield call, batch, all_but_batch
-    yield call, range(0), f"every size is fixed to that of the first batch: {why}"
+    yield call, range(0), "every size is fixed to that of the first batch"
 
 
 def copied(graph: Graph) -> Graph:
@@ -181,7 +186,8 @@ def scratch_attributes(program: Program) -> Mapping[str, torch.Tensor]:
 
 class _PlainSizes(TorchFunctionMode):
     """Raises Unsupported once a size is a longer expression of the free ones than a model computes that serves many sizes. Windows that
-    pad and cut an image of any size make each layer's sizes expressions of those before: torch would reason about them for minutes.
+    pad and cut an image of any size make each layer's sizes functions of those before: torch would reason about them for minutes. Sums
+    and products, such as the number of places on all levels of a detector, are as easy as the functions in them.
     """
 
     def __torch_function__(
@@ -190,9 +196,14 @@ class _PlainSizes(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         sizes: tuple[object, ...] = tuple(result.shape) if isinstance(result, torch.Tensor) else ()  # int or SymInt
         for size in sizes:
-            if isinstance(size, torch.SymInt) and size.node.expr.count_ops() > _LONGEST_SIZE:
-                raise Unsupported(f"a size is an expression of more than {_LONGEST_SIZE} operations")
+            if isinstance(size, torch.SymInt) and _longest_function(size.node.expr) > _LONGEST_FUNCTION:
+                raise Unsupported(f"a size is a quotient or remainder of more than {_LONGEST_FUNCTION} operations, too long to prove")
         return result
+
+
+@lru_cache(maxsize=1 << 10)
+def _longest_function(size: sympy.Expr) -> int:
+    return max((int(function.count_ops()) for function in size.atoms(Application)), default=0)
 
 
 def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
@@ -214,12 +225,12 @@ def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
-def _program(model: nn.Module, exported: ExportedProgram, notes: tuple[str, ...]) -> Program:
+def _program(model: nn.Module, exported: ExportedProgram, fixed: str) -> Program:
     module = exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
     attributes = _own_attributes(module)
     _read_parts(module.graph, attributes)
-    return Program(module.graph, attributes, _gate(model, exported, module), notes)
+    return Program(module.graph, attributes, _gate(model, exported, module), (fixed,) if fixed else (), fixed)
 
 
 def _own_attributes(module: GraphModule) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,6 +92,46 @@ def test_what_to_do_is_true_of_what_is_said() -> None:
             return out
 
     assert "quantize the model from a batch of these sizes, too" in refused(Even().eval(), [GOOD, GOOD[:2]], "another way").hint
+
+
+def test_what_fixes_sizes_is_said() -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if type(x.shape[1]) is not int:
+                raise TypeError("windows are counted in numbers")
+            out: torch.Tensor = self.fc(x)
+            return out
+
+    x, why = torch.randn(2, 6, 8), "all sizes but that of the batch are fixed .*windows are counted in numbers"
+    assert any(re.search(why, note) for note in quantize(Windows().eval(), [x]).record.notes)
+    assert re.search(why, refused(Windows().eval(), [x, x[:, :5]], "size 5 in dimension 1").what)
+
+
+def test_images_of_all_sizes_on_many_levels() -> None:
+    """The places of all levels in one row, as detectors have them: a long sum of sizes that are short to compute."""
+    class Levels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.levels = nn.ModuleList(nn.Conv2d(3, 3, 3, 2, 1) for _ in range(5))
+            self.head = nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: list[torch.Tensor] = []
+            for level in self.levels:
+                x = level(x)
+                found.append(x.flatten(2).transpose(1, 2))
+            out: torch.Tensor = self.head(torch.cat(found, 1)).reshape(x.shape[0], -1, 2)
+            return out
+
+    model, images = Levels().eval(), [torch.rand(2, 3, 64, 64), torch.rand(1, 3, 96, 80), torch.rand(3, 3, 33, 70)]
+    small = quantize(model, images)
+    assert not small.record.notes
+    for image in images:
+        torch.testing.assert_close(small(image), model(image), rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("first", [1, 6])
