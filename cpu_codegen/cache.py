@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -86,7 +87,8 @@ def read(path: Path, name: str) -> bytes | None:
 
 
 def write(path: Path, name: str, payload: bytes, limit: int = MAX_BYTES) -> None:
-    """Puts an entry in place; nothing happens where the folder cannot be written. Now and then removes the oldest entries."""
+    """Puts an entry in place; nothing happens where the folder cannot be written, but for a warning if it was asked for. Now and then
+    removes the oldest entries."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new")
@@ -99,6 +101,8 @@ def write(path: Path, name: str, payload: bytes, limit: int = MAX_BYTES) -> None
             raise
     except OSError as error:
         dump.say(1, f"compiled code is not cached: {error}")
+        if env.names_cache():
+            warnings.warn(f"sashiko cannot keep compiled code in SASHIKO_CACHE, {env.cache_dir()}: {error.strerror}", stacklevel=1)
         return
     # Names are hashes: one write in 32 looks at the whole folder.
     if int(name[:2], 16) % 32 == 0:

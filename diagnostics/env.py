@@ -90,6 +90,11 @@ def cache_dir() -> Path:
     return base / "sashiko"
 
 
+def names_cache() -> bool:
+    """Returns whether SASHIKO_CACHE says where the cache folder is."""
+    return bool(_read("SASHIKO_CACHE"))
+
+
 def target_name() -> str | None:
     """Returns the name of the target to compile for, or None for the machine this runs on."""
     return _read("SASHIKO_TARGET") or None

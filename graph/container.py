@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .. import __version__
-from ..diagnostics.errors import ArtifactError, InvalidGraph, SashikoError, Unsupported
+from ..diagnostics.errors import ArtifactError, InputError, InvalidGraph, SashikoError, Unsupported
 from .encode import Json
 from .types import FROM_TORCH
 
@@ -38,8 +38,10 @@ _DAMAGE = (
 def write(path: str | os.PathLike[str], kind: str, version: int, entries: Mapping[str, torch.Tensor], extra: Mapping[str, str]) -> None:
     """Writes a file; an older one is replaced whole, a pipe or device is written to. kind: the format's name. extra: more metadata.
 
-    Raises Unsupported for tensors of a type that files cannot hold.
+    Raises Unsupported for tensors of a type that files cannot hold, InputError where there is no folder for the file.
     """
+    if not Path(path).parent.is_dir():
+        raise InputError(f"there is no folder {Path(path).parent}", os.fspath(path), "make it first")
     for name, tensor in entries.items():
         if tensor.dtype not in FROM_TORCH or tensor.dtype.is_complex:
             raise Unsupported(f"{name} is {tensor.dtype}, which has no form in a file")

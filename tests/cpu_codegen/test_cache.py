@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,8 +99,14 @@ def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path, monkeyp
     file = tmp_path / "file"
     file.write_text("in the way")
     monkeypatch.setenv("SASHIKO_CACHE", str(file))
-    assert cache.compiled(CODE, host()) == cache.compiled(CODE, host())
+    with pytest.warns(UserWarning, match=f"SASHIKO_CACHE, {file}: .*(exists|directory)"):
+        assert cache.compiled(CODE, host()) == cache.compiled(CODE, host())
     assert len(compilations) == 2
+    monkeypatch.setenv("SASHIKO_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # nobody asked for this one
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.compiled(CODE, host())
 
 
 def test_no_temporary_file_stays() -> None:

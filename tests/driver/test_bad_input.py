@@ -262,9 +262,19 @@ def test_a_damaged_cache_file_is_made_again(objects: Path, model: nn.Module) -> 
 def test_a_cache_folder_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SASHIKO_CACHE", str(tmp_path / "file"))
+    torch._dynamo.reset()
     x = torch.randn(3, 16)
-    with torch.no_grad():
-        assert_close(sashiko.compile(model, (x,))(x), model(x))
+    for compiled in (lambda: sashiko.compile(model, (x,)), lambda: torch.compile(model, backend="sashiko")):
+        with torch.no_grad(), pytest.warns(UserWarning, match="SASHIKO_CACHE"):
+            assert_close(compiled()(x), model(x))
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path, model: nn.Module, compiled: sashiko.CompiledModel) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "absent" / "model.sashiko", tmp_path / "file" / "model.sashiko"):
+        for made in (compiled, sashiko.quantize(model, [torch.randn(3, 16)], progress=False)):
+            with pytest.raises(sashiko.InputError, match=f"no folder {path.parent}"):
+                made.save(path)
 
 
 def test_a_damaged_artifact(tmp_path: Path, compiled: sashiko.CompiledModel) -> None:
