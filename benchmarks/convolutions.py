@@ -69,7 +69,7 @@ def depthwise(channels: int, window: int, image: int) -> Layer:
 LAYERS: Mapping[str, tuple[Layer, ...]] = {
     "dense": (
         Layer((64, 64), 3, 56), Layer((64, 256), 1, 56), Layer((128, 128), 3, 28), Layer((512, 128), 1, 28), Layer((256, 256), 3, 14),
-        Layer((1024, 256), 1, 14), Layer((512, 512), 3, 7), Layer((256, 256), 3, 28, 2),
+        Layer((1024, 256), 1, 14), Layer((512, 512), 3, 7), Layer((256, 256), 3, 28, 2), Layer((64, 64), 3, 224), Layer((512, 512), 3, 28),
     ),
     "grouped": (
         Layer((128, 128), 3, 56, groups=32), Layer((256, 256), 3, 28, groups=32), Layer((512, 512), 3, 14, groups=32),
