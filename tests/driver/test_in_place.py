@@ -87,7 +87,7 @@ class Counting(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("preset", PRODUCTS)
+@pytest.mark.parametrize("preset", swept(PRODUCTS, ("int8-dynamic",)))
 def test_the_backend_compiles_again_for_other_scales(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each state, in place of what it had; the call that finds them out is made once. A scale that is NaN stays the same."""
     made: list[weakref.ref[CompiledModel]] = []

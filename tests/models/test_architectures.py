@@ -16,7 +16,7 @@ from tests.sweeps import swept
 SPREAD = ("deberta-v2", "qwen3", "mobilenet_v2", "clip", "mamba", "flaubert")
 
 
-@pytest.mark.parametrize("name", swept(SPREAD, ("qwen3", "clip")))
+@pytest.mark.parametrize("name", swept(SPREAD, ("qwen3",)))
 def test_architecture(name: str) -> None:
     with torch.no_grad():
         outcome = check(name)
