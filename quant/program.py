@@ -31,8 +31,9 @@ from . import edit
 from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts
 
-# Operations in a quotient, remainder or the like in the expression of a size. Encoders and detectors of images of any size stay below it.
-_LONGEST_FUNCTION = 32
+# Operations in the expression of a size, and where there are more, in each quotient, remainder or the like in it. Encoders and detectors
+# of images of any size stay below that; what goes beyond is to be found before torch has spent long on it.
+_LONGEST_SIZE, _LONGEST_FUNCTION = 32, 24
 
 
 @dataclass(frozen=True)
@@ -196,14 +197,15 @@ class _PlainSizes(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         sizes: tuple[object, ...] = tuple(result.shape) if isinstance(result, torch.Tensor) else ()  # int or SymInt
         for size in sizes:
-            if isinstance(size, torch.SymInt) and _longest_function(size.node.expr) > _LONGEST_FUNCTION:
+            if isinstance(size, torch.SymInt) and _is_long(size.node.expr):
                 raise Unsupported(f"a size is a quotient or remainder of more than {_LONGEST_FUNCTION} operations, too long to prove")
         return result
 
 
 @lru_cache(maxsize=1 << 10)
-def _longest_function(size: sympy.Expr) -> int:
-    return max((int(function.count_ops()) for function in size.atoms(Application)), default=0)
+def _is_long(size: sympy.Expr) -> bool:
+    functions = size.atoms(Application) if size.count_ops() > _LONGEST_SIZE else ()
+    return any(function.count_ops() > _LONGEST_FUNCTION for function in functions)
 
 
 def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
