@@ -204,8 +204,7 @@ class _PlainSizes(TorchFunctionMode):
 
 @lru_cache(maxsize=1 << 10)
 def _is_long(size: sympy.Expr) -> bool:
-    functions = size.atoms(Application) if size.count_ops() > _LONGEST_SIZE else ()
-    return any(function.count_ops() > _LONGEST_FUNCTION for function in functions)
+    return size.count_ops() > _LONGEST_SIZE and any(part.count_ops() > _LONGEST_FUNCTION for part in size.atoms(Application))
 
 
 def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
