@@ -124,7 +124,6 @@ class AmxMicro(MicroKernel):
     # Accumulators are in tile registers, and the vector units have little to do while those are multiplied; an epilogue is longer than the
     # processor looks ahead by itself.
     overlaps = True
-    in_pieces = True
 
     @property
     def isa(self) -> str:  # type: ignore[override]
@@ -148,7 +147,9 @@ class AmxMicro(MicroKernel):
 
     def in_steps(self, size: int) -> MicroKernel | None:
         width = max((n for n in range(_NARROWEST, ROW_BYTES + 4, 4) if size % n == 0), default=0)
-        return replace(self, tiles=self.tiles.shaped(self.mr, width), width=width) if width else None
+        if width in (0, self.width):
+            return self if width else None
+        return replace(self, tiles=self.tiles.shaped(self.mr, width), width=width)
 
     @property
     def step_k(self) -> int:

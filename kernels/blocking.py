@@ -130,7 +130,7 @@ class Blocking:
 
 def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blocking:
     """Returns the blocking of `spec` with these tiles (most rows first) for the caches of `target`."""
-    micros = micros[:1] if spec.lines is not None else _used(spec, micros)
+    micros = _used(spec, micros)
     least = dict(zip(micros, least_of(micros), strict=True))
     another = pass_cost(target, spec, micros[0])
     few = () if isinstance(spec.rows, int) else takers(bounds(spec.rows)[1], micros, list(least.values()), another, heights(micros))

@@ -32,7 +32,7 @@ _PRODUCT, _COPY, _FAR = 1, 5, 6
 
 def in_lines(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tuple[GemmSpec, Sequence[MicroKernel]]:
     """The product with its rows counted through lines, and its tile, where that reads them in place and takes less; else as they are."""
-    if not micros[0].in_pieces or not spec.constant_rhs or spec.routed:
+    if not spec.constant_rhs or spec.routed:
         return spec, micros
     found = _one_line(target, spec, micros[0]) if spec.lhs_pieces is None else _of_images(target, spec, micros[0], spec.lhs_pieces)
     if found is None:
@@ -47,7 +47,7 @@ def _one_line(target: Target, spec: GemmSpec, micro: MicroKernel) -> tuple[GemmS
     row, size = spec.lhs_strides.row, spec.lhs.bytes
     if not (isinstance(spec.m, int) and isinstance(spec.k, int) and isinstance(row, int) and spec.lhs_strides.col == 1):
         return None
-    if not 0 < row < spec.k or spec.m < micro.mr or (spec.k * size) % micro.step_bytes:
+    if not 0 < row < spec.k or spec.m < micro.mr or micro.in_steps(spec.k * size) != micro:
         return None
     if share_sets(target, row * size, micro.mr) or not stays(target, spec, micro):
         return None

@@ -84,8 +84,6 @@ class MicroKernel(ABC):
     isa = ""
     # Whether the tile before is stored in the first step of a tile, and its epilogue done between the steps or their products.
     overlaps = False
-    # Whether rows may be in pieces: `Tile.ways`.
-    in_pieces = False
 
     @property
     def acc(self) -> DType:
@@ -150,7 +148,7 @@ class MicroKernel(ABC):
         return (self.resized(rows, self.panels) if rows < self.mr else None) or self
 
     def in_steps(self, size: int) -> MicroKernel | None:
-        """The same tile for rows in pieces of `size` bytes, which whole steps fill; None where there is none."""
+        """The same tile for rows whose pieces of `size` bytes lie anywhere (`Tile.ways`), and are whole steps; None where there is none."""
         del size
         return None
 

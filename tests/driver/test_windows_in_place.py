@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -24,11 +26,9 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", LAYERS)
-def test_convolutions_in_narrow_types(name: str) -> None:
+def check(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """In bf16, for any number of images too where there are several, and in int8."""
     torch.manual_seed(1)
-    layer, shape = LAYERS[name]
     model, x = nn.Sequential(layer, nn.ReLU()).eval(), torch.randn(shape)
     expected = model(x)
     for dynamic in (None, ({0: torch.export.Dim("n", min=1, max=16)},)) if shape[0] > 1 else (None,):
@@ -37,3 +37,29 @@ def test_convolutions_in_narrow_types(name: str) -> None:
     small = sashiko.quantize(model, [(x,)], preset="int8-static", progress=False)
     quantized = sashiko.compile(small, (x,), strict=True)
     assert (quantized(x) - small(x)).norm() <= 1e-3 * small(x).norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", LAYERS)
+def test_convolutions_in_narrow_types(name: str) -> None:
+    check(*LAYERS[name])
+
+
+@torch.no_grad()
+@pytest.mark.sweep
+@pytest.mark.parametrize("threads", [1, 2])
+def test_convolutions_of_all_kinds(threads: int) -> None:
+    """Any sizes of images and windows, numbers of channels, groups and images, strides and distances of taps."""
+    draw, before = random.Random(threads), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(40):
+            groups, apart = draw.choice((1, 1, 1, 2, 4)), draw.choice((1, 1, 1, 2))
+            channels, columns = groups * draw.choice((16, 24, 32, 64, 96, 160)), groups * draw.choice((16, 24, 64, 100))
+            window = draw.choice(((3, 3), (3, 3), (1, 3), (5, 5), (3, 1), (2, 2), (7, 7)))
+            padding, stride = draw.choice((0, 1, window[0] // 2)), draw.choice((1, 1, 1, 1, 2))
+            size = tuple(apart * (n - 1) + 1 + draw.randint(2, 36) for n in window)
+            layer = nn.Conv2d(channels, columns, window, stride, padding, apart, groups)
+            check(layer, (draw.choice((1, 1, 2, 3)), channels, *size))
+    finally:
+        torch.set_num_threads(before)
