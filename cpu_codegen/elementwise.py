@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from ..graph.types import DType, boolean, f32
 from ..platforms.target import Target
-from . import convert, division
+from . import convert, division, dots
 from .builder import Function, Val, const
 from .math import call as math_call
 
@@ -26,6 +26,10 @@ PREDICATES = ("logical_not", "isnan", "isinf", *_FLOAT_PREDICATES)
 
 def apply(fn: Function, target: Target, op: str, dtype: DType, args: Sequence[Val], never_nan: Sequence[bool] = ()) -> Val:
     """`op` of arguments that all have element type `dtype`. `never_nan`: which operands are known to be numbers, for cheaper code."""
+    if op == "pack_bytes":
+        return dots.pack(fn, args)
+    if op == "dot_bytes":
+        return dots.dot(fn, target, *args)
     if dtype in convert.HALVES and op != "where":
         wide = apply(fn, target, op, f32, [convert.widen(fn, a, dtype) for a in args], never_nan)
         return wide if op in PREDICATES else convert.narrow(fn, target, wide, dtype)

@@ -96,7 +96,7 @@ def _sizes(target: Target, kernel: LoopKernel, depth: int, rows: Dim) -> tuple[i
     body = kernel.body
     line = _line(depth, {divisor for index in body.indices for divisor in _divisors(index, "k")})
     divided = (rows, *(divisor for index in body.indices for divisor in _divisors(index, "r")))
-    most = bounds(4 * rows * kernel.cols)[1]
+    most = bounds(_bytes(body) * rows * kernel.cols)[1]
     far = depth <= _FEW_TERMS and (most is None or most > target.l2 // 2)
     whole = min((d for d in divided if isinstance(d, int) and d > 1), default=0)
     short = (whole,) if 0 < whole <= _TALL[0] else ()
@@ -104,6 +104,12 @@ def _sizes(target: Target, kernel: LoopKernel, depth: int, rows: Dim) -> tuple[i
     counts = [n for n in wanted if all(mod(divisor, n) == 0 for divisor in divided) and (n > 1 or line)]
     lengths = (*([depth] if depth <= WRITTEN_TERMS else ()), *([line] if line else ()))
     return next(((n, terms) for n in counts for terms in lengths if n * terms <= _MOST_PRODUCTS), (0, 0))
+
+
+def _bytes(body: Body) -> int:
+    """How wide the elements are that each window reads for itself."""
+    windows = (node for n, node in enumerate(body.nodes) if node.op == "load" and {"r", "k"} <= body.deps[n])
+    return max((body.buffers[node.buffer].bytes for node in windows), default=4)
 
 
 def _line(depth: int, divisors: set[Dim]) -> int:
@@ -159,9 +165,16 @@ class _Copies:
         totals = [self._node(node.args[0], row, 0) for row in range(self._count)]
         for k in range(1, self._terms):
             for row, total in enumerate(totals):
-                totals[row] = self._builder.op("add", node.dtype, total, self._node(node.args[0], row, k))
+                totals[row] = self._added(total, node.args[0], row, k)
         self.sums += dict.fromkeys(totals)
         return totals
+
+    def _added(self, total: int, n: int, row: int, k: int) -> int:
+        """A sum and another term; instructions for dot products add them to one themselves."""
+        term = self._body.nodes[n]
+        if term.op == "dot_bytes":
+            return self._builder.op("dot_bytes", term.dtype, *(self._node(a, row, k) for a in term.args), total)
+        return self._builder.op("add", term.dtype, total, self._node(n, row, k))
 
     def _sums_of_lines(self, n: int) -> list[int]:
         """The sum of each row in the loop over lines. Terms join it one by one: a sum of the line would take as many registers again."""

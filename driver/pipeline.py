@@ -26,6 +26,7 @@ from ..rewrite.rules.scales import scaled_before
 from ..rewrite.rules.short import shorten
 from ..rewrite.rules.tables import tabulate
 from ..rewrite.rules.unsigned import unsigned_rows
+from ..rewrite.rules.weighted import sums_of_bytes
 from ..stitch.constants import constant_values, own_results
 from ..stitch.expand import expand_contractions, expand_unsupported
 from ..stitch.steps import together
@@ -78,6 +79,7 @@ def passes(
         Pass("unsupported", spelled_out),
         Pass("contractions", expand_contractions),
         *((Pass("unsigned", lambda graph: unsigned_rows(graph, step)),) if step else ()),
+        *((Pass("bytes", sums_of_bytes),) if target.byte_dots else ()),
         *((Pass("tables", lambda graph: tabulate(graph, target.lookup_entries)),) if target.lookup_entries else ()),
         Pass("attention", lambda graph: quantized_results(graph, constant_values(graph.outputs))),
         Pass("scales", lambda graph: scaled_before(graph, constant_values(graph.outputs))),

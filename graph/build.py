@@ -96,6 +96,16 @@ def where(condition: Value, x: Operand, y: Operand) -> Value:
     return _make("where", condition, *operands(x, y))
 
 
+def pack_bytes(parts: Sequence[Value]) -> Value:
+    """One to four tensors of 8 bits as the bytes of i32, the first the lowest; those that are missing are zeros."""
+    return _make("pack_bytes", *parts)
+
+
+def dot_bytes(a: Value, b: Value) -> Value:
+    """i32: the sum of the four products of the unsigned bytes of a with the signed bytes of b."""
+    return _make("dot_bytes", a, b)
+
+
 def cast(x: Value, dtype: DType) -> Value:
     """Conversion as torch's `.to(dtype)`."""
     return x if x.dtype == dtype and x.tensor.qparams is None else _make("cast", x, attrs=A.CastAttrs(dtype))

@@ -31,6 +31,18 @@ def _modulo(op: Callable[..., Tensor], a: Tensor, b: Tensor) -> Tensor:
     return op(a.to(wide), b.to(wide)).to(a.dtype)
 
 
+def _pack_bytes(*parts: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(*(part.shape for part in parts))  # type: ignore[no-untyped-call]
+    beside = torch.stack([part.expand(shape) for part in parts], -1)
+    return torch.nn.functional.pad(beside, (0, 4 - len(parts))).view(torch.int32)[..., 0]
+
+
+def _dot_bytes(a: Tensor, b: Tensor) -> Tensor:
+    """Of the unsigned bytes of one and the signed bytes of the other."""
+    factors = (x.unsqueeze(-1).contiguous().view(dtype).int() for x, dtype in ((a, torch.uint8), (b, torch.int8)))
+    return torch.mul(*factors).sum(-1, dtype=torch.int32)
+
+
 ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1, "log": torch.log,
     "log2": torch.log2, "log10": torch.log10, "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
@@ -44,6 +56,7 @@ ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
     "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "where": torch.where,
     **dict.fromkeys(("normal_cdf", "normal_cdf_short"), lambda x: torch.special.erfc(x * -math.sqrt(0.5)) / 2),
+    "pack_bytes": _pack_bytes, "dot_bytes": _dot_bytes,
     "sigmoid_short": torch.sigmoid, "exp_weight": torch.exp, "gelu": torch.nn.functional.gelu,
 }
 

@@ -15,7 +15,7 @@ from . import products
 from .dims import Dim, broadcast, floordiv, product
 from .ir import Value
 from .recurrence import states_type
-from .types import DType, TensorType, TupleType, Type, boolean, f32, i64
+from .types import DType, TensorType, TupleType, Type, boolean, f32, i32, i64
 
 Infer = Callable[[tuple[TensorType, ...], A.Attrs], Type]
 _NONE = A.NoAttrs()
@@ -200,6 +200,18 @@ def _piecewise(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     return TensorType(attrs.dtype, types[0].shape, attrs.qparams)
 
 
+def _pack_bytes(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    if _same_dtype(types).bits != 8:
+        raise InvalidGraph(f"pack_bytes: {types[0]} has no elements of 8 bits")
+    return TensorType(i32, broadcast(tuple(t.shape for t in types)))
+
+
+def _dot_bytes(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
+    if _same_dtype(types) != i32:
+        raise InvalidGraph(f"dot_bytes: {types[0]} has no elements of four bytes")
+    return TensorType(i32, broadcast(tuple(t.shape for t in types)))
+
+
 def _dequantize(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     if types[0].qparams is None:
         raise InvalidGraph(f"dequantize: {types[0]} has no quantization parameters")
@@ -224,6 +236,8 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("quantize", (1, 1), A.QuantizeAttrs, _quantize, "elementwise"),
     OpSpec("dequantize", (1, 1), A.NoAttrs, _dequantize, "elementwise"),
     OpSpec("piecewise", (1, 2), A.PiecewiseAttrs, _piecewise, "elementwise"),
+    OpSpec("pack_bytes", (1, 4), A.NoAttrs, _pack_bytes, "elementwise"),  # the bytes of an i32 from the lowest on, zeros behind them
+    OpSpec("dot_bytes", (2, 2), A.NoAttrs, _dot_bytes, "elementwise"),  # i32: four unsigned bytes times four signed ones, added up
     OpSpec("bounded", (1, 1), A.BoundedAttrs, lambda types, attrs: types[0], "check"),
     OpSpec("reduce", (1, 1), A.ReduceAttrs, _reduce, "reduce"),
     OpSpec("scan", (1, 1), A.ScanAttrs, _scan, "reduce"),  # element i of a row: what a reduction of its first i + 1 elements gives

@@ -98,6 +98,11 @@ class Target:
         return self.has("avx2", "fma") and not any(self.has(name) for name in ("avx_vnni", "avx512_vnni", "amx_int8"))
 
     @cached_property
+    def byte_dots(self) -> bool:
+        """Whether there is an instruction for the dot product of four unsigned bytes with four signed ones in each lane of 32 bits."""
+        return any(self.has(name) for name in ("avx512_vnni", "avx_vnni", "i8mm"))
+
+    @cached_property
     def tiles(self) -> int:
         """How many matrix tile registers there are: 8 with AMX, else 0."""
         return 8 if self.has("amx_tile") else 0

@@ -7,6 +7,7 @@
     q (view y) = view (q y)                          per tensor; not for slices, where it would be more work
     q (pad v y) = pad (q v) (q y)                    per tensor
     q (max y) = max (q y)                            per tensor, likewise min: q never decreases
+    q (relu y) = q y                                 where 0 is the least number that has an integer; likewise other bounds
 
 Dequantization moves towards the outputs and quantization towards the inputs, over views, until they meet a contraction (`integer.py`)
 or one another. Whatever arithmetic is between them stays: `quantize(relu(x))` is one loop after stitching.
@@ -198,7 +199,26 @@ def quantize_before_extreme(m: Match) -> Value | Mismatch:
     return m.right() if OPS[source.op].group == "elementwise" else m.fail(f"{source.op} is not computed together with others", source)
 
 
+def _bounded_example(rng: random.Random) -> Value:
+    x, q = b.input_(0, f32, (2, 7)), QParams((0.02,), 0, None, 0, 255)
+    low = rng.choice((b.relu(x), b.maximum(x, rng.choice((-0.3, 0.0)))))
+    return b.quantize(rng.choice((low, b.minimum(low, 6.0), b.minimum(x, rng.choice((5.1, 7.0, math.inf))))), u8, q)
+
+
+@rule("quantize{q}(relu!(x)) | quantize{q}(maximum!(x, $c)) | quantize{q}(minimum!(x, $c)) -> quantize{q}(x)", example=_bounded_example)
+def bounded_by_integers(m: Match) -> Value | Mismatch:
+    """What is beyond the range of the integers becomes the end of it anyway."""
+    attrs, bound = m.attrs("q", A.QuantizeAttrs), float(m.bindings.numbers.get("c", 0.0))
+    q = attrs.qparams
+    if not per_tensor(q) or math.isnan(bound):
+        return m.fail("quantized per channel, or bounded by no number")
+    end = q.qmax if m.root.inputs[0].op == "minimum" else q.qmin
+    found = int(quantize(torch.tensor(bound, dtype=torch.float32), attrs.dtype.torch, q))
+    return m.right() if found == end else m.fail(f"{bound} has the integer {found}, and {end} is one as well", m.root.inputs[0])
+
+
 RULES: RuleSet = (
     round_trip, dequantize_after_view, dequantize_after_take, dequantize_after_concat,
     dequantize_after_pad, quantize_before_view, quantize_before_pad, quantize_before_extreme,
+    bounded_by_integers,
 )

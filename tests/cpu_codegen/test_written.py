@@ -18,13 +18,13 @@ from sashiko.graph import build as b
 from sashiko.graph.aten.windows import surrounded, windows
 from sashiko.graph.dims import symbol
 from sashiko.graph.ir import Value
-from sashiko.graph.types import f32
+from sashiko.graph.types import f32, i8, u8
 from sashiko.platforms.catalogue import CATALOGUE, X86_64_V4
 from sashiko.stitch.loops import Body, LoopKernel
 from sashiko.stitch.program import LoopItem
 from sashiko.stitch.stitcher import stitch
 from tests.cpu_codegen.kernels import empty, few, normal, run
-from tests.emulation import Runner
+from tests.emulation import Runner, runners
 from tests.sweeps import left_to_sweep
 
 TARGET = CATALOGUE[0]
@@ -97,6 +97,28 @@ def test_rows_read_what_they_share_once() -> None:
     # Above, below, left and right of the image; nothing is asked about the columns between.
     assert 0 < len(found.conditions) <= 8 and any(asks for _, asks in loads(found.kernel))
     assert not any(asks for _, asks in loads(found.inner))
+
+
+@pytest.mark.parametrize("runner", runners(needs=("avx512_vnni",)) + runners(needs=("i8mm",)))
+def test_dots_of_bytes_join_the_sums(runner: Runner) -> None:
+    """Windows 3 x 3 over bytes: of each row three dot products, and what is packed for one is there for its neighbours."""
+    x, w = b.input_(0, u8, (2, 16, 16, 37)), b.input_(1, i8, (3, 3, 37))
+    patches = windows(surrounded(x, (1, 1), (1, 1)), (3, 3), (1, 1), (1, 1))
+    image, weight = (b.pack_bytes([b.slice_(v, axis, n, 1) for n in range(3)]) for v, axis in ((patches, 3), (w, 0)))
+    value = b.reduce(b.dot_bytes(image, weight), "sum", (3, 4))
+    (item,) = stitch((value,), (x, w), ()).items
+    assert isinstance(item, LoopItem)
+    found = written_out(runner.target, item.kernel)
+    assert found is not None and len(found.sums) == 4
+    used = [found.inner.body.nodes[n].op for n in needed(found.inner.body)]
+    assert (used.count("dot_bytes"), used.count("add"), used.count("pack_bytes")) == (4 * 3, 0, 6 + 3)
+    generator = torch.Generator().manual_seed(0)
+    xs = torch.randint(0, 256, (2, 16, 16, 37), generator=generator).to(torch.uint8)
+    ws = torch.randint(-128, 128, (3, 3, 37), generator=generator).to(torch.int8)
+    tensors = {x: xs, w: ws, value: empty(2, 16, 16, 37, dtype=torch.int32)}
+    got = run(runner, item.kernel, [tensors[v] for v in item.operands])[item.operands.index(value)]
+    taps = ws.permute(2, 0, 1).unsqueeze(1).double()
+    assert torch.equal(got.double(), F.conv2d(xs.permute(0, 3, 1, 2).double(), taps, padding=1, groups=37).permute(0, 2, 3, 1))
 
 
 @pytest.mark.parametrize("runner", few())

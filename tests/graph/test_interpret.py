@@ -70,6 +70,20 @@ def test_factors_come_before_rounding() -> None:
         make("piecewise", b.input_(0, f32, (3,)), b.input_(1, f32, (2, 3)), attrs=attrs)
 
 
+def test_bytes_are_packed_from_the_lowest_and_their_signs_count_on_the_right() -> None:
+    x, y = torch.tensor([[1, 255], [200, 0]], dtype=torch.uint8), torch.tensor([[-1, 127], [-128, 5]], dtype=torch.int8)
+    first, second = b.input_(0, u8, (2, 2)), b.input_(1, i8, (2, 2))
+    image, weight = (b.pack_bytes([b.slice_(v, 1, n, 1) for n in range(2)]) for v in (first, second))
+    assert evaluate(image, x).tolist() == [[1 + (255 << 8)], [200]]
+    assert evaluate(b.dot_bytes(image, weight), x, y).tolist() == [[-1 + 255 * 127], [200 * -128]]
+    alone = b.input_(0, i8, (2,))
+    assert evaluate(b.pack_bytes([alone] * 4), y[:, 1]).tolist() == [0x7F7F7F7F, 0x05050505]
+    with pytest.raises(InvalidGraph, match="8 bits"):
+        b.pack_bytes([b.input_(0, f32, (2,))])
+    with pytest.raises(InvalidGraph, match="four bytes"):
+        b.dot_bytes(first, first)
+
+
 def test_bounds_are_of_magnitudes() -> None:
     value = make("bounded", b.input_(0, f32, (2,)), attrs=A.BoundedAttrs(0.5, 2.0))
     inside = torch.tensor([-0.5, 2.0])

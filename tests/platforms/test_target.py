@@ -20,6 +20,7 @@ def test_queries() -> None:
     assert (X86_64_V3.lanes(32), X86_64_V4.lanes(8), NEOVERSE_N1.lanes(16)) == (8, 64, 8)
     assert [t.masked_memory for t in CATALOGUE] == [False, True, True, True, False, False]
     assert [t.lookup_entries for t in CATALOGUE] == [8, 32, 32, 32, 8, 8]
+    assert [t.byte_dots for t in CATALOGUE] == [False, False, True, True, False, True]
     assert [t.tiles for t in CATALOGUE] == [0, 0, 0, 8, 0, 0]
     assert [t.arch for t in CATALOGUE] == ["x86_64"] * 4 + ["aarch64"] * 2
 

@@ -113,6 +113,24 @@ def test_slices_are_quantized_after_they_are_taken() -> None:
     assert "the slice drops elements" in text
 
 
+@pytest.mark.parametrize(("bounded", "stays"), [
+    (b.relu(X), False),
+    (b.minimum(b.relu(X), 6.0), False),
+    (b.maximum(X, -1.0), False),
+    (b.minimum(X, 4.0), True),
+    (b.maximum(X, 0.5), True),
+    (b.maximum(X, float("nan")), True),
+])
+def test_bounds_beyond_the_integers_go(bounded: Value, stays: bool) -> None:
+    q = QParams((0.02,), 0, None, 0, 255)
+    graph = rewritten(b.quantize(bounded, u8, q))
+    assert (bounded.op in ops(graph)) == stays
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 5.09, 5.11, 6.5, 0.4, -0.0]).repeat(2 * 3 * K // 8).reshape(2, 3, K)
+    assert torch.equal(run(graph, (x,))[0], run(Graph((X,), (b.quantize(bounded, u8, q),)), (x,))[0])
+    both = apply(Graph((X,), (b.quantize(bounded, u8, q), bounded)), INTEGER)
+    assert bounded.op in ops(both), "somebody else reads it"
+
+
 def test_padding_with_another_number_stays() -> None:
     assert "1.0 may have no integer" in reason("dequantize_after_pad", b.pad(b.dequantize(activation()), ((0, 0), (0, 0), (1, 0)), 1.0))
 
