@@ -136,7 +136,7 @@ class AmxMicro(MicroKernel):
 
     @property
     def copied(self) -> MicroKernel:
-        return replace(self, blocked=True)
+        return replace(self, blocked=True, tiles=self.tiles.shaped(self.mr), width=ROW_BYTES)
 
     def resized(self, mr: int, panels: int) -> MicroKernel | None:
         return replace(self, panels=panels) if mr == self.mr and panels < self.panels else None

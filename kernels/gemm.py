@@ -30,6 +30,7 @@ from .micro import MicroKernel
 from .nest import Body
 from .pack_rhs import emit_pack_rhs
 from .spec import FIRST_EPILOGUE_BUFFER, GemmCode, GemmSpec
+from .whole_steps import in_whole_steps
 
 LHS, RHS = 0, 1
 
@@ -148,7 +149,8 @@ class _Gemm:
     def __init__(self, module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> None:
         spec, micros = in_lines(target, spec, micros)
         self.module, self.target, self.spec, self.name = module, target, spec, name
-        self.blocking: Blocking = choose(target, spec, in_place(spec, micros if spec.lines else tailored(target, spec, micros)))
+        micros = micros if spec.lines else in_whole_steps(spec, tailored(target, spec, micros))
+        self.blocking: Blocking = choose(target, spec, in_place(spec, micros))
         self.micros = [variant.micro for variant in self.blocking.variants]
         self.packing = self.micros[0].packing
         self.panels = self.packing.panels(spec.n)

@@ -148,7 +148,8 @@ class MicroKernel(ABC):
         return (self.resized(rows, self.panels) if rows < self.mr else None) or self
 
     def in_steps(self, size: int) -> MicroKernel | None:
-        """The same tile for rows whose pieces of `size` bytes lie anywhere (`Tile.ways`), and are whole steps; None where there is none."""
+        """The same tile in steps that rows, or pieces of them that lie anywhere (`Tile.ways`), of `size` bytes are a whole number of; None
+        where there is none."""
         del size
         return None
 

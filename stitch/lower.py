@@ -169,7 +169,8 @@ class Lowering:
         self.inlined[value] = None
         start = len(self.builder.nodes)
         node = self._computed(value, index, guard)
-        if self.repeats.add(value, index, start):
+        # Whether a place is beyond the edge is asked of a row, at the edges alone where windows are written out.
+        if value.op != "pad" and self.repeats.add(value, index, start):
             raise NeedsBuffer(value, "it would be computed at several places for each point")
         return node
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sashiko.graph import build as b
-from sashiko.graph.types import f32, i64
+from sashiko.graph.types import f32, i8, i64, u8
 from sashiko.stitch.program import LoopItem
 from tests.stitch.test_stitch import check, kinds
 
@@ -46,6 +46,15 @@ def test_an_image_with_its_edge_is_stored_for_large_windows(size: int, kernels: 
     x, edge = b.input_(0, f32, (1, 14, 14, 4)), (size // 2, size // 2)
     windows = b.window(b.window(b.pad(x, ((0, 0), edge, edge, (0, 0))), 1, size, 1), 3, size, 1)
     assert kinds(check([b.reduce(windows, "sum", (2, 4))], [x], [torch.randn(1, 14, 14, 4)])) == ["loop"] * kernels
+
+
+def test_an_image_that_several_elements_of_a_window_are_packed_of_needs_no_copy_with_its_edge() -> None:
+    x, w = b.input_(0, u8, (1, 28, 28, 40)), b.input_(1, i8, (3, 3, 40))
+    windows = b.window(b.window(b.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), 7), 1, 3), 3, 3)
+    packed = [b.pack_bytes([b.slice_(v, axis, n, 1) for n in range(3)]) for v, axis in ((windows, 2), (w, 0))]
+    weight = b.reshape(packed[1], (1, 1, 1, 1, 3, 40))
+    integers = [torch.randint(0, 256, x.shape).to(torch.uint8), torch.randint(-128, 128, w.shape).to(torch.int8)]
+    assert kinds(check([b.reduce(b.dot_bytes(packed[0], weight), "sum", (2, 4))], [x, w], integers)) == ["loop"]
 
 
 @pytest.mark.parametrize(("channels", "step", "kernels"), [(20, 7, 2), (20, 2, 1), (8, 7, 1)])
