@@ -259,9 +259,17 @@ class QuantizedModule(GraphModule):
         code = super().recompile()
         gate = getattr(self, "meta", {}).get(_GATE)
         if gate is not None:
-            cls: Any = type(self)  # GraphModule makes one class for each instance
+            cls: Any = type(self)  # GraphModule makes one class for each instance, and names those of copies after itself
+            cls.__name__ = QuantizedModule.__name__
             cls.forward = _gated(cls.forward, gate)
         return code
+
+    def __copy__(self) -> QuantizedModule:
+        """Another module of the same tensors, as of any module; what is set in one, its record, too, is not set in the other."""
+        result: QuantizedModule = self.__new__(type(self))
+        result.__dict__.update(self.__dict__, meta=dict(self.meta))
+        result.recompile()  # its class is its own
+        return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModule:
         with quiet():
