@@ -21,7 +21,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .. import __version__
-from ..diagnostics.errors import ArtifactError, InputError, InvalidGraph, SashikoError, Unsupported
+from ..diagnostics.errors import ArtifactError, InvalidGraph, SashikoError, Unsupported
+from ..diagnostics.files import writing
 from .encode import Json
 from .types import FROM_TORCH
 
@@ -38,16 +39,15 @@ _DAMAGE = (
 def write(path: str | os.PathLike[str], kind: str, version: int, entries: Mapping[str, torch.Tensor], extra: Mapping[str, str]) -> None:
     """Writes a file; an older one is replaced whole, a pipe or device is written to. kind: the format's name. extra: more metadata.
 
-    Raises Unsupported for tensors of a type that files cannot hold, InputError where there is no folder for the file.
+    Raises Unsupported for tensors of a type that files cannot hold, InputError where the file cannot be written.
     """
-    if not Path(path).parent.is_dir():
-        raise InputError(f"there is no folder {Path(path).parent}", os.fspath(path), "make it first")
-    for name, tensor in entries.items():
-        if tensor.dtype not in FROM_TORCH or tensor.dtype.is_complex:
-            raise Unsupported(f"{name} is {tensor.dtype}, which has no form in a file")
-    metadata = {"format": kind, "version": str(version), "made_by": f"sashiko {__version__}, torch {torch.__version__}", **extra}
-    metadata["checksum"] = _checksum(metadata, entries)
-    _write(Path(path), metadata, entries)
+    with writing(path):
+        for name, tensor in entries.items():
+            if tensor.dtype not in FROM_TORCH or tensor.dtype.is_complex:
+                raise Unsupported(f"{name} is {tensor.dtype}, which has no form in a file")
+        metadata = {"format": kind, "version": str(version), "made_by": f"sashiko {__version__}, torch {torch.__version__}", **extra}
+        metadata["checksum"] = _checksum(metadata, entries)
+        _write(Path(path), metadata, entries)
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
@@ -144,7 +144,7 @@ def _write(path: Path, metadata: Mapping[str, str], entries: Mapping[str, torch.
         at += nbytes
     text = json.dumps(head).encode()
     text += b" " * (-(len(text) + _LENGTH_BYTES) % _ALIGN)
-    if path.exists() and not path.is_file():  # a pipe or a device is written to, not replaced; a folder cannot be opened
+    if path.exists() and not path.is_file():  # a pipe or a device is written to, not replaced
         with open(path, "wb") as file:
             _fill(file, text, entries)
         return

@@ -19,6 +19,7 @@ from torch.fx.graph import PythonCode
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import ArtifactError, InputError
+from ..diagnostics.files import writing
 from ..graph.captured import same_value
 from ..graph.exporting import quiet
 from ..graph.symbols import Assumed, require
@@ -251,7 +252,8 @@ class QuantizedModule(GraphModule):
         from .reporting import page, report
 
         if path is not None:
-            Path(path).write_text(page(self.record), encoding="utf-8")
+            with writing(path):
+                Path(path).write_text(page(self.record), encoding="utf-8")
         return report(self)
 
     def recompile(self) -> PythonCode:

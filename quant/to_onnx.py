@@ -20,6 +20,7 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported
+from ..diagnostics.files import writing
 from ..graph.alone import alone
 from ..graph.aten.recurrent import RECURRENCE
 from ..graph.exporting import example, quiet
@@ -50,7 +51,7 @@ def export_onnx(
     Where weights alone are integers to ONNX Runtime, as with scales for each row, it rounds what they are multiplied by to int8 once more,
     and a step is kept only if its SessionOptions say no: `add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")`.
 
-    Raises InputError when the packages are not installed, Unsupported for what has no form in ONNX.
+    Raises InputError when the packages are not installed or the file cannot be written, Unsupported for what has no form in ONNX.
     """
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -71,7 +72,8 @@ def export_onnx(
     double = next((node for node in nodes if _dtype(node) is torch.float64 and getattr(node.target, "namespace", "") == "aten"), None)
     if double is not None:
         _try(exported, double)
-    exported.save(os.fspath(path))
+    with writing(path):
+        exported.save(os.fspath(path))
 
 
 def _traced(quantized: QuantizedModule, example_inputs: Any) -> ExportedProgram:

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 import sashiko
 from sashiko.cpu_codegen import cache
+from sashiko.quant import QuantizedModule
 from tests.driver.functions import Apply
 
 
@@ -269,12 +270,22 @@ def test_a_cache_folder_that_is_a_file(tmp_path: Path, monkeypatch: pytest.Monke
             assert_close(compiled()(x), model(x))
 
 
-def test_a_folder_that_does_not_exist(tmp_path: Path, model: nn.Module, compiled: sashiko.CompiledModel) -> None:
+def test_files_that_cannot_be_written(tmp_path: Path, model: nn.Module, compiled: sashiko.CompiledModel) -> None:
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "absent" / "model.sashiko", tmp_path / "file" / "model.sashiko"):
-        for made in (compiled, sashiko.quantize(model, [torch.randn(3, 16)], progress=False)):
-            with pytest.raises(sashiko.InputError, match=f"no folder {path.parent}"):
-                made.save(path)
+    small = sashiko.quantize(model, [torch.randn(3, 16)], progress=False)
+    assert isinstance(small, QuantizedModule)
+    wrong = {
+        tmp_path / "absent" / "name": f"no folder {tmp_path / 'absent'}",
+        tmp_path / "file" / "name": f"no folder {tmp_path / 'file'}",
+        tmp_path: f"{tmp_path} is a folder",
+        "": "is a folder",
+        "/proc/name": "/proc/name cannot be written: No such file",
+    }
+    for write in (compiled.save, small.save, small.report):
+        for path, message in wrong.items():
+            with pytest.raises(sashiko.InputError, match=message):
+                write(path)
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_damaged_artifact(tmp_path: Path, compiled: sashiko.CompiledModel) -> None:
