@@ -81,9 +81,7 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
     (with torch's reason and the user's line) for what torch.export cannot trace.
     """
     check_module(model)
-    if model.training and not has_one_mode(model):
-        what = "the model is in training mode, where dropout and normalization differ"
-        raise InputError(what, type(model).__name__, "call model.eval() first")
+    check_mode(model)
     try:
         with torch.no_grad(), tracing():
             given = distinct(model, (tuple(args), dict(kwargs or {})))
@@ -113,6 +111,13 @@ def check_module(model: object) -> None:
     if name:
         hint = "a trace has stored it in the model, such as torch.export's: delete the attribute, or make the model again"
         raise InputError(f"{name} is a FakeTensor, which has no data", type(model).__name__, hint)
+
+
+def check_mode(model: torch.nn.Module) -> None:
+    """InputError for a model in training mode, unless it is the same there."""
+    if model.training and not has_one_mode(model):
+        what = "the model is in training mode, where dropout and normalization differ"
+        raise InputError(what, type(model).__name__, "call model.eval() first")
 
 
 def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ...diagnostics.errors import InputError
-from ..explain import FORM, load_example
-from ..source import named
+from ..explain import load_example
 from .encoder import batches, load_encoder, sentences
 
 Shape = tuple[int, ...]
@@ -52,12 +52,19 @@ class Case:
 def find(name: str) -> Case:
     """The case of that name, or the user's own by `FILE.py:FUNCTION`, as `sashiko explain` takes it."""
     if ":" in name:
-        named(name, FORM)
         return Case(name, "your own", "", ((),), lambda shape: custom(name))
     for case in CASES:
         if case.name == name:
             return case
     raise InputError(f"there is no model {name!r}", "bench --models", f"known: {', '.join(c.name for c in CASES)}, or FILE.py:FUNCTION")
+
+
+def checked(name: str) -> Case:
+    """As `find`. What is wrong with a model of the user's own is told now; it is not kept, since each candidate makes its own."""
+    case = find(name)
+    if ":" in name:
+        case.make(())
+    return case
 
 
 class Result(nn.Module):
@@ -156,13 +163,32 @@ def _gemm(shape: Shape) -> Example:
     return random_example(nn.Linear(k, n), lambda: (torch.randn(m, k),))
 
 
+class ByPosition(nn.Module):
+    """A model called with tensors by position, as the peers call: those of one call, whose names and whatever is no tensor stay."""
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        leaves, self.spec = pytree.tree_flatten((args, kwargs))
+        self.model, self.training = model, model.training
+        self.constants = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        given = iter(tensors)
+        args, kwargs = pytree.tree_unflatten([next(given) if one is None else one[0] for one in self.constants], self.spec)
+        return self.model(*args, **kwargs)
+
+
 def custom(source: str) -> Example:
     """The user's own model on its own inputs, which are its calibration data too."""
+    from ...graph.exporting import check_mode, check_module, example
+
     model, inputs = load_example(source)
-    if not isinstance(inputs, (tuple, list)) or not all(isinstance(item, torch.Tensor) for item in inputs):
-        raise InputError(f"the inputs of {source} are not a tuple of tensors", source, "the peers take tensors by position only")
-    args: Any = tuple(inputs)
-    return Example(model, args, (args,), (args,))
+    check_module(model)
+    check_mode(model)
+    args, kwargs = example(inputs, source)
+    tensors = tuple(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    plain = not kwargs and all(isinstance(item, torch.Tensor) for item in args)
+    return Example(model if plain else ByPosition(model, args, kwargs), tensors, (tensors,), (tensors,))
 
 
 _GEMMS: tuple[Shape, ...] = ((512, 256, 256), (512, 1024, 256), (512, 256, 1024), (64, 768, 768), (1, 768, 768), (1, 4096, 4096))

@@ -110,14 +110,15 @@ def planned(options: argparse.Namespace) -> Iterator[Plan]:
     _check("--precision", [p for p in precisions if p not in known], _precisions())
     shapes = tuple(cases.parse_shape(text) for text in split(options.shapes))
     beside = candidates([name for name in FRAMEWORKS if name in peers and name != OURS], precisions)
+    threads = _threads(options.threads)
     for name in models:
-        case = cases.find(name)
+        case = cases.checked(name)
         wrong = [cases.shape_text(shape) for shape in shapes if not case.fits(shape)]
         if wrong:
             raise InputError(f"{name} has no shape {wrong[0]}", "bench --shapes", f"its form is {case.form or 'fixed: give no shapes'}")
         for shape in shapes or (case.shapes[:1] if options.quick else case.shapes):
-            for threads in _threads(options.threads):
-                yield Plan(case, shape, threads, beside)
+            for number in threads:
+                yield Plan(case, shape, number, beside)
 
 
 def settings(options: argparse.Namespace) -> Settings:

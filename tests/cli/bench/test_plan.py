@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import sashiko
 from sashiko.cli.app import run as command_line
 from sashiko.cli.bench import cases, command
 from sashiko.cli.bench.measure import QUICK, candidates
 from sashiko.cli.bench.record import to_json
 from sashiko.diagnostics.errors import InputError
+from sashiko.kernels import peaks
 from tests.cli.bench.runs import EAGER, row, run
 
 
@@ -135,15 +137,68 @@ def test_every_model_has_an_example_here() -> None:
     assert SMALL.keys() | LARGE.keys() == {case.name for case in cases.CASES}
 
 
-def test_a_model_of_ones_own(tmp_path: object) -> None:
-    source = f"{tmp_path}/own.py"
-    with open(source, "w") as file:
-        file.write("import torch\ndef make(): return torch.nn.Linear(4, 2), (torch.ones(3, 4),)\ndef named(): return None, {'x': 1}\n")
-    case = cases.find(f"{source}:make")
+OWN = """
+import torch
+
+class Scaled(torch.nn.Linear):
+    def forward(self, x, pair=None, *, scale=1.0, skip=None):
+        return super().forward(x + pair[0] * pair[1]) * scale
+
+def make(): return torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)
+def tensor(): return torch.nn.Linear(4, 2).eval(), torch.ones(3, 4)
+def named(): return Scaled(4, 2).eval(), {"scale": 2.0, "pair": (torch.ones(3, 4), torch.ones(4)), "skip": None, "x": torch.ones(3, 4)}
+def text(): return torch.nn.Linear(4, 2).eval(), "text"
+def no_model(): return 5, torch.ones(3, 4)
+def trains(): return torch.nn.Sequential(torch.nn.Dropout(0.1)), torch.ones(3, 4)
+def fails(): raise KeyError("weights")
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "own.py").write_text(OWN)
+    return str(tmp_path / "own.py")
+
+
+def test_a_model_of_ones_own(own: str) -> None:
+    case = cases.find(f"{own}:make")
     assert case.shapes == ((),) and case.fits(()) and not case.fits((8,))
-    assert case.make(()).args[0].shape == (3, 4)
-    with pytest.raises(InputError, match="not a tuple of tensors"):
-        cases.find(f"{source}:named").make(())
+    for name in ("make", "tensor"):
+        example = cases.find(f"{own}:{name}").make(())
+        assert type(example.model) is torch.nn.Linear and [x.shape for x in example.args] == [(3, 4)]
+
+
+@torch.no_grad()
+def test_what_explain_takes_is_called_by_position(own: str) -> None:
+    example = cases.find(f"{own}:named").make(())
+    assert [x.shape for x in example.args] == [(3, 4), (4,), (3, 4)] and not example.model.training
+    x, y, z = (torch.randn(x.shape) for x in example.args)
+    inner = example.model.get_submodule("model")
+    expected = inner(z, pair=(x, y), scale=2.0)
+    assert torch.equal(example.model(x, y, z), expected)
+    torch.testing.assert_close(sashiko.compile(example.model, example.args)(x, y, z), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent", "no function 'absent'"),
+        ("text", "example_inputs is a str"),
+        ("no_model", "expected a torch.nn.Module, got int"),
+        ("trains", "call model.eval"),
+    ],
+)
+def test_a_model_of_ones_own_is_looked_at_before_anything_is_measured(
+    name: str, message: str, own: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peaks, "peaks", lambda: pytest.fail("the peaks were measured"))
+    assert command_line(["bench", "--models", f"mlp,{own}:{name}"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_ones_own_code_raises_is_ones_own(own: str) -> None:
+    with pytest.raises(KeyError, match="weights"):
+        list(command.planned(options("--models", f"{own}:fails")))
 
 
 def test_where_nothing_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,10 @@ from sashiko.kernels import peaks
 
 # A child runs this file before it loads its framework, so this is where one goes missing or a process dies.
 OWN = """
-import os, sys
+import multiprocessing, os, sys
 import torch
-sys.modules["openvino"] = None
+if multiprocessing.parent_process():
+    sys.modules["openvino"] = None
 
 def make():
     return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)).eval(), (torch.randn(4, 16),)
