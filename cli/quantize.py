@@ -43,10 +43,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the files and prints the report."""
-    from ..quant.presets import AUTO
+    from ..driver.quantized import measurable
+    from ..platforms.host import resolve as resolve_target
+    from ..quant.presets import AUTO, resolve
 
     if options.max_drop is not None and options.eval is None:
         raise InputError("--max-drop needs something that can drop", hint=f"give --eval {_EVAL}")
+    resolve(options.preset)  # unknown names are refused before any work
+    resolve_target(options.target)
+    searched = options.preset == AUTO or options.max_drop is not None
+    if searched:
+        measurable(options.target)
     report = None if options.report is None else _report(options)
     model = result_of(options.model, _MODEL)
     data = result_of(options.data, _DATA)
@@ -58,7 +65,6 @@ def run(options: argparse.Namespace) -> int:
     _writable("--out", options.out / MODULE_FILE)
     if report is not None:
         _writable("--report", report)  # in the folder that was made
-    searched = options.preset == AUTO or options.max_drop is not None
     small = _searched(model, data, measure, options) if searched else _plain(model, data, measure, options)
     small.save(options.out / MODULE_FILE)
     (options.out / SUMMARY_FILE).write_text(json.dumps(summary(small.record), indent=2) + "\n", encoding="utf-8")

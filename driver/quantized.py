@@ -10,6 +10,7 @@ import torch
 
 from ..diagnostics.errors import InputError
 from ..graph.exporting import example
+from ..platforms.host import host
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from ..quant import QuantizedModule, Scheme, calibrate
@@ -63,19 +64,20 @@ def quantize_and_compile(
     evaluations and compilations are done in any case. precision: "fp32" keeps bf16 out of the search. All else as in `quantize` and
     `compile`.
 
-    Raises what these do, and InputError when eval_fn fails or returns no number.
+    Raises what these do, and InputError when eval_fn fails or returns no number, and for a search where `target` is another machine.
     """
     if precision not in PRECISIONS:
         raise InputError(f"precision is {precision!r}", hint=f"one of {', '.join(PRECISIONS)}")
     scheme = resolve(preset)
     searched = preset == AUTO or any(bound is not None for bound in (eval_fn, max_drop, target_error))
     goal = goal_of(eval_fn, max_drop, target_error, budget_s)
+    machine = measurable(target) if searched else resolve_target(target)
     first = _First(transform)
     calibration = calibrate(
         model, batches, _with_products(scheme) if searched else scheme,
-        exclude=exclude, transform=first, mask=mask, max_batches=max_batches, target=target, progress=progress,
+        exclude=exclude, transform=first, mask=mask, max_batches=max_batches, target=machine, progress=progress,
     )
-    options = Options(resolve_target(target), precision, strict, name=type(model).__name__)
+    options = Options(machine, precision, strict, name=type(model).__name__)
     maker = _Maker(_example(first.batch), dynamic_shapes, options)
     if not searched:
         small = calibration.build()
@@ -84,6 +86,16 @@ def quantize_and_compile(
         return fast
     quantized = frozenset(s.name for s in calibration.placement.sites if s.operation in scheme.operations and s.scheme.quantized)
     return find(Lab(calibration, maker.capture, quantized), model, goal, HostTimer(maker.example), narrow=precision != "fp32")
+
+
+def measurable(target: Target | str | None) -> Target:
+    """The machine that a search is for. InputError where this one does not run its code."""
+    machine = resolve_target(target)
+    reason = machine.why_not_on(host())
+    if reason:
+        hint = "choose a preset that is not searched for, without a bound on accuracy, or take quantize(target=...)"
+        raise InputError(f"a search measures on this machine, and the target is another: {reason}", hint=hint)
+    return machine
 
 
 def find(lab: Lab, model: torch.nn.Module, goal: Goal, timer: Timer, narrow: bool = True) -> CompiledModel:

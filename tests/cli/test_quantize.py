@@ -11,6 +11,8 @@ import torch
 import sashiko
 from sashiko.cli.app import run
 from sashiko.graph.sums16 import how_many
+from sashiko.platforms.catalogue import CATALOGUE
+from sashiko.platforms.host import host
 from sashiko.quant import QuantizedModule
 
 SOURCE = """
@@ -101,6 +103,7 @@ def test_a_search_writes_code_too(user: str, tmp_path: Path, capsys: pytest.Capt
     [
         (("--max-drop", "0.1"), "--max-drop needs"),
         (("--preset", "int7"), "no preset 'int7'"),
+        (("--target", "pdp11"), "'pdp11'"),
         (("--data", "absent.py:data"), "no file 'absent.py'"),
         (("--eval", "agreement"), "form MODULE:FUNCTION"),
         (("--eval", ""), "form MODULE:FUNCTION"),
@@ -123,6 +126,17 @@ def test_what_is_wrong_is_said(
 ) -> None:
     assert run(["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(tmp_path / "out"), *changed]) == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_search_is_for_this_machine(user: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = next(target.name for target in CATALOGUE if target.why_not_on(host()))
+    arguments = ["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(tmp_path / "out"), "--target", foreign]
+    for searched in (["--preset", "auto"], ["--eval", f"{user}:agreement", "--max-drop", "0.1"]):
+        assert run([*arguments, *searched]) == 2
+        assert "a search measures on this machine" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert run(arguments) == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -143,6 +144,15 @@ def test_code_for_another_machine_is_saved_and_never_run(target: Target, tmp_pat
     assert file.stat().st_size > 1000
     with pytest.raises(ArtifactError, match="for another machine"):
         sashiko.load(file)
+
+
+@pytest.mark.parametrize("bound", [{"preset": "auto"}, {"target_error": 0.1}], ids=str)
+def test_a_search_for_a_machine_that_cannot_be_measured_is_refused_at_once(bound: dict[str, Any]) -> None:
+    target = next(target for target in CATALOGUE if target.why_not_on(detection.host()))
+    batches = (pytest.fail("a batch was asked for") for _ in range(1))
+    with pytest.raises(InputError, match=r"a search measures on this machine(.|\n)*quantize\(target=") as caught:
+        sashiko.quantize_and_compile(nn.Linear(8, 8).eval(), batches, target=target, **bound)
+    assert target.why_not_on(detection.host()) in caught.value.what
 
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Convolutions])
