@@ -181,7 +181,8 @@ class QuantizeAttrs(NumberAttrs):
 class PiecewiseAttrs(NumberAttrs):
     """piecewise: a polynomial for each piece of the real line, times a second operand where there is one, rounded to integers of `dtype`.
 
-    u is x, no less than `low` and no more than `high`; k is round-half-even(u * density), no less than `first` and no more than `last`.
+    u is x, no less than `low` and no more than `high`; k is round-half-even(u * density) in f32, no less than `first` and no more than
+    `last`, which bounds that are finite see to.
     The polynomial is sum of coefficients[i][k mod n] * u^i, n numbers for each power and a power of two; with `line` its last product,
     in Horner's scheme, is with x itself, so that it goes on as a line. The result is round-half-even(polynomial), or
     round-half-even(polynomial * factor + zero), saturated to [least, greatest] where they are given (without them it is an integer of

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import isfinite
+
+import numpy as np
 
 from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
@@ -197,6 +200,9 @@ def _piecewise(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
         raise InvalidGraph(f"piecewise: {', '.join(map(str, types))} to {attrs.dtype} is not from f32 to 8 bits, nor from one f32 to f32")
     if broadcast(tuple(t.shape for t in types)) != types[0].shape:
         raise InvalidGraph(f"piecewise: factors {types[1]} do not spread over {types[0]}")
+    least, most = (round(float(np.float32(u) * np.float32(attrs.density))) if isfinite(u) else None for u in (attrs.low, attrs.high))
+    if (least is not None and least < attrs.first) or (most is not None and most > attrs.last):
+        raise InvalidGraph(f"piecewise: [{attrs.low}, {attrs.high}] is more than pieces {attrs.first} to {attrs.last}, by {attrs.density}")
     return TensorType(attrs.dtype, types[0].shape, attrs.qparams)
 
 

@@ -107,11 +107,16 @@ def of_units(a: A.PiecewiseAttrs) -> A.PiecewiseAttrs:
         return math.copysign(max(abs(_single(number / a.density**power)), _LEADING), number) if number else 0.0
 
     coefficients = tuple(tuple(scaled(number, power) for number in row) for power, row in enumerate(a.coefficients))
-    # Rounded to the next piece, the first number and the last one would be looked up at the other end of the table.
-    first, last = (k + side * (0.5 - max(1, abs(k)) * 2.0**-22) for k, side in ((a.first, -1), (a.last, 1)))
-    low, high = max(a.low * a.density, first), min(a.high * a.density, last)
+    low, high = _within(a.low * a.density, a.high * a.density, a.first, a.last)
     low, high = a.low if a.low == -math.inf else _single(low), a.high if a.high == math.inf else _single(high)
     return replace(a, low=low, high=high, density=1.0, coefficients=coefficients)
+
+
+def _within(low: float, high: float, first: int, last: int) -> tuple[float, float]:
+    """Bounds in lengths of a piece, moved into the first piece and the last one. Rounded to the next piece, they would be looked up at the
+    other end of the table."""
+    least, most = (k + side * (0.5 - max(1, abs(k)) * 2.0**-22) for k, side in ((first, -1), (last, 1)))
+    return max(low, least), min(high, most)
 
 
 def _noise(function: Function) -> float:
@@ -220,7 +225,7 @@ def _fitted(function: Function, goal: Goal, interval: _Interval, pieces: int, de
     digits = isinstance(goal, Digits)
     if digits and first <= 0 <= last and not function(torch.zeros(1, dtype=torch.float64)):
         table[:, 0] = _through_zero(function, half, degree)
-    low, high = interval.low, interval.high
+    low, high = (units / density for units in _within(interval.low * density, interval.high * density, first, last))
     if interval.alone[0]:
         low, first = (first - 1) / density if digits else -math.inf, first - 1
         table[:, first % pieces] = _line(interval, 0, degree, digits)

@@ -18,6 +18,7 @@ import torch
 
 from ...graph import attrs as A
 from ...graph import build as b
+from ...graph.dims import less, product
 from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.types import QParams, f32, i8, i32, u8
 from ..match import Mismatch
@@ -27,6 +28,7 @@ from .contraction import random_weight
 from .quantize import per_tensor, random_integers
 
 _BYTES = 4  # of an element
+_MOST = 1 << 16  # terms whose sum has 32 bits
 _SHIFT = 128
 _SIGNS = -0x7F7F7F80  # the highest bit of each byte
 
@@ -43,8 +45,8 @@ def scale_after_sum(m: Match) -> Value | Mismatch:
     q, before = x.tensor.qparams, x.tensor.rank - w.tensor.rank
     if attrs.kind != "sum" or q is None or not per_tensor(q):
         return m.fail("it is no sum of integers that have one scale")
-    if not is_weight(w) or any(axis < before or w.shape[axis - before] != x.shape[axis] for axis in attrs.axes):
-        return m.fail("the factor is no constant, or the same for several terms", w)
+    if before < 0 or not is_weight(w) or any(axis < before or w.shape[axis - before] != x.shape[axis] for axis in attrs.axes):
+        return m.fail("the factor is no constant, has more axes, or is the same for several terms", w)
     with b.at(m.root.origin):
         total = b.reduce(b.mul(b.cast(x, f32), w), "sum", attrs.axes, attrs.keepdim)
         if q.zero_point:
@@ -83,8 +85,9 @@ def _factors(total: Value, inputs: tuple[Value, ...]) -> tuple[Value, Value, QPa
         shape = (*[1] * (x.tensor.rank - w.tensor.rank), *w.shape)
         last = x.tensor.rank - 1
         by_channel = q.axis == real.tensor.rank - 1 and shape[last] == real.shape[-1] and last not in attrs.axes
-        alike = all(shape[axis] == x.shape[axis] for axis in attrs.axes)
-        if alike and q.zero_point == 0 and (by_channel or per_tensor(q)) and len(list(_long(x, attrs.axes))) > 1:
+        alike = len(shape) == x.tensor.rank and all(shape[axis] == x.shape[axis] for axis in attrs.axes)
+        few = alike and less(product([x.shape[axis] for axis in attrs.axes]), _MOST)
+        if few and q.zero_point == 0 and (by_channel or per_tensor(q)) and len(list(_long(x, attrs.axes))) > 1:
             return x, b.reshape(b.cast(real.inputs[0], i8), shape), q
     return None
 

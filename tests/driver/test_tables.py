@@ -47,6 +47,18 @@ class Rounded(nn.Module):
         return torch.clamp(torch.round(self.function(x + self.bias) * self.scale) + zero, self.low, self.low + 255).to(self.dtype)
 
 
+class Quantized(nn.Module):
+    """Of nothing but the function: no scale moves into what comes before."""
+
+    def __init__(self, function: Unary, step: float) -> None:
+        super().__init__()
+        self.function, self.step = function, step
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rounded: torch.Tensor = torch.ops.quantized_decomposed.quantize_per_tensor(self.function(x), self.step, 0, 0, 255, torch.uint8)
+        return rounded
+
+
 class Half(nn.Module):
     """GELU in uint8 with a step of which its least value is `zero` and a half."""
 
@@ -98,6 +110,16 @@ def test_a_least_value_half_a_step_below_zero(target: Target) -> None:
         x = torch.linspace(-4, 4, 20000)
         got = sashiko.compile(model, (x,), target=target)(x)
         assert (got.int() - model(x).int()).abs().max() <= 1, zero
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.exp, lambda x: 1 - torch.sigmoid(x)], ids=["sigmoid", "exp", "rest"])
+def test_what_is_saturated_on_one_side_of_zero_already(function: Unary, target: Target) -> None:
+    """As gates are that were calibrated on small values: the largest integer from there on, not the first entry of the table."""
+    for step in (0.0035, 0.0017, 0.0002):
+        model = Quantized(function, step).eval()
+        x = torch.cat([torch.linspace(-12, 12, 2001), torch.tensor([INF, -INF, 3e38, -3e38])])
+        assert (sashiko.compile(model, (x,), target=target)(x).int() - model(x).int()).abs().max() <= 1, step
 
 
 @pytest.mark.parametrize("target", TARGETS)

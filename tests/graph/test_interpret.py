@@ -42,8 +42,8 @@ def test_quantize_rounds_half_to_even_saturates_and_maps_nan_to_the_lowest() -> 
 
 
 def test_pieces_are_chosen_after_clamping_and_nan_becomes_the_lowest() -> None:
-    """Pieces 0 and 1: 10 and 3 u."""
-    attrs = A.PiecewiseAttrs(i8, None, -math.inf, 4.0, 0.5, 0, 1, ((10.0, 0.0), (0.0, 3.0)))
+    """Piece 0: 10. Pieces 1 and 2: 3 u."""
+    attrs = A.PiecewiseAttrs(i8, None, -math.inf, 4.0, 0.5, 0, 2, ((10.0, 0.0, 0.0, 0.0), (0.0, 3.0, 3.0, 0.0)))
     x = torch.tensor([-1e30, 0.0, 0.9, 1.1, 2.5, 4.0, 9.0, math.inf, math.nan, -math.inf])
     wanted = [10, 10, 10, 3, 8, 12, 12, 12, 0, 0]
     for bounds, expected in (({}, wanted), ({"least": -9, "greatest": 11}, [*[min(n, 11) for n in wanted[:-2]], -9, -9])):
@@ -61,13 +61,15 @@ def test_pieces_of_f32_are_not_rounded_and_may_go_on_as_lines() -> None:
 
 
 def test_factors_come_before_rounding() -> None:
-    """Pieces 0 and 1: 10 and 3 u."""
-    attrs = A.PiecewiseAttrs(i8, None, 0.0, 4.0, 0.5, 0, 1, ((10.0, 0.0), (0.0, 3.0)), -20, 20, zero=-1)
+    """Piece 0: 10. Pieces 1 and 2: 3 u."""
+    attrs = A.PiecewiseAttrs(i8, None, 0.0, 4.0, 0.5, 0, 2, ((10.0, 0.0, 0.0, 0.0), (0.0, 3.0, 3.0, 0.0)), -20, 20, zero=-1)
     value = make("piecewise", b.input_(0, f32, (2, 3)), b.input_(1, f32, (3,)), attrs=attrs)
     got = evaluate(value, torch.tensor([[0.0, 0.9, 2.5], [4.0, math.nan, 9.0]]), torch.tensor([1.25, -0.5, 10.0]))
     assert got.tolist() == [[12, -6, 20], [14, -20, 20]]
     with pytest.raises(InvalidGraph, match="spread"):
         make("piecewise", b.input_(0, f32, (3,)), b.input_(1, f32, (2, 3)), attrs=attrs)
+    with pytest.raises(InvalidGraph, match="more than pieces 0 to 1"):
+        make("piecewise", b.input_(0, f32, (3,)), attrs=replace(attrs, last=1))
 
 
 def test_bytes_are_packed_from_the_lowest_and_their_signs_count_on_the_right() -> None:

@@ -44,6 +44,12 @@ FOLLOWED: dict[str, tuple[Function, Rounding]] = {
     "exp": (lambda x: torch.exp(x) * 255, UNSIGNED),
     "softplus": (lambda x: torch.log1p(torch.exp(x)) * 30, UNSIGNED),
     "bell": (lambda x: torch.exp(-x * x) * 255, UNSIGNED),
+    # Saturated on one side of zero already: all pieces are on the other side.
+    "small sigmoid": (lambda x: torch.sigmoid(x) / 0.0017, UNSIGNED),
+    "small exp": (lambda x: torch.exp(x) / 0.0017, UNSIGNED),
+    "small softplus": (lambda x: torch.nn.functional.softplus(x) / 0.001, UNSIGNED),
+    "small rest": (lambda x: torch.sigmoid(-x) / 0.0017, UNSIGNED),
+    "small sum": (lambda x: (1 + torch.tanh(x)) / 0.004, SIGNED),
 }
 FACTORED: dict[str, Function] = {
     "gelu": gelu,

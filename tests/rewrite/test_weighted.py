@@ -20,6 +20,10 @@ BY_CHANNEL = QParams(tuple(0.01 * (n + 1) for n in range(CHANNELS)), axis=2)
 X = b.input_(0, f32, (2, 9, 8, CHANNELS))
 
 
+def taps_of(*shape: int) -> Value:
+    return b.constant(torch.randn(shape, generator=torch.Generator().manual_seed(0)), "w")
+
+
 def taps(*size: int, q: QParams = BY_CHANNEL) -> Value:
     integers = torch.randint(-127, 128, (*size, CHANNELS), generator=torch.Generator().manual_seed(sum(size))).to(torch.int8)
     return b.dequantize(b.quantize(b.constant(0.01 * integers.float(), "w"), i8, q))
@@ -66,6 +70,28 @@ def test_one_scale_for_all_channels_and_kept_axes() -> None:
         graph = sums_of_bytes(rewritten(root))
         assert "dot_bytes" in ops(graph) and graph.outputs[0].type == root.type
         torch.testing.assert_close(run(graph, (numbers(),))[0], run(Graph((X,), (root,)), (numbers(),))[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_factor_with_more_axes() -> None:
+    """Whose axes are not those of the integers."""
+    x = b.input_(0, f32, (4, 4))
+    product = b.mul(b.dequantize(b.quantize(x, u8, UNSIGNED)), b.dequantize(b.quantize(taps_of(3, 4, 4), i8, SIGNED)))
+    for axes in ((1,), (0, 1), (1, 2), (2,)):
+        total = b.reduce(product, "sum", axes)
+        graph = sums_of_bytes(apply(Graph((x,), (total,)), INTEGER))
+        data = (torch.randn(4, 4),)
+        torch.testing.assert_close(run(graph, data), run(Graph((x,), (total,)), data))
+
+
+@pytest.mark.parametrize(("size", "packed"), [(255, True), (257, False)])
+def test_sums_that_32_bits_do_not_hold_stay_in_f32(size: int, packed: bool) -> None:
+    x, q = b.input_(0, f32, (1, size, size, 1)), QParams((1.0,))
+    largest = b.dequantize(b.quantize(b.constant(torch.full((size, size, 1), 127.0), "w"), i8, q))
+    white = b.dequantize(b.quantize(x, u8, QParams((1.0,), 0, None, 0, 255)))
+    graph = sums_of_bytes(apply(Graph((x,), (b.reduce(b.mul(white, largest), "sum", (1, 2)),)), INTEGER))
+    assert ("dot_bytes" in ops(graph)) == packed
+    (got,) = run(graph, (torch.full(x.shape, 255.0),))  # type: ignore[arg-type]
+    torch.testing.assert_close(got, torch.full((1, 1), 255.0 * 127 * size**2))
 
 
 def test_what_stays() -> None:
