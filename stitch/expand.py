@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..graph import build as g
-from ..graph.attrs import AttentionAttrs
+from ..graph.attrs import AttentionAttrs, PermuteAttrs
 from ..graph.dims import floordiv
 from ..graph.ir import Graph, Value, rebuild, with_inputs
 from ..graph.ops import OPS
@@ -73,8 +73,10 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool], within: Ca
             y = g.cast(g.dequantize_groups(value.inputs[1], *scales), exact) if scales else y
             matrices = g.reshape(y, (ends.shape[0], value.shape[1], y.shape[1]))
             return g.cast(g.reduce(g.mul(g.unsqueeze(x, 1), g.take(matrices, g.route(ends, value.shape[0]), 0)), "sum", -1), value.dtype)
-        if value.op == "linear":  # [..., G, 1, K] * [G, N / G, K], summed over K
-            groups = column_groups(x.shape, y.shape)
+        groups = column_groups(x.shape, y.shape) if value.op == "linear" else 0
+        if groups == 1 and isinstance(x.attrs, PermuteAttrs) and x.attrs.order[-1] != x.tensor.rank - 1:
+            total = _across(x.inputs[0], x.attrs.order, y)
+        elif groups:  # [..., G, 1, K] * [G, N / G, K], summed over K
             parts = g.reshape(x, (*x.shape[:-1], groups, 1, y.shape[1]))
             columns = g.reshape(y, (groups, floordiv(y.shape[0], groups), y.shape[1]))
             total = g.reshape(g.reduce(g.mul(parts, columns), "sum", -1), value.shape)
@@ -87,6 +89,14 @@ def expand_unsupported(graph: Graph, native: Callable[[Value], bool], within: Ca
         return g.cast(total, value.dtype)
 
     return rebuild(graph, visit)
+
+
+def _across(x: Value, order: tuple[int, ...], y: Value) -> Value:
+    """linear(permute(x), y) of an x in which K is not the last axis, as it is in images by planes: whole lines are multiplied and added up,
+    [..., 1, K, ...] * [N, K, 1, ...], and the sums permuted."""
+    axis = order[-1]
+    columns = g.reshape(y, (*y.shape, *[1] * (x.tensor.rank - axis - 1)))
+    return g.permute(g.reduce(g.mul(g.unsqueeze(x, axis), columns), "sum", axis + 1), order)
 
 
 def _attention(value: Value) -> Value:

@@ -1,4 +1,4 @@
-"""Contractions in their barest form: what is split off a product of integers."""
+"""Contractions in their barest form: what is split off a product of integers, and products as sums."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from sashiko.graph import build as b
+from sashiko.graph.attrs import ReduceAttrs
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph
 from sashiko.graph.types import QParams, f32, i8, u8
-from sashiko.stitch.expand import expand_contractions
+from sashiko.stitch.expand import expand_contractions, expand_unsupported
 
 STEP, ZERO, N, K = 0.03, 200, 5, 64
 SCALES = tuple(0.01 * (n + 1) for n in range(N))
@@ -39,3 +40,16 @@ def test_operands_without_a_zero_point_have_no_share() -> None:
     product = b.qlinear(x, b.constant(torch.ones(N, K, dtype=torch.int8), qparams=QParams((0.5,))))
     graph = expand_contractions(Graph((x.inputs[0],), (product,)))
     assert [v.op for v in graph.order if v.tensor.shape == (3, N)] == ["int_linear", "cast", "mul"]
+
+
+@pytest.mark.parametrize(("order", "axis"), [((0, 2, 3, 1), 2), ((3, 1, 0, 2), 3), ((1, 2, 0, 3), 5)])
+def test_lines_are_added_up_where_what_is_summed_lies_across_them(order: tuple[int, ...], axis: int) -> None:
+    """Of images by planes: the sum is over the planes, and not over numbers that lie apart."""
+    x = b.input_(0, f32, (2, 3, 4, 5))
+    rows = b.permute(x, order)
+    product = b.linear(rows, b.constant(torch.randn(3, rows.shape[-1])), b.constant(torch.randn(3)))  # type: ignore[arg-type]
+    graph = expand_unsupported(Graph((x,), (product,)), lambda value: False)
+    [total] = [v for v in graph.order if v.op == "reduce"]
+    assert isinstance(total.attrs, ReduceAttrs) and total.attrs.axes == (axis,)
+    data = (torch.randn(2, 3, 4, 5),)
+    torch.testing.assert_close(run(graph, data), run(Graph((x,), (product,)), data))

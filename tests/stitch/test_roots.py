@@ -9,7 +9,7 @@ import torch
 
 from sashiko.graph import build as b
 from sashiko.graph.ir import Value
-from sashiko.graph.types import bf16, f32
+from sashiko.graph.types import QParams, bf16, f32, i8
 from tests.stitch.test_stitch import check, kinds
 
 
@@ -58,3 +58,11 @@ def test_what_was_widened_is_stored_as_it_was_before() -> None:
     program = check([b.add(shared, layer(b.exp(x)))], [x], [torch.randn(4, 16)], atol=1e-4)
     written = [v.dtype for item in program.items for v in item.writes if v.op == "cast"]
     assert written == [bf16]
+
+
+def test_bytes_of_rows_are_stored_side_by_side() -> None:
+    """As those of an image by planes, which is quantized for a product over its channels."""
+    image, integers = b.input_(0, f32, (2, 16, 5, 4)), b.constant(torch.randint(-127, 128, (8, 16)).to(torch.int8))
+    rows = b.permute(b.quantize(image, i8, QParams((0.05,))), (0, 2, 3, 1))
+    program = check([b.int_linear(rows, integers)], [image], [torch.randn(2, 16, 5, 4)])
+    assert kinds(program) == ["loop", "int_linear"] and program.items[0].writes == (rows,)
