@@ -75,7 +75,7 @@ class _Sums:
         """KL(P | Q) of candidates [begin, end). P: the bins, with what lies outside added to the first and to the last.
 
         Q: `levels` groups of neighbouring bins, each spread evenly over those of its bins that P occupies. Where P holds what Q does not,
-        the divergence is infinite.
+        the divergence is infinite; so it is where most counts lie outside, which would make few bins of them, and these fit themselves.
         """
         width = ends - begins
         edges = begins[:, None] + torch.arange(levels + 1) * width[:, None] // levels
@@ -94,7 +94,7 @@ class _Sums:
         kept = self.total[ends] - self.total[begins]
         cross = torch.where(weight > 0, weight * torch.log(held / bins.clamp_min(1.0)), 0.0).sum(1)
         found = (information - cross) / count - torch.log(count / kept)
-        return torch.where(kept > 0, found, torch.inf)
+        return torch.where(2 * kept >= count, found, torch.inf)
 
 
 def _prefix(x: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,9 @@ def test_merged_is_whole(name: ObserverName, signed: bool, batches: list[list[fl
 
 
 def divergence(counts: np.ndarray, begin: int, end: int, levels: int) -> float:
-    """By the definition: clip, group, spread over the bins that are occupied, normalize, sum p log(p / q)."""
+    """By the definition: clip, group, spread over the bins that are occupied, normalize, sum p log(p / q). Not where most is clipped."""
+    if 2 * counts[begin:end].sum() < counts.sum():
+        return math.inf
     p = counts[begin:end].astype(float)
     p[0] += counts[:begin].sum()
     p[-1] += counts[end:].sum()
@@ -125,6 +127,15 @@ def test_zeros_do_not_decide(signed: bool) -> None:
     sparse.observe(torch.cat([x, torch.zeros(10_000_000)]))
     a, b = plain.range(), sparse.range()
     assert a is not None and b is not None and b.high == pytest.approx(a.high, rel=0.02)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_most_of_what_begins_far_from_zero_is_not_saturated(signed: bool) -> None:
+    """Its least values, to which all else is added, would fit better than a peak that shares its level with others."""
+    observer = make_observer(ActivationScheme("entropy", signed=signed))
+    observer.observe(torch.cat([torch.full((5000,), 0.5), torch.sigmoid(torch.randn(2000)).clamp(0.2105, 0.7166)]))
+    found = observer.range()
+    assert found is not None and found.high > 0.5
 
 
 def test_nothing_to_choose() -> None:
