@@ -25,6 +25,7 @@ from math import gcd
 
 from ..cpu_codegen.builder import F32, I8, I16, I32, Function, Val, const, i64
 from ..cpu_codegen.convert import round_to_int
+from ..cpu_codegen.dots import vpdpbusd
 from ..cpu_codegen.intrinsics import prefetch
 from ..graph.types import DType, bf16, i4, i8
 from .micro import Lhs, Tile, offset
@@ -253,7 +254,7 @@ class VnniDigits(DigitMicro):
     unsigned = True
 
     def dot(self, fn: Function, acc: Val, weights: Val, digits: Val) -> Val:
-        return fn.call(f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}", acc.ty, [acc, weights, digits])
+        return vpdpbusd(fn, acc, weights, digits)
 
 
 @dataclass(frozen=True)

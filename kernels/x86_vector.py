@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..cpu_codegen.builder import BF16, F16, F32, I8, I16, I32, Function, Val, const
+from ..cpu_codegen.dots import vpdpbusd
 from ..graph.types import DType, bf16, f16, f32, i8
 from .micro import Lhs, Tile, offset
 from .spec import Packing
@@ -129,7 +130,7 @@ class VnniMicro(VectorMicro):
         return fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
 
     def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
-        return fn.call(f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}", acc.ty, [acc, a, b])
+        return vpdpbusd(fn, acc, a, b)
 
 
 @dataclass(frozen=True)

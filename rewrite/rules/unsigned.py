@@ -15,9 +15,9 @@ from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import make
 from ...graph.types import i8, i32, u8
 
-_SHIFT = 128
+SHIFT = 128
 # Sums of so many products of u8 and i8 are integers of 32 bits.
-_MOST = 1 << 16
+MOST = 1 << 16
 
 
 def unsigned_rows(graph: Graph, unit: int) -> Graph:
@@ -30,7 +30,7 @@ def unsigned_rows(graph: Graph, unit: int) -> Graph:
         if value in shifted:
             assert isinstance(value.attrs, A.QuantizeAttrs)
             q = value.attrs.qparams
-            q = replace(q, zero_point=q.zero_point + _SHIFT, qmin=q.qmin + _SHIFT, qmax=q.qmax + _SHIFT)
+            q = replace(q, zero_point=q.zero_point + SHIFT, qmin=q.qmin + SHIFT, qmax=q.qmax + SHIFT)
             return make("quantize", *inputs, attrs=replace(value.attrs, dtype=u8, qparams=q), origin=value.origin)
         if value.op not in ("reshape", "int_linear") or inputs[0].dtype == value.inputs[0].dtype:
             return with_inputs(value, inputs)
@@ -38,7 +38,7 @@ def unsigned_rows(graph: Graph, unit: int) -> Graph:
         if value.op == "reshape":
             return again
         with b.at(value.origin):
-            return b.sub(again, b.mul(b.reduce(b.cast(inputs[1], i32), "sum", 1), _SHIFT))
+            return b.sub(again, b.mul(b.reduce(b.cast(inputs[1], i32), "sum", 1), SHIFT))
 
     return rebuild(graph, visit)
 
@@ -55,4 +55,4 @@ def _reads_rows(user: Value, value: Value, graph: Graph, unit: int) -> bool:
     if user.op != "int_linear" or user.inputs[1] is value or user.inputs[1].dtype != i8:
         return False
     k = value.shape[-1]
-    return isinstance(k, int) and k <= _MOST and k % unit == 0
+    return isinstance(k, int) and k <= MOST and k % unit == 0

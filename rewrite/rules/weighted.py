@@ -14,8 +14,6 @@ import random
 from collections.abc import Iterable
 from functools import reduce
 
-import torch
-
 from ...graph import attrs as A
 from ...graph import build as b
 from ...graph.dims import less, product
@@ -26,10 +24,9 @@ from ..query import is_weight
 from ..rule import Match, RuleSet, rule
 from .contraction import random_weight
 from .quantize import per_tensor, random_integers
+from .unsigned import MOST, SHIFT
 
 _BYTES = 4  # of an element
-_MOST = 1 << 16  # terms whose sum has 32 bits
-_SHIFT = 128
 _SIGNS = -0x7F7F7F80  # the highest bit of each byte
 
 
@@ -86,7 +83,7 @@ def _factors(total: Value, inputs: tuple[Value, ...]) -> tuple[Value, Value, QPa
         last = x.tensor.rank - 1
         by_channel = q.axis == real.tensor.rank - 1 and shape[last] == real.shape[-1] and last not in attrs.axes
         alike = len(shape) == x.tensor.rank and all(shape[axis] == x.shape[axis] for axis in attrs.axes)
-        few = alike and less(product([x.shape[axis] for axis in attrs.axes]), _MOST)
+        few = alike and less(product([x.shape[axis] for axis in attrs.axes]), MOST)
         if few and q.zero_point == 0 and (by_channel or per_tensor(q)) and len(list(_long(x, attrs.axes))) > 1:
             return x, b.reshape(b.cast(real.inputs[0], i8), shape), q
     return None
@@ -108,9 +105,8 @@ def _sum(total: Value, x: Value, w: Value, q: QParams) -> Value:
         sums.append(b.reduce(_dots(image, weight), "sum", axes, total.attrs.keepdim))
     whole = reduce(b.add, sums)
     if x.dtype == i8:
-        whole = b.sub(whole, b.mul(b.reduce(b.cast(w, i32), "sum", axes, total.attrs.keepdim), _SHIFT))
-    scale = b.full(q.scale[0], f32) if per_tensor(q) else b.constant(torch.tensor(q.scale, dtype=torch.float32), "scales")
-    return b.mul(b.cast(whole, f32), scale)
+        whole = b.sub(whole, b.mul(b.reduce(b.cast(w, i32), "sum", axes, total.attrs.keepdim), SHIFT))
+    return b.mul(b.cast(whole, f32), b.channel_scales(QParams((1.0,)), q))
 
 
 def _dots(image: list[Value], weight: list[Value]) -> Value:
