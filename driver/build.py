@@ -30,6 +30,7 @@ from ..runtime.gpu import GpuExecutable
 from ..runtime.plan import AtenStep, ConstantSource, Input, InputInt, InputTensor, Output, OutputDim, OutputTensor, Plan, Segment
 from ..stitch.layout import choose_layouts, spread_rows
 from ..stitch.partition import Extern, Native, Part, partition
+from ..stitch.places import in_their_places
 from ..stitch.program import CallItem, Program
 from ..stitch.stitcher import stitch
 from .gpu import GpuKernels, target_of
@@ -130,7 +131,7 @@ def _build(captured: Captured, options: Options) -> Built:
 
 
 def _laid_out(graph: Graph) -> Graph:
-    return spread_rows(choose_layouts(graph))
+    return in_their_places(spread_rows(choose_layouts(graph)))
 
 
 def _refuse_leftovers(graph: Graph) -> None:

@@ -12,6 +12,7 @@ from ..graph import attrs as A
 from ..graph.dims import Dim, product
 from ..graph.ir import Value
 from ..graph.sites import site_of
+from ..graph.updates import IN_PLACE
 from ..graph.types import TensorType, i8
 from ..kernels import table
 from ..kernels.attention_spec import AttentionSpec
@@ -123,12 +124,20 @@ class SegmentBuilder:
     def _shared(self, outputs: Mapping[Value, int]) -> dict[int, int]:
         """Gives all values that are one piece of memory, written by one put after another, one buffer. Returns the inputs that outputs
         are written over."""
-        stored, pieces = set(self.program.stored), dict[Value, list[Value]]()
+        stored, base, pieces = set(self.program.stored), dict[Value, Value](), dict[Value, list[Value]]()
+
+        def first(value: Value) -> Value:
+            while value in base:
+                value = base[value]
+            return value
+
         for value in self.program.stored:
-            base = value
-            while base.op == "put" and base in stored:
-                base = base.inputs[0]
-            pieces.setdefault(base, []).append(value)
+            if value.op in IN_PLACE:
+                base[value] = first(value.inputs[0])
+                parts = value.inputs[1:] if value.op == "joined" else ()
+                base.update((first(part), base[value]) for part in parts)
+        for value in self.program.stored:
+            pieces.setdefault(first(value), []).append(value)
         updates: dict[int, int] = {}
         for base, values in pieces.items():
             given = [outputs[v] for v in values if v in outputs]

@@ -96,6 +96,10 @@ def _window(v: Value, env: Env, x: Tensor) -> Tensor:
     return x.unfold(a.axis, a.span, a.step)[..., :: a.dilation].movedim(-1, a.axis + 1)
 
 
+def _concat(v: Value, env: Env, *xs: Tensor) -> Tensor:
+    return torch.cat(xs, v.attrs.axis)
+
+
 def _pad(v: Value, env: Env, x: Tensor) -> Tensor:
     a = v.attrs
     assert isinstance(a, A.PadAttrs)
@@ -261,8 +265,8 @@ ROWS: dict[str, Callable[..., Any]] = {
     "reshape": lambda v, env, x: x.reshape(_shape(v, env)),
     "expand": lambda v, env, x: x.expand(_shape(v, env)),
     "permute": lambda v, env, x: x.permute(v.attrs.order),
-    "slice": _slice, "window": _window, "pad": _pad, "put": _put, "copy": lambda v, env, x: x.clone(),
-    "concat": lambda v, env, *xs: torch.cat(xs, v.attrs.axis), "take": _take, "gather": _gather,
+    "slice": _slice, "window": _window, "pad": _pad, "border": _pad, "put": _put, "copy": lambda v, env, x: x.clone(),
+    "concat": _concat, "joined": _concat, "take": _take, "gather": _gather,
     "linear": products.linear, "qlinear": products.qlinear, "int_linear": products.int_linear, "routed_linear": products.routed_linear,
     "dequantize_groups": products.dequantize_groups, "group_linear": products.group_linear,
     "matmul": products.matmul, "int_matmul": products.int_matmul,

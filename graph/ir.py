@@ -9,7 +9,7 @@ from itertools import count
 
 from .attrs import Attrs
 from .dims import Shape
-from .types import DType, Order, TensorType, Type
+from .types import DType, Order, Room, TensorType, Type
 
 _numbers = count()
 
@@ -130,6 +130,6 @@ def reordered(value: Value, order: Order) -> Value:
 ALIKE = 1024
 
 
-def spread(value: Value, gap: int) -> Value:
-    """The same operation with `gap` elements after each row of its result."""
-    return Value(value.op, value.inputs, value.attrs, replace(value.tensor, gap=gap), value.origin, value.name)
+def with_room(value: Value, room: Room) -> Value:
+    """The same operation whose result has room around its elements, see `TensorType`."""
+    return Value(value.op, value.inputs, value.attrs, replace(value.tensor, room=room), value.origin, value.name)

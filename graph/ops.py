@@ -257,6 +257,8 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("take", (2, 2), A.AxisAttrs, _take, "index"),  # table, index: torch.embedding for axis 0; indices must be in [0, size)
     OpSpec("gather", (2, 2), A.AxisAttrs, _gather, "index"),  # torch.gather; indices must be in [0, size)
     OpSpec("copy", (1, 1), A.NoAttrs, lambda types, attrs: types[0], "update"),  # the same numbers in memory that nothing else reads
+    OpSpec("border", (1, 1), A.PadAttrs, _pad, "update"),  # pad, of what has as much room around it: its memory with the rest set
+    OpSpec("joined", (1, 1 << 30), A.AxisAttrs, _concat, "update"),  # concat, of what lies in the memory of the whole already
     OpSpec("put", (2, 1 << 30), A.PutAttrs, _put, "update"),  # x, part, positions: x with part there; `graph/updates.py`
     # What follows is in `graph/products.py`, and the operands are those of `graph/build.py`.
     OpSpec("linear", (2, 3), A.NoAttrs, products.linear_type, "contraction"),  # w: like x, or i8

@@ -64,7 +64,7 @@ class _Printer:
             return f"({', '.join(self.type(e) for e in kind.elements)})"
         text = f"{kind.dtype}[{', '.join(map(str, kind.shape))}]"
         text += f" order={list(kind.order)}" if kind.order is not None else ""
-        text += f" gap={kind.gap}" if kind.gap else ""
+        text += f" room={list(kind.room)}" if kind.room else ""
         return text + (f" <{self.attribute(kind.qparams, '')}>" if kind.qparams is not None else "")
 
     def line(self, value: Value) -> str:

@@ -16,6 +16,9 @@ if torch.__version__ < "2.12":  # compares versions; pip would have refused it
 Order = tuple[int, ...]
 """Axes as they lie in memory, outermost first."""
 
+Room = tuple[tuple[Dim, Dim], ...]
+"""For each axis, how many elements there are before and behind those of a tensor."""
+
 
 @dataclass(frozen=True, eq=False)
 class DType:
@@ -97,19 +100,19 @@ class QParams:
 class TensorType:
     """Element type, shape (ints or symbolic) and, for quantized tensors, what the integers mean.
 
-    `order` is the physical order of the logical dimensions, outermost first; None is row-major. `gap`: elements between two rows of the
-    physically last dimension that belong to nobody.
+    `order` is the physical order of the logical dimensions, outermost first; None is row-major. `room`: for each dimension how much longer
+    the buffer is, before the elements and behind them; () where it is dense.
     """
 
     dtype: DType
     shape: Shape
     qparams: QParams | None = None
     order: Order | None = None
-    gap: int = 0
+    room: Room = ()
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.dtype.name, self.shape, self.qparams, self.order, self.gap))
+        return hash((self.dtype.name, self.shape, self.qparams, self.order, self.room))
 
     def __hash__(self) -> int:
         return self._hash
@@ -120,20 +123,28 @@ class TensorType:
 
     @cached_property
     def strides(self) -> tuple[Dim, ...]:
-        """Element strides of the buffer that holds a value of this type, which is dense but for the gaps."""
+        """Element strides of the buffer that holds a value of this type."""
         result: list[Dim] = [0] * self.rank
         step: Dim = 1
-        gap = self.gap
         for axis in reversed(self.order if self.order is not None else range(self.rank)):
             result[axis] = step
-            step, gap = step * self.shape[axis] + gap, 0
+            step = step * self.extents[axis]
         return tuple(result)
+
+    @cached_property
+    def extents(self) -> Shape:
+        """The shape of the buffer, with all the room in it."""
+        return tuple(low + extent + high for extent, (low, high) in zip(self.shape, self.room, strict=True)) if self.room else self.shape
+
+    @cached_property
+    def start(self) -> Dim:
+        """The first element's position in the buffer."""
+        return sum((step * low for step, (low, _) in zip(self.strides, self.room, strict=True)), 0) if self.room else 0
 
     @cached_property
     def nbytes(self) -> Dim:
         """Bytes of the buffer."""
-        last = (self.order if self.order is not None else range(self.rank))[-1] if self.rank else 0
-        return product(extent + self.gap if axis == last else extent for axis, extent in enumerate(self.shape)) * self.dtype.bytes
+        return product(self.extents) * self.dtype.bytes
 
     def with_shape(self, shape: Shape) -> TensorType:
         return TensorType(self.dtype, shape, self.qparams)
@@ -145,8 +156,8 @@ class TensorType:
         text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
         if self.order is not None:
             text += f" order={list(self.order)}"
-        if self.gap:
-            text += f" gap={self.gap}"
+        if self.room:
+            text += f" room={list(self.room)}"
         return text + (f" <{self.qparams}>" if self.qparams else "")
 
 

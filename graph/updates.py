@@ -24,6 +24,9 @@ from .ir import Graph, Value, rebuild, with_inputs
 from .ops import OPS, make
 from .poly import terms_of
 
+IN_PLACE = ("put", "border", "joined")
+"""Operations whose result is in the memory of their first operand."""
+
 _INLINED = ("view", "elementwise", "reduce", "index", "quant", "check")
 
 
@@ -40,6 +43,12 @@ def under(value: Value) -> Value:
     while value.op == "reshape":
         value = value.inputs[0]
     return value
+
+
+def padded_axis(border: Value) -> int:
+    """The one axis along which a `border` is longer than its operand."""
+    assert isinstance(border.attrs, A.PadAttrs)
+    return next(axis for axis, amounts in enumerate(border.attrs.amounts) if amounts != (0, 0))
 
 
 class Counting(NamedTuple):

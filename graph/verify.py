@@ -86,9 +86,9 @@ def _fault(value: Value, inputs: set[Value], known: set[Symbol]) -> str | None:
 
 
 def _plain(kind: Type) -> Type:
-    """The type without its physical order and gaps, which are a choice and no fact."""
-    if isinstance(kind, TensorType) and (kind.order is not None or kind.gap):
-        return replace(kind, order=None, gap=0)
+    """The type without its physical order and room, which are a choice and no fact."""
+    if isinstance(kind, TensorType) and (kind.order is not None or kind.room):
+        return replace(kind, order=None, room=())
     return kind
 
 

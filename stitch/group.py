@@ -14,7 +14,7 @@ from ..graph import attrs as A
 from ..graph.dims import Dim, Shape, product, symbol, symbols
 from ..graph.ir import Value
 from ..graph.ops import OPS
-from ..graph.updates import under
+from ..graph.updates import IN_PLACE, padded_axis, under
 from .alike import Lowered, lowered
 from .domain import Axis, Domain
 from .lower import Lowering, NeedsBuffer
@@ -36,6 +36,9 @@ class Group:
 
 def computed(root: Value) -> Shape:
     """The shape of what a kernel computes for a root: of a `put`, of its new elements; of what is computed by pieces, of one of them."""
+    if root.op == "border":
+        axis = padded_axis(root)
+        return (*root.shape[:axis], root.shape[axis] - root.inputs[0].shape[axis], *root.shape[axis + 1 :])
     return root.inputs[1].shape if root.op == "put" else root.inputs[0].shape if by_pieces(root) else root.shape
 
 
@@ -135,6 +138,8 @@ def _lowering(roots: Sequence[Value], domain: Domain, stored: set[Value]) -> Low
 
 def form(root: Value, stored: set[Value]) -> Group:
     """A kernel of its own for `root`. Raises NeedsBuffer naming a value that must be stored first."""
+    if root.op == "joined":  # nothing is left to do
+        return Group([root], Domain(()), None, dict.fromkeys(root.inputs))
     failure: NeedsBuffer | None = None
     for domain in domains(root, stored):
         try:
@@ -149,14 +154,14 @@ def group_of(roots: list[Value], domain: Domain, stored: set[Value]) -> Group:
     """The kernel that computes `roots` over a domain. Raises NeedsBuffer."""
     made = lower_group(roots, domain, stored)
     read = [v for v in made.operands if v not in roots]
-    return Group(roots, domain, None, dict.fromkeys([*read, *(under(v.inputs[0]) for v in roots if v.op == "put")]), made.inlined)
+    return Group(roots, domain, None, dict.fromkeys([*read, *(under(v.inputs[0]) for v in roots if v.op in IN_PLACE)]), made.inlined)
 
 
 def related(a: Group, b: Group) -> bool:
     """Whether joining two kernels could pay: loops over one domain that share data or work."""
     if a.anchor is not None or b.anchor is not None or not _compatible(a.domain, b.domain):
         return False
-    if any(v.op == "put" for v in (*a.roots, *b.roots)):
+    if any(v.op in IN_PLACE for v in (*a.roots, *b.roots)):
         return False  # when it writes matters to whoever reads what was there
     return bool(a.needs.keys() & b.needs.keys() or b.needs.keys() & set(a.roots) or a.inlined.keys() & b.inlined.keys())
 

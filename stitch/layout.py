@@ -4,7 +4,7 @@ would lie in the same few sets of a cache are moved apart."""
 from __future__ import annotations
 
 from ..graph import attrs as A
-from ..graph.ir import ALIKE, Graph, Value, rebuild, reordered, spread, with_inputs
+from ..graph.ir import ALIKE, Graph, Value, rebuild, reordered, with_inputs, with_room
 from ..graph.ops import OPS
 from .partition import Native, partition
 from .roots import PIECEWISE
@@ -50,7 +50,9 @@ def spread_rows(graph: Graph) -> Graph:
 
     def visit(value: Value, inputs: tuple[Value, ...]) -> Value:
         value_now = with_inputs(value, inputs)
-        return spread(value_now, _LINE // value.dtype.bytes) if value in wanted else value_now
+        if value not in wanted:
+            return value_now
+        return with_room(value_now, (*[(0, 0)] * (value.tensor.rank - 1), (0, _LINE // value.dtype.bytes)))
 
     return rebuild(graph, visit)
 

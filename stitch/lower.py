@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, less, non_negative, product, symbols
+from ..graph.dims import Dim, floordiv, less, minimum, non_negative, product, symbols
 from ..graph.ir import Value
 from ..graph.ops import OPS
 from ..graph.ranges import lies_within
 from ..graph.types import DType, boolean, f32, f64, i64
-from ..graph.updates import inside, under
+from ..graph.updates import IN_PLACE, inside, padded_axis, under
 from .costs import are_scattered, below_windows, is_expensive, reads, rows_stored_apart
 from .counted import counted
 from .elementwise import elementwise
@@ -82,6 +82,9 @@ class Lowering:
         if value.op == "put":
             self._put(value, index)
             return
+        if value.op == "border":
+            self._border(value, index)
+            return
         if by_pieces(value):
             self._pieces(value, index)
             return
@@ -113,6 +116,16 @@ class Lowering:
             part = b.op(_TOGETHER[value.attrs.kind], value.dtype, b.load(buffer, place, guard, other), part)
         b.store(buffer, place, part, guard)
 
+    def _border(self, value: Value, index: Index) -> None:
+        """Stores what is around the elements along the one axis that has something; index: among all places before and behind them."""
+        assert isinstance(value.attrs, A.PadAttrs)
+        axis = padded_axis(value)
+        low, inner = value.attrs.amounts[axis][0], value.inputs[0].shape[axis]
+        behind = 0 if low == 0 else minimum(floordiv(index[axis], low), 1)
+        at = (*index[:axis], index[axis] + (inner if low == 0 else inner * behind), *index[axis + 1 :])
+        self.inlined[value] = None
+        self.builder.store(self.buffer(value), offset(value.tensor, at), self.builder.const(value.attrs.value, value.dtype))
+
     def _varies_with_columns(self, index: Index) -> bool:
         """Whether an index moves along the axes that are reduced, which are a row's columns."""
         reduced = {name for name, _ in self.reduce_axes}
@@ -140,7 +153,7 @@ class Lowering:
             if index != self.accumulators[value]:
                 raise NeedsBuffer(value, "its accumulator is wanted at another index")
             return self.builder.op("acc", self.acc_dtype)
-        if value in self.stored and (value.op == "put" or by_pieces(value) or self.home.get(value) != index):
+        if value in self.stored and (value.op in IN_PLACE or by_pieces(value) or self.home.get(value) != index):
             if value in self.home:
                 raise NeedsBuffer(value, "computed by this kernel at another index")
             return self._load(value, index, guard)
@@ -156,7 +169,7 @@ class Lowering:
             inner, at = through(value, index)
             if any(map(entangled, at)):
                 base = under(value)
-                if base in self.stored and base not in self.home and base.tensor.order is None and not base.tensor.gap:
+                if base in self.stored and base not in self.home and base.tensor.order is None and not base.tensor.room:
                     return self._load(base, index, guard, value)
                 wanted = base if value in self.home and base not in self.stored else value  # what this kernel is for, as a whole
                 raise NeedsBuffer(wanted, "its elements lie too far out of order to be found in place")

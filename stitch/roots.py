@@ -139,7 +139,10 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
             else:
                 roots.stored[value] = None
         elif OPS[value.op].group == "update":
-            flush(value.inputs)
+            if value.op in ("border", "joined"):
+                roots.stored.update(dict.fromkeys(value.inputs))  # as they are: each has its place there
+            else:
+                flush(value.inputs)
             roots.stored[value] = None
         elif value.op == "reshape":
             anchor = source(value.inputs[0])

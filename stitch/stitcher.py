@@ -42,9 +42,8 @@ def stitch(outputs: Sequence[Value], inputs: Iterable[Value], constants: Iterabl
         formed = {key: group for key, group in formed.items() if group.inlined.keys().isdisjoint(again)}
     ordered = _in_order(_join_all(groups, stored))
     ordered = _without_private_stores(ordered, outputs, stored)
-    items = tuple(_item(group, n, stored) for n, group in enumerate(ordered))
-    writes = tuple(v for it in items for v in it.writes)
-    return Program(items, inputs, constants, tuple(outputs), writes)
+    items = tuple(_item(group, n, stored) for n, group in enumerate(ordered) if group.roots[0].op != "joined")
+    return Program(items, inputs, constants, tuple(outputs), tuple(v for group in ordered for v in group.roots))
 
 
 def _distinct(formed: Mapping[Value, Group]) -> list[Group]:

@@ -160,7 +160,7 @@ def _moving(value: Dim) -> list[Func]:
 @lru_cache(maxsize=1 << 12)
 def offset(ty: TensorType, index: Index) -> Dim:
     """Element position of `index` in the dense buffer of a value of type `ty`."""
-    position: Dim = 0
+    position = ty.start
     for i, step in zip(index, ty.strides, strict=True):
         position = position + i * step
     return rejoin(position)

@@ -1,0 +1,177 @@
+"""Where results lie that are wanted as part of something larger: with a border around them, as images are that windows are read from, or
+beside others. What computes them stores them there, and nothing is copied.
+
+A value with room around it (`TensorType.room`) lies in a buffer of the whole. Its `border` is the same memory with the rest set, and what is
+`joined` is the memory that all parts are in. This comes last: to all rules a border is a `pad`, and what is joined a `concat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..graph import attrs as A
+from ..graph.dims import Dim, less, product
+from ..graph.ir import Graph, Value, rebuild, with_inputs, with_room
+from ..graph.ops import OPS, make
+from ..graph.types import Room
+from .constants import constant_values
+from .partition import Native, partition
+from .roots import PIECEWISE, WITH_EPILOGUE, find_roots
+from .steps import by_pieces
+from .views import VIEWS
+
+_LEAST = 1 << 12  # elements: less than that is copied in the time that it takes to call another kernel
+_EACH = ("cast", "quantize")  # of a concatenation, what may as well be done to each part
+_LOOPS = ("elementwise", "reduce", "index", "update")  # what reads elements wherever they are
+
+
+def in_their_places(graph: Graph) -> Graph:
+    """The graph with borders and joined values for those stored paddings and concatenations whose parts products store."""
+    if not any(v.op in ("pad", "concat") for v in graph.order):
+        return graph
+    found = _Places(graph, constant_values(graph.outputs))
+    for part in partition(graph)[0]:
+        if isinstance(part, Native):
+            found.add(part)
+    return rebuild(graph, found.visit) if found.whole else graph
+
+
+@dataclass
+class _Places:
+    """whole: the paddings and concatenations, also rounded ones, and the room around each. rooms: what has its place in one of them: in
+    which one, and the room around it."""
+
+    graph: Graph
+    constants: set[Value]
+    whole: dict[Value, Room] = field(default_factory=dict)
+    rooms: dict[Value, tuple[Value, Room]] = field(default_factory=dict)
+    _made: set[Value] = field(default_factory=set)  # by products
+    _outside: set[Value] = field(default_factory=set)
+
+    def add(self, part: Native) -> None:
+        """Finds places for what a native segment stores."""
+        given = {*part.inputs, *part.constants}
+        roots = find_roots(part.outputs, given)
+        self._outside |= {*given, *part.outputs}
+        self._made |= roots.epilogue.keys()
+        for value in reversed(self.graph.order):  # the outermost first
+            if value in roots.stored and value not in self._outside and value not in self.rooms:
+                self._place(value, ())
+
+    def visit(self, value: Value, inputs: tuple[Value, ...]) -> Value:
+        """For `rebuild`."""
+        now = with_inputs(value, inputs)
+        if value in self.whole:
+            return self._bordered(value, inputs[0]) if value.op == "pad" else self._joined(value, now)
+        return with_room(now, self.rooms[value][1]) if value in self.rooms else now
+
+    # -- which -------------------------------------------------------------------------------------------------------
+    def _place(self, value: Value, room: Room) -> None:
+        """Lets what `value` puts together be stored in its place, if it is a padding or concatenation and that saves something."""
+        if not less(_LEAST - 1, product(value.shape[1:])) or not all(isinstance(n, int) for n in value.shape[1:]):
+            return
+        if isinstance(value.attrs, A.PadAttrs):
+            inner, around = value.inputs[0], _sum(value.attrs.amounts, room)
+            if _grows(value.attrs) and self._saves(inner) and self._may_lie(inner, value, around):
+                self.whole[value], self.rooms[inner] = room, (value, around)
+                self._place(inner, around)
+            return
+        concat, each = self._concat(value)
+        if concat is None or not self._saves(value):
+            return
+        self.whole[value] = room
+        for part, around in self._parts(value, concat):
+            if not each and self._may_lie(part, concat, around):
+                self.rooms[part] = (value, around)
+                self._place(part, around)
+
+    def _concat(self, value: Value) -> tuple[Value | None, Sequence[Value]]:
+        """The concatenation that a value is, or is computed from by what may as well be done to each part: and those operations."""
+        each: list[Value] = []
+        while value.op in _EACH and _per_tensor(value) and len(self.graph.users[value.inputs[0]]) == 1:
+            each.append(value)
+            value = value.inputs[0]
+        plain = value.op == "concat" and not by_pieces(value) and value not in self._outside
+        return (value, each) if plain else (None, ())
+
+    def _saves(self, value: Value) -> bool:
+        """Whether a product would store the value, or part of it, in its place."""
+        if value in self._made:
+            return True
+        concat, _ = self._concat(value)
+        return concat is not None and any(map(self._saves, concat.inputs))
+
+    def _may_lie(self, value: Value, whole: Value, room: Room) -> bool:
+        """Whether a value can be stored in its place: the kernel that makes it is ours, and whoever else reads it finds it there."""
+        if value in self._outside or value in self.rooms or value.tensor.order is not None or value.tensor.room:
+            return False
+        if whole.inputs.count(value) > 1 or not all(isinstance(n, int) for n in value.shape[1:]):
+            return False
+        ours = OPS[value.op].group in ("elementwise", "reduce", "index") or value.op in WITH_EPILOGUE
+        rows = all(amount == (0, 0) for amount in room[:-1])
+        others = (user for user in self.graph.users[value] if user is not whole)
+        return (ours or (value.op == "reshape" and value in self._made)) and all(self._finds(user, value, rows) for user in others)
+
+    def _finds(self, user: Value, value: Value, rows: bool) -> bool:
+        """Whether a user reads a value with room around it. rows: there is room between rows alone, of which it may read one by one."""
+        if user.op in VIEWS:
+            rows = rows and user.op == "reshape" and user.shape[-1:] == value.shape[-1:]
+            return not self.graph.is_output(user) and all(self._finds(u, user, rows) for u in self.graph.users[user])
+        if user.op in PIECEWISE:
+            return rows and value not in user.inputs[1:]
+        return OPS[user.op].group in _LOOPS and user.op != "put"
+
+    def _parts(self, whole: Value, concat: Value) -> Iterator[tuple[Value, Room]]:
+        """The parts of a concatenation, and the room around each."""
+        assert isinstance(concat.attrs, A.AxisAttrs)
+        axis, room = concat.attrs.axis, self.whole[whole]
+        before: Dim = 0
+        for part in concat.inputs:
+            behind = concat.shape[axis] - before - part.shape[axis]
+            beside = tuple((before, behind) if n == axis else (0, 0) for n in range(part.tensor.rank))
+            yield part, _sum(beside, room)
+            before = before + part.shape[axis]
+
+    # -- the graph ---------------------------------------------------------------------------------------------------
+    def _bordered(self, pad: Value, inner: Value) -> Value:
+        """One border for each axis, the last one first: what is around the others is then part of it."""
+        assert isinstance(pad.attrs, A.PadAttrs)
+        amounts, room = pad.attrs.amounts, self.whole[pad]
+        for axis in reversed(range(len(amounts))):
+            if amounts[axis] != (0, 0):
+                alone = tuple(a if n == axis else (0, 0) for n, a in enumerate(amounts))
+                rest = tuple(a if n < axis else (0, 0) for n, a in enumerate(amounts))
+                border = make("border", inner, attrs=replace(pad.attrs, amounts=alone), origin=pad.origin)
+                inner = with_room(border, _sum(rest, room))
+        return inner
+
+    def _joined(self, whole: Value, now: Value) -> Value:
+        concat, each = self._concat(whole)
+        assert concat is not None
+        for _ in each:
+            now = now.inputs[0]
+        parts = list[Value]()
+        for new, (part, room) in zip(now.inputs, self._parts(whole, concat), strict=True):
+            for step in reversed(each):
+                new = make(step.op, new, attrs=step.attrs, origin=step.origin)
+            if self.rooms.get(part, (None, ()))[0] is not whole:
+                copied = part in self.constants or not each
+                new = with_room(make("copy", new) if copied else new, room)
+            parts.append(new)
+        return with_room(make("joined", *parts, attrs=concat.attrs, origin=whole.origin), self.whole[whole])
+
+
+def _sum(one: Room, other: Room) -> Room:
+    """The room around what has one around itself and the other around that; () where there is none."""
+    both = tuple((a + c, b + d) for (a, b), (c, d) in zip(one, other, strict=True)) if other else one
+    return both if any(amount != (0, 0) for amount in both) else ()
+
+
+def _grows(pad: A.PadAttrs) -> bool:
+    """Whether a padding only adds elements, and none to rows."""
+    return pad.amounts[-1] == (0, 0) and all(isinstance(n, int) and n >= 0 for amount in pad.amounts for n in amount)
+
+
+def _per_tensor(value: Value) -> bool:
+    return value.tensor.qparams is None or value.tensor.qparams.axis is None
