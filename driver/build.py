@@ -107,10 +107,11 @@ def _build(captured: Captured, options: Options) -> Built:
     graph, captured = row_by_row_where_made_so(run(graph, planned, declared=captured.declared, reports=reports), captured)
     if options.strict:
         _refuse_leftovers(graph)
-    graph = _laid_out(graph)
+    laid_out = _laid_out if captured.device != CPU else _laid_out_in_places
+    graph = laid_out(graph)
     rewritten = clock()
     step = passes(options.precision, kernels.target, options.rules, trace, options.wide)
-    planner = _Planner(graph, captured, kernels, options.choices, lambda g: _laid_out(run(g, step)))
+    planner = _Planner(graph, captured, kernels, options.choices, lambda g: laid_out(run(g, step)))
     plan = planner.plan()
     emitted = clock()
     if isinstance(kernels, GpuKernels):
@@ -131,7 +132,11 @@ def _build(captured: Captured, options: Options) -> Built:
 
 
 def _laid_out(graph: Graph) -> Graph:
-    return in_their_places(spread_rows(choose_layouts(graph)))
+    return spread_rows(choose_layouts(graph))
+
+
+def _laid_out_in_places(graph: Graph) -> Graph:
+    return in_their_places(_laid_out(graph))
 
 
 def _refuse_leftovers(graph: Graph) -> None:

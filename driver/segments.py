@@ -12,8 +12,8 @@ from ..graph import attrs as A
 from ..graph.dims import Dim, product
 from ..graph.ir import Value
 from ..graph.sites import site_of
-from ..graph.updates import IN_PLACE
 from ..graph.types import TensorType, i8
+from ..graph.updates import IN_PLACE
 from ..kernels import table
 from ..kernels.attention_spec import AttentionSpec
 from ..kernels.sorting import PLACES, WORKSPACE, SortSpec
@@ -122,22 +122,22 @@ class SegmentBuilder:
                 self._add(value, "output" if value in outputs else "arena", outputs.get(value, 0))
 
     def _shared(self, outputs: Mapping[Value, int]) -> dict[int, int]:
-        """Gives all values that are one piece of memory, written by one put after another, one buffer. Returns the inputs that outputs
-        are written over."""
-        stored, base, pieces = set(self.program.stored), dict[Value, Value](), dict[Value, list[Value]]()
+        """Gives all values that are one piece of memory, written by one put after another or joined, one buffer. Returns the inputs that
+        outputs are written over."""
+        stored, under, pieces = set(self.program.stored), dict[Value, Value](), dict[Value, list[Value]]()
 
-        def first(value: Value) -> Value:
-            while value in base:
-                value = base[value]
+        def lowest(value: Value) -> Value:
+            while value in under:
+                value = under[value]
             return value
 
         for value in self.program.stored:
             if value.op in IN_PLACE:
-                base[value] = first(value.inputs[0])
-                parts = value.inputs[1:] if value.op == "joined" else ()
-                base.update((first(part), base[value]) for part in parts)
+                under[value] = lowest(value.inputs[0])
+            if value.op == "joined":
+                under.update((lowest(part), under[value]) for part in value.inputs[1:])
         for value in self.program.stored:
-            pieces.setdefault(first(value), []).append(value)
+            pieces.setdefault(lowest(value), []).append(value)
         updates: dict[int, int] = {}
         for base, values in pieces.items():
             given = [outputs[v] for v in values if v in outputs]

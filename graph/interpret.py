@@ -97,6 +97,7 @@ def _window(v: Value, env: Env, x: Tensor) -> Tensor:
 
 
 def _concat(v: Value, env: Env, *xs: Tensor) -> Tensor:
+    assert isinstance(v.attrs, A.AxisAttrs)
     return torch.cat(xs, v.attrs.axis)
 
 

@@ -20,7 +20,7 @@ from .ops import OPS
 from .types import BY_NAME, QParams, TensorType, TupleType, Type
 
 _LINE = re.compile(r"%(\d+)(?: ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"))? = (\w+)\((.*)\) : (.*?)(?:  # (.*))?")
-_TENSOR = re.compile(r"(\w+)\[(.*?)\](?: order=(\[.*?\]))?(?: gap=(\d+))?(?: <\$(\d+)>)?")
+_TENSOR = re.compile(r"(\w+)\[(.*?)\](?: order=(\[.*?\]))?(?: room=(\[.*?\]))?(?: <\$(\d+)>)?")
 _STRING = re.compile(r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 _MARKS = ((re.compile(r"%(\d+)"), r"VALUE(\1)"), (re.compile(r"&(\d+)"), r"SLOT(\1)"), (re.compile(r"\$(\d+)"), r"QPARAMS(\1)"),
           (re.compile(r"@([\w.]+)"), r"OBJECT('\1')"))
@@ -95,10 +95,12 @@ class _Parser:
         match = _TENSOR.fullmatch(text)
         if match is None:
             raise InvalidGraph(f"cannot read the type {text!r}")
-        dtype, shape, order, gap, qparams = match.groups()
+        dtype, shape, order, room, qparams = match.groups()
         sizes = self.item(self.expression(f"({shape},)" if shape else "()"))
         meaning = self.qparams[int(qparams)] if qparams else None
-        return TensorType(BY_NAME[dtype], sizes, meaning, tuple(ast.literal_eval(order)) if order else None, int(gap or 0))
+        return TensorType(
+            BY_NAME[dtype], sizes, meaning, tuple(ast.literal_eval(order)) if order else None, tuple(ast.literal_eval(room or "()"))
+        )
 
     def line(self, text: str) -> None:
         match = _LINE.fullmatch(text)

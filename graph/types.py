@@ -16,7 +16,7 @@ if torch.__version__ < "2.12":  # compares versions; pip would have refused it
 Order = tuple[int, ...]
 """Axes as they lie in memory, outermost first."""
 
-Room = tuple[tuple[Dim, Dim], ...]
+Room = tuple[tuple[int, int], ...]
 """For each axis, how many elements there are before and behind those of a tensor."""
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from . import attrs as A
 from . import build as b
-from .dims import Dim, non_negative, product
+from .dims import Dim, floordiv, minimum, non_negative, product
 from .ir import Graph, Value, rebuild, with_inputs
 from .ops import OPS, make
 from .poly import terms_of
@@ -49,6 +49,16 @@ def padded_axis(border: Value) -> int:
     """The one axis along which a `border` is longer than its operand."""
     assert isinstance(border.attrs, A.PadAttrs)
     return next(axis for axis, amounts in enumerate(border.attrs.amounts) if amounts != (0, 0))
+
+
+def around(border: Value, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Where an element of what is around the operand of a `border` is, along the axis that has something before and behind the elements;
+    index: with the number among all of these."""
+    assert isinstance(border.attrs, A.PadAttrs)
+    axis = padded_axis(border)
+    before, size = border.attrs.amounts[axis][0], border.inputs[0].shape[axis]
+    behind = 1 if before == 0 else minimum(floordiv(index[axis], before), 1)
+    return (*index[:axis], index[axis] + size * behind, *index[axis + 1 :])
 
 
 class Counting(NamedTuple):

@@ -6,8 +6,9 @@ from math import inf
 
 from ..graph import attrs as A
 from ..graph.ir import Value
-from ..graph.types import DType, QParams, boolean, f32, i32
+from ..graph.types import DType, QParams, boolean, f32, f64, i32, i64
 from .loops import BodyBuilder, Node
+from .views import Index
 
 # 1.5 * 2^23: a float of magnitude below 2^22 added to it is rounded to an integer, which the low bits of the sum are.
 MAGIC = float(3 << 22)
@@ -100,3 +101,21 @@ def _dequantize(b: BodyBuilder, value: Value, x: int) -> int:
     if q.zero_point:
         whole = b.op("sub", i32, whole, b.const(q.zero_point, i32))
     return b.op("mul", f32, b.cast(whole, f32), _scale(b, q.scale, q.axis, False))
+
+
+def full(b: BodyBuilder, value: Value) -> int:
+    """The one number of a `full`."""
+    assert isinstance(value.attrs, A.FullAttrs)
+    return b.const(value.attrs.value, value.dtype)
+
+
+def iota(b: BodyBuilder, value: Value, index: Index) -> int:
+    """The element of an `iota` at an index."""
+    assert isinstance(value.attrs, A.IotaAttrs)
+    a = value.attrs
+    if not isinstance(a.start, float) and not isinstance(a.step, float):
+        return b.cast(b.add(Node("index", i64, index=a.start + index[0] * a.step)), value.dtype)
+    wide = f64 if value.dtype == f64 else f32
+    numbers = (index[0], a.step, a.start)
+    i, step, start = (b.const(n, wide) if isinstance(n, float) else b.cast(b.add(Node("index", i64, index=n)), wide) for n in numbers)
+    return b.cast(b.op("add", wide, b.op("mul", wide, i, step), start), value.dtype)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, floordiv, less, minimum, non_negative, product, symbols
+from ..graph.dims import Dim, less, non_negative, product, symbols
 from ..graph.ir import Value
 from ..graph.ops import OPS
 from ..graph.ranges import lies_within
-from ..graph.types import DType, boolean, f32, f64, i64
-from ..graph.updates import IN_PLACE, inside, padded_axis, under
+from ..graph.types import DType, boolean, f32, i64
+from ..graph.updates import IN_PLACE, around, inside, under
 from .costs import are_scattered, below_windows, is_expensive, reads, rows_stored_apart
 from .counted import counted
-from .elementwise import elementwise
+from .elementwise import elementwise, full, iota
 from .loops import BodyBuilder, Node
 from .repeats import Repeats
 from .steps import by_pieces
@@ -82,13 +82,14 @@ class Lowering:
         if value.op == "put":
             self._put(value, index)
             return
-        if value.op == "border":
-            self._border(value, index)
-            return
         if by_pieces(value):
             self._pieces(value, index)
             return
-        node = self.value(value, index)
+        if isinstance(value.attrs, A.PadAttrs) and value.op == "border":
+            self.inlined[value] = None
+            node, index = self.builder.const(value.attrs.value, value.dtype), around(value, index)
+        else:
+            node = self.value(value, index)
         self.builder.store(self.buffer(value), offset(value.tensor, index), node)
 
     def _put(self, value: Value, index: Index) -> None:
@@ -115,16 +116,6 @@ class Lowering:
             other = b.const(0, value.dtype) if guard >= 0 else -1
             part = b.op(_TOGETHER[value.attrs.kind], value.dtype, b.load(buffer, place, guard, other), part)
         b.store(buffer, place, part, guard)
-
-    def _border(self, value: Value, index: Index) -> None:
-        """Stores what is around the elements along the one axis that has something; index: among all places before and behind them."""
-        assert isinstance(value.attrs, A.PadAttrs)
-        axis = padded_axis(value)
-        low, inner = value.attrs.amounts[axis][0], value.inputs[0].shape[axis]
-        behind = 0 if low == 0 else minimum(floordiv(index[axis], low), 1)
-        at = (*index[:axis], index[axis] + (inner if low == 0 else inner * behind), *index[axis + 1 :])
-        self.inlined[value] = None
-        self.builder.store(self.buffer(value), offset(value.tensor, at), self.builder.const(value.attrs.value, value.dtype))
 
     def _varies_with_columns(self, index: Index) -> bool:
         """Whether an index moves along the axes that are reduced, which are a row's columns."""
@@ -258,22 +249,6 @@ def _is_inside(position: Dim, extent: Dim) -> bool:
     return known and non_negative(position) and less(position, extent)
 
 
-def _full(low: Lowering, value: Value, index: Index, guard: int) -> int:
-    assert isinstance(value.attrs, A.FullAttrs)
-    return low.builder.const(value.attrs.value, value.dtype)
-
-
-def _iota(low: Lowering, value: Value, index: Index, guard: int) -> int:
-    assert isinstance(value.attrs, A.IotaAttrs)
-    a, b = value.attrs, low.builder
-    if not isinstance(a.start, float) and not isinstance(a.step, float):
-        return b.cast(b.add(Node("index", i64, index=a.start + index[0] * a.step)), value.dtype)
-    wide = f64 if value.dtype == f64 else f32
-    numbers = (index[0], a.step, a.start)
-    i, step, start = (b.const(n, wide) if isinstance(n, float) else b.cast(b.add(Node("index", i64, index=n)), wide) for n in numbers)
-    return b.cast(b.op("add", wide, b.op("mul", wide, i, step), start), value.dtype)
-
-
 def _inside(low: Lowering, position: Dim, extent: Dim, guard: int) -> int:
     """bool node: 0 <= position < extent, and the guard so far."""
     b = low.builder
@@ -352,8 +327,8 @@ def _gather(low: Lowering, value: Value, index: Index, guard: int) -> int:
 
 _ROWS: dict[str, Callable[[Lowering, Value, Index, int], int]] = {
     "copy": lambda low, value, index, guard: low.value(value.inputs[0], index, guard),
-    "full": _full,
-    "iota": _iota,
+    "full": lambda low, value, index, guard: full(low.builder, value),
+    "iota": lambda low, value, index, guard: iota(low.builder, value, index),
     "pad": _pad,
     "concat": _concat,
     "take": _take,

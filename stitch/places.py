@@ -1,8 +1,8 @@
 """Where results lie that are wanted as part of something larger: with a border around them, as images are that windows are read from, or
 beside others. What computes them stores them there, and nothing is copied.
 
-A value with room around it (`TensorType.room`) lies in a buffer of the whole. Its `border` is the same memory with the rest set, and what is
-`joined` is the memory that all parts are in. This comes last: to all rules a border is a `pad`, and what is joined a `concat`.
+A value with room around it (`TensorType.room`) lies in a buffer of the whole. Its `border` is the same memory with the rest set, and
+what is `joined` is the memory that all parts are in. This comes last: to all rules a border is a `pad`, and what is joined a `concat`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, less, product
+from ..graph.dims import less, product
 from ..graph.ir import Graph, Value, rebuild, with_inputs, with_room
 from ..graph.ops import OPS, make
 from ..graph.types import Room
@@ -30,7 +30,7 @@ def in_their_places(graph: Graph) -> Graph:
     """The graph with borders and joined values for those stored paddings and concatenations whose parts products store."""
     if not any(v.op in ("pad", "concat") for v in graph.order):
         return graph
-    found = _Places(graph, constant_values(graph.outputs))
+    found = _Places(graph, set(constant_values(graph.outputs)))
     for part in partition(graph)[0]:
         if isinstance(part, Native):
             found.add(part)
@@ -57,7 +57,7 @@ class _Places:
         self._made |= roots.epilogue.keys()
         for value in reversed(self.graph.order):  # the outermost first
             if value in roots.stored and value not in self._outside and value not in self.rooms:
-                self._place(value, ())
+                self._place(value, value.tensor.room)
 
     def visit(self, value: Value, inputs: tuple[Value, ...]) -> Value:
         """For `rebuild`."""
@@ -72,8 +72,9 @@ class _Places:
         if not less(_LEAST - 1, product(value.shape[1:])) or not all(isinstance(n, int) for n in value.shape[1:]):
             return
         if isinstance(value.attrs, A.PadAttrs):
-            inner, around = value.inputs[0], _sum(value.attrs.amounts, room)
-            if _grows(value.attrs) and self._saves(inner) and self._may_lie(inner, value, around):
+            inner, amounts = value.inputs[0], _amounts(value.attrs)
+            around = _sum(amounts, room)
+            if amounts and self._saves(inner) and self._may_lie(inner, value, around):
                 self.whole[value], self.rooms[inner] = room, (value, around)
                 self._place(inner, around)
             return
@@ -92,8 +93,10 @@ class _Places:
         while value.op in _EACH and _per_tensor(value) and len(self.graph.users[value.inputs[0]]) == 1:
             each.append(value)
             value = value.inputs[0]
-        plain = value.op == "concat" and not by_pieces(value) and value not in self._outside
-        return (value, each) if plain else (None, ())
+        if not isinstance(value.attrs, A.AxisAttrs) or value.op != "concat" or by_pieces(value) or value in self._outside:
+            return None, ()
+        axis = value.attrs.axis
+        return (value, each) if all(isinstance(part.shape[axis], int) for part in value.inputs) else (None, ())
 
     def _saves(self, value: Value) -> bool:
         """Whether a product would store the value, or part of it, in its place."""
@@ -125,19 +128,18 @@ class _Places:
     def _parts(self, whole: Value, concat: Value) -> Iterator[tuple[Value, Room]]:
         """The parts of a concatenation, and the room around each."""
         assert isinstance(concat.attrs, A.AxisAttrs)
-        axis, room = concat.attrs.axis, self.whole[whole]
-        before: Dim = 0
-        for part in concat.inputs:
-            behind = concat.shape[axis] - before - part.shape[axis]
-            beside = tuple((before, behind) if n == axis else (0, 0) for n in range(part.tensor.rank))
-            yield part, _sum(beside, room)
-            before = before + part.shape[axis]
+        axis, before = concat.attrs.axis, 0
+        lengths = [n for part in concat.inputs if isinstance(n := part.shape[axis], int)]
+        for part, length in zip(concat.inputs, lengths, strict=True):
+            beside = tuple((before, sum(lengths) - before - length) if n == axis else (0, 0) for n in range(part.tensor.rank))
+            yield part, _sum(beside, self.whole[whole])
+            before += length
 
     # -- the graph ---------------------------------------------------------------------------------------------------
     def _bordered(self, pad: Value, inner: Value) -> Value:
         """One border for each axis, the last one first: what is around the others is then part of it."""
         assert isinstance(pad.attrs, A.PadAttrs)
-        amounts, room = pad.attrs.amounts, self.whole[pad]
+        amounts, room = _amounts(pad.attrs), self.whole[pad]
         for axis in reversed(range(len(amounts))):
             if amounts[axis] != (0, 0):
                 alone = tuple(a if n == axis else (0, 0) for n, a in enumerate(amounts))
@@ -168,9 +170,10 @@ def _sum(one: Room, other: Room) -> Room:
     return both if any(amount != (0, 0) for amount in both) else ()
 
 
-def _grows(pad: A.PadAttrs) -> bool:
-    """Whether a padding only adds elements, and none to rows."""
-    return pad.amounts[-1] == (0, 0) and all(isinstance(n, int) and n >= 0 for amount in pad.amounts for n in amount)
+def _amounts(pad: A.PadAttrs) -> Room:
+    """What a padding adds along each axis; () where it takes something away, or adds to rows, or it is not known how much."""
+    known = tuple((low, high) for low, high in pad.amounts if isinstance(low, int) and isinstance(high, int) and min(low, high) >= 0)
+    return known if len(known) == len(pad.amounts) and known[-1] == (0, 0) else ()
 
 
 def _per_tensor(value: Value) -> bool:

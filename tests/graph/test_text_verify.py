@@ -14,7 +14,7 @@ from sashiko.graph import attrs as A
 from sashiko.graph import build as b
 from sashiko.graph import interpret
 from sashiko.graph.dims import mod, symbol
-from sashiko.graph.ir import Graph, Value, reordered, spread
+from sashiko.graph.ir import Graph, Value, reordered, with_room
 from sashiko.graph.ops import make
 from sashiko.graph.parse import parse
 from sashiko.graph.text import dump, to_text
@@ -36,7 +36,7 @@ def sample() -> Graph:
     other = A.AtenAttrs(torch.ops.aten.full.default, ([S * 2, 3], 1.5), (("dtype", torch.float32), ("device", torch.device("cpu"))), "dims")
     filled = make("aten", attrs=other, type=TensorType(f32, (2 * S, 3)))
     index = b.iota(S, i64, mod(S, 3), 2)
-    turned = spread(reordered(b.permute(y, (1, 0)), (1, 0)), 16)
+    turned = with_room(reordered(b.permute(y, (1, 0)), (1, 0)), ((0, 16), (0, 0)))
     return Graph((x,), (b.get(pair, 0), filled, index, b.slice_(y, 0, S - 1, S, -1), turned, b.full(True, boolean, (S,))), "demo")
 
 

@@ -25,7 +25,7 @@ def chain(width: int, dtype: DType = f32, between: Callable[[Value], Value] = b.
 
 
 def gaps(graph: Graph) -> list[int]:
-    return [v.tensor.gap for v in graph.order if v.tensor.gap]
+    return [v.tensor.room[-1][1] for v in graph.order if v.tensor.room]
 
 
 def test_rows_at_multiples_of_1024_bytes_lie_a_line_apart() -> None:
@@ -42,7 +42,7 @@ def test_what_others_see_stays_dense() -> None:
 
 
 def test_strides_and_bytes_count_the_gaps() -> None:
-    spread = next(v.tensor for v in spread_rows(chain(256)).order if v.tensor.gap)
+    spread = next(v.tensor for v in spread_rows(chain(256)).order if v.tensor.room)
     assert (spread.strides, spread.nbytes) == ((272, 1), 4 * 4 * 272)
 
 
