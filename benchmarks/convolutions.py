@@ -138,10 +138,10 @@ def measured(part: str, layer: Layer, kind: str, rounds: int, seconds: float) ->
 def _images(model: nn.Module) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     from sashiko.cli.bench.cases import Result
 
-    return Result(_alive(model), ("pixel_values",), "last_hidden_state").eval(), (torch.randn(1, 3, 224, 224),)
+    return Result(alive(model), ("pixel_values",), "last_hidden_state").eval(), (torch.randn(1, 3, 224, 224),)
 
 
-def _alive(model: nn.Module) -> nn.Module:
+def alive(model: nn.Module) -> nn.Module:
     """With statistics of random images in its batch normalizations: random weights alone leave next to nothing after so many layers."""
     normalizations = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     if normalizations:

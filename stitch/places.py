@@ -69,7 +69,7 @@ class _Places:
     # -- which -------------------------------------------------------------------------------------------------------
     def _place(self, value: Value, room: Room) -> None:
         """Lets what `value` puts together be stored in its place, if it is a padding or concatenation and that saves something."""
-        if not less(_LEAST - 1, product(value.shape[1:])) or not all(isinstance(n, int) for n in value.shape[1:]):
+        if not less(_LEAST - 1, product(value.shape)) or not all(isinstance(n, int) for n in value.shape[1:]):
             return
         if isinstance(value.attrs, A.PadAttrs):
             inner, amounts = value.inputs[0], _amounts(value.attrs)
@@ -102,6 +102,8 @@ class _Places:
         """Whether a product would store the value, or part of it, in its place."""
         if value in self._made:
             return True
+        if isinstance(value.attrs, A.PadAttrs) and value.op == "pad":
+            return bool(_amounts(value.attrs)) and self._saves(value.inputs[0])
         concat, _ = self._concat(value)
         return concat is not None and any(map(self._saves, concat.inputs))
 

@@ -1,0 +1,119 @@
+"""Networks whose layers are wanted with a border around them or beside others, for `sashiko bench`.
+
+    sashiko bench --models benchmarks/dense_images.py:unet --precision fp32,bf16,int8    # upscaler, detector
+
+Weights are random; batch norms have statistics of random images.
+"""
+
+from __future__ import annotations
+
+import torch
+from convolutions import alive
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Case = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+def _layer(before: int, behind: int, window: int = 3, stride: int = 1, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    convolution = nn.Conv2d(before, behind, window, stride, window // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(behind), activation())
+
+
+class _Unet(nn.Module):
+    """Two layers at each scale on the way down and up, each scale's own beside what comes up (Ronneberger et al., 2015)."""
+
+    def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
+        super().__init__()
+        steps = list(zip((3, *widths), (*widths, 2 * widths[-1]), strict=True))
+        self.down = nn.ModuleList(nn.Sequential(_layer(a, b), _layer(b, b)) for a, b in steps)
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * width, width, 2, 2) for width in reversed(widths))
+        self.merge = nn.ModuleList(nn.Sequential(_layer(2 * width, width), _layer(width, width)) for width in reversed(widths))
+        self.last = nn.Conv2d(widths[0], 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        for layers in self.down:
+            x = layers(F.max_pool2d(x, 2) if kept else x)
+            kept.append(x)
+        kept.pop()
+        for up, merge in zip(self.up, self.merge, strict=True):
+            x = merge(torch.cat([up(x), kept.pop()], 1))
+        result: Tensor = self.last(x)
+        return result
+
+
+class _Upscaler(nn.Module):
+    """Residual blocks without normalization (EDSR: Lim et al., 2017)."""
+
+    def __init__(self, width: int = 48, blocks: int = 6) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 12, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)) for _ in range(blocks)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return F.pixel_shuffle(self.last(first + x), 2)
+
+
+class _Parts(nn.Module):
+    """Half of the channels go through some pairs of layers, and all that is made on the way is put side by side (as in YOLOv8)."""
+
+    def __init__(self, before: int, behind: int, pairs: int) -> None:
+        super().__init__()
+        half = behind // 2
+        self.first, self.last = _layer(before, behind, 1, 1, nn.SiLU), _layer((2 + pairs) * half, behind, 1, 1, nn.SiLU)
+        self.pairs = nn.ModuleList(
+            nn.Sequential(_layer(half, half, 3, 1, nn.SiLU), _layer(half, half, 3, 1, nn.SiLU)) for _ in range(pairs)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(self.first(x).chunk(2, 1))
+        for pair in self.pairs:
+            parts.append(parts[-1] + pair(parts[-1]))
+        result: Tensor = self.last(torch.cat(parts, 1))
+        return result
+
+
+class _Detector(nn.Module):
+    """The encoder of a small detector, with what comes back up beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stages = ((3, 16, 0), (16, 32, 1), (32, 64, 2), (64, 128, 2), (128, 256, 1))
+        self.stages = nn.ModuleList(
+            nn.Sequential(_layer(a, b, 3, 2, nn.SiLU), *([_Parts(b, b, pairs)] if pairs else [])) for a, b, pairs in stages
+        )
+        self.merge = nn.ModuleList((_Parts(384, 128, 1), _Parts(192, 64, 1)))
+        self.heads = nn.ModuleList(
+            nn.Sequential(_layer(width, 64, 3, 1, nn.SiLU), nn.Conv2d(64, 84, 1)) for width in (256, 128, 64)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        scales: list[Tensor] = []
+        for stage in self.stages:
+            x = stage(x)
+            scales.append(x)
+        found = [x]
+        for merge, beside in zip(self.merge, (scales[3], scales[2]), strict=True):
+            found.append(merge(torch.cat([F.interpolate(found[-1], scale_factor=2.0), beside], 1)))
+        return torch.cat([head(each).flatten(2) for head, each in zip(self.heads, found, strict=True)], 2)
+
+
+def unet() -> Case:
+    """A small U-Net, 128 x 128."""
+    return alive(_Unet()).eval(), (torch.randn(1, 3, 128, 128),)
+
+
+def upscaler() -> Case:
+    """A small network for super-resolution, 96 x 96 to 192 x 192."""
+    return _Upscaler().eval(), (torch.randn(1, 3, 96, 96),)
+
+
+def detector() -> Case:
+    """A small detector, 320 x 320."""
+    return alive(_Detector()).eval(), (torch.randn(1, 3, 320, 320),)
