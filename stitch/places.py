@@ -7,7 +7,7 @@ what is `joined` is the memory that all parts are in. This comes last: to all ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ..graph import attrs as A
@@ -15,14 +15,13 @@ from ..graph.dims import less, product
 from ..graph.ir import Graph, Value, rebuild, with_inputs, with_room
 from ..graph.ops import OPS, make
 from ..graph.types import Room
-from .constants import constant_values
+from .each import of_each_part
 from .partition import Native, partition
 from .roots import PIECEWISE, WITH_EPILOGUE, find_roots
 from .steps import by_pieces
 from .views import VIEWS
 
 _LEAST = 1 << 12  # elements: less than that is copied in the time that it takes to call another kernel
-_EACH = ("cast", "quantize")  # of a concatenation, what may as well be done to each part
 _LOOPS = ("elementwise", "reduce", "index", "update")  # what reads elements wherever they are
 
 
@@ -30,7 +29,8 @@ def in_their_places(graph: Graph) -> Graph:
     """The graph with borders and joined values for those stored paddings and concatenations whose parts products store."""
     if not any(v.op in ("pad", "concat") for v in graph.order):
         return graph
-    found = _Places(graph, set(constant_values(graph.outputs)))
+    graph = of_each_part(graph)
+    found = _Places(graph)
     for part in partition(graph)[0]:
         if isinstance(part, Native):
             found.add(part)
@@ -39,11 +39,10 @@ def in_their_places(graph: Graph) -> Graph:
 
 @dataclass
 class _Places:
-    """whole: the paddings and concatenations, also rounded ones, and the room around each. rooms: what has its place in one of them: in
-    which one, and the room around it."""
+    """whole: the paddings and concatenations, and the room around each. rooms: what has its place in one of them: in which one, and the
+    room around it."""
 
     graph: Graph
-    constants: set[Value]
     whole: dict[Value, Room] = field(default_factory=dict)
     rooms: dict[Value, tuple[Value, Room]] = field(default_factory=dict)
     _made: set[Value] = field(default_factory=set)  # by products
@@ -56,14 +55,14 @@ class _Places:
         self._outside |= {*given, *part.outputs}
         self._made |= roots.epilogue.keys()
         for value in reversed(self.graph.order):  # the outermost first
-            if value in roots.stored and value not in self._outside and value not in self.rooms:
+            if value in roots.stored and value not in given and value not in self.rooms:
                 self._place(value, value.tensor.room)
 
     def visit(self, value: Value, inputs: tuple[Value, ...]) -> Value:
         """For `rebuild`."""
-        now = with_inputs(value, inputs)
         if value in self.whole:
-            return self._bordered(value, inputs[0]) if value.op == "pad" else self._joined(value, now)
+            return self._bordered(value, inputs[0]) if value.op == "pad" else self._joined(value, inputs)
+        now = with_inputs(value, inputs)
         return with_room(now, self.rooms[value][1]) if value in self.rooms else now
 
     # -- which -------------------------------------------------------------------------------------------------------
@@ -72,40 +71,28 @@ class _Places:
         if not less(_LEAST - 1, product(value.shape)) or not all(isinstance(n, int) for n in value.shape[1:]):
             return
         if isinstance(value.attrs, A.PadAttrs):
-            inner, amounts = value.inputs[0], _amounts(value.attrs)
-            around = _sum(amounts, room)
-            if amounts and self._saves(inner) and self._may_lie(inner, value, around):
+            inner = value.inputs[0]
+            if self._saves(value) and self._may_lie(inner, value, around := _sum(_amounts(value.attrs), room)):
                 self.whole[value], self.rooms[inner] = room, (value, around)
                 self._place(inner, around)
-            return
-        concat, each = self._concat(value)
-        if concat is None or not self._saves(value):
-            return
-        self.whole[value] = room
-        for part, around in self._parts(value, concat):
-            if not each and self._may_lie(part, concat, around):
-                self.rooms[part] = (value, around)
-                self._place(part, around)
-
-    def _concat(self, value: Value) -> tuple[Value | None, Sequence[Value]]:
-        """The concatenation that a value is, or is computed from by what may as well be done to each part: and those operations."""
-        each: list[Value] = []
-        while value.op in _EACH and _per_tensor(value) and len(self.graph.users[value.inputs[0]]) == 1:
-            each.append(value)
-            value = value.inputs[0]
-        if not isinstance(value.attrs, A.AxisAttrs) or value.op != "concat" or by_pieces(value) or value in self._outside:
-            return None, ()
-        axis = value.attrs.axis
-        return (value, each) if all(isinstance(part.shape[axis], int) for part in value.inputs) else (None, ())
+        elif self._saves(value):
+            self.whole[value] = room
+            for part, around in self._parts(value):
+                if self._may_lie(part, value, around):
+                    self.rooms[part] = (value, around)
+                    self._place(part, around)
 
     def _saves(self, value: Value) -> bool:
-        """Whether a product would store the value, or part of it, in its place."""
-        if value in self._made:
-            return True
+        """Whether a product would store part of what is put together in its place."""
         if isinstance(value.attrs, A.PadAttrs) and value.op == "pad":
-            return bool(_amounts(value.attrs)) and self._saves(value.inputs[0])
-        concat, _ = self._concat(value)
-        return concat is not None and any(map(self._saves, concat.inputs))
+            return bool(_amounts(value.attrs)) and self._is_stored(value.inputs[0])
+        if not isinstance(value.attrs, A.AxisAttrs) or value.op != "concat" or by_pieces(value):
+            return False
+        axis = value.attrs.axis
+        return all(isinstance(part.shape[axis], int) for part in value.inputs) and any(map(self._is_stored, value.inputs))
+
+    def _is_stored(self, value: Value) -> bool:
+        return value in self._made or self._saves(value)
 
     def _may_lie(self, value: Value, whole: Value, room: Room) -> bool:
         """Whether a value can be stored in its place: the kernel that makes it is ours, and whoever else reads it finds it there."""
@@ -127,14 +114,14 @@ class _Places:
             return rows and value not in user.inputs[1:]
         return OPS[user.op].group in _LOOPS and user.op != "put"
 
-    def _parts(self, whole: Value, concat: Value) -> Iterator[tuple[Value, Room]]:
+    def _parts(self, concat: Value) -> Iterator[tuple[Value, Room]]:
         """The parts of a concatenation, and the room around each."""
         assert isinstance(concat.attrs, A.AxisAttrs)
         axis, before = concat.attrs.axis, 0
         lengths = [n for part in concat.inputs if isinstance(n := part.shape[axis], int)]
         for part, length in zip(concat.inputs, lengths, strict=True):
             beside = tuple((before, sum(lengths) - before - length) if n == axis else (0, 0) for n in range(part.tensor.rank))
-            yield part, _sum(beside, self.whole[whole])
+            yield part, _sum(beside, self.whole[concat])
             before += length
 
     # -- the graph ---------------------------------------------------------------------------------------------------
@@ -150,20 +137,13 @@ class _Places:
                 inner = with_room(border, _sum(rest, room))
         return inner
 
-    def _joined(self, whole: Value, now: Value) -> Value:
-        concat, each = self._concat(whole)
-        assert concat is not None
-        for _ in each:
-            now = now.inputs[0]
-        parts = list[Value]()
-        for new, (part, room) in zip(now.inputs, self._parts(whole, concat), strict=True):
-            for step in reversed(each):
-                new = make(step.op, new, attrs=step.attrs, origin=step.origin)
-            if self.rooms.get(part, (None, ()))[0] is not whole:
-                copied = part in self.constants or not each
-                new = with_room(make("copy", new) if copied else new, room)
-            parts.append(new)
-        return with_room(make("joined", *parts, attrs=concat.attrs, origin=whole.origin), self.whole[whole])
+    def _joined(self, concat: Value, inputs: tuple[Value, ...]) -> Value:
+        """What has its place elsewhere is copied."""
+        parts = [
+            new if self.rooms.get(part, (None, ()))[0] is concat else with_room(make("copy", new), room)
+            for new, (part, room) in zip(inputs, self._parts(concat), strict=True)
+        ]
+        return with_room(make("joined", *parts, attrs=concat.attrs, origin=concat.origin), self.whole[concat])
 
 
 def _sum(one: Room, other: Room) -> Room:
@@ -176,7 +156,3 @@ def _amounts(pad: A.PadAttrs) -> Room:
     """What a padding adds along each axis; () where it takes something away, or adds to rows, or it is not known how much."""
     known = tuple((low, high) for low, high in pad.amounts if isinstance(low, int) and isinstance(high, int) and min(low, high) >= 0)
     return known if len(known) == len(pad.amounts) and known[-1] == (0, 0) else ()
-
-
-def _per_tensor(value: Value) -> bool:
-    return value.tensor.qparams is None or value.tensor.qparams.axis is None

@@ -101,7 +101,8 @@ def rows_root(operand: Value, available: set[Value], stored: dict[Value, None]) 
         chain.append(chain[-1].inputs[0])
     for value in reversed(chain):
         moved = value.op in VIEWS and product(value.shape) == product(operand.shape)  # one copy is enough then
-        if OPS[value.op].group != "leaf" and not moved and in_pieces(operand, {value}) is not None:
+        has_memory = value in available or OPS[value.op].group != "leaf"
+        if has_memory and not moved and in_pieces(operand, {value}) is not None:
             return value
     return operand
 

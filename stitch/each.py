@@ -1,0 +1,58 @@
+"""What is computed from a concatenation element by element, computed from each part: products then store what is wanted of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..graph.ir import Graph, Value, rebuild, with_inputs
+from ..graph.ops import OPS, make
+from .roots import WITH_EPILOGUE
+from .steps import by_pieces
+
+_DEEPEST = 32  # operations behind a product
+
+
+def of_each_part(graph: Graph) -> Graph:
+    """The graph with operations of one operand before concatenations that nobody else wants, where some part is a product's."""
+    if not any(v.op == "concat" for v in graph.order):
+        return graph
+    return rebuild(graph, _Parts(graph).visit)
+
+
+@dataclass
+class _Parts:
+    """own: concatenations of the new graph that have one user."""
+
+    graph: Graph
+    own: set[Value] = field(default_factory=set)
+
+    def visit(self, value: Value, inputs: tuple[Value, ...]) -> Value:
+        alone = len(self.graph.users[value]) == 1 and not self.graph.is_output(value)
+        if _is_of_each(value) and inputs[0] in self.own and _is_made(inputs[0]):
+            return self._sunk(value, inputs[0], alone)
+        now = with_inputs(value, inputs)
+        if alone and now.op == "concat" and not by_pieces(now):
+            self.own.add(now)
+        return now
+
+    def _sunk(self, step: Value, now: Value, alone: bool) -> Value:
+        if now not in self.own:
+            return make(step.op, now, attrs=step.attrs, origin=step.origin)
+        made = make("concat", *[self._sunk(step, part, True) for part in now.inputs], attrs=now.attrs, origin=now.origin)
+        if alone:
+            self.own.add(made)
+        return made
+
+
+def _is_of_each(value: Value) -> bool:
+    """Whether an element is computed from one other in the same way everywhere."""
+    plain = value.tensor.qparams is None or value.tensor.qparams.axis is None
+    return OPS[value.op].group == "elementwise" and len(value.inputs) == 1 and plain
+
+
+def _is_made(value: Value, depth: int = 0) -> bool:
+    """Whether the epilogue of a product computes a value, or part of what is put together in it."""
+    if value.op in WITH_EPILOGUE:
+        return True
+    through = OPS[value.op].group == "elementwise" or value.op in ("concat", "reshape")
+    return through and depth < _DEEPEST and any(_is_made(v, depth + 1) for v in value.inputs)
