@@ -6,6 +6,7 @@
     pad 0 (dq x) = dq (pad z x)
     q (view y) = view (q y)                          per tensor; not for slices, where it would be more work
     q (pad v y) = pad (q v) (q y)                    per tensor
+    q (concat y z) = concat (q y) (q z)              per tensor
     q (max y) = max (q y)                            per tensor, likewise min: q never decreases
     q (relu y) = q y                                 where 0 is the least number that has an integer; likewise other bounds
 
@@ -175,6 +176,20 @@ def quantize_before_pad(m: Match) -> Value | Mismatch:
     return m.make("pad", m.make("quantize", m["x"], attrs=attrs), attrs=A.PadAttrs(pad.amounts, value))
 
 
+def _joined_example(rng: random.Random) -> Value:
+    parts = [b.relu(b.input_(0, f32, (2, 3))), b.input_(1, f32, (2, 3))][: rng.randint(1, 2)]
+    return b.quantize(b.concat([*parts, parts[0]], rng.randint(0, 1)), i8, _S8)
+
+
+@rule("quantize{q}(concat!{a}(x, rest...)) -> concat{a}(quantize{q}(x), rest...)", example=_joined_example)
+def quantize_before_concat(m: Match) -> Value | Mismatch:
+    """Fewer bytes are put side by side, and quantization meets what computes each part."""
+    attrs = m.attrs("q", A.QuantizeAttrs)
+    if not per_tensor(attrs.qparams):
+        return m.fail("quantized per channel")
+    return m.make("concat", *[m.make("quantize", part, attrs=attrs) for part in (m["x"], *m.rest("rest"))], attrs=m.attrs("a", A.AxisAttrs))
+
+
 def _extreme_example(rng: random.Random) -> Value:
     x = b.relu(b.input_(0, f32, (2, 9, 3)))
     padded = b.pad(x, ((0, 0), (1, 1), (0, 0)), -math.inf) if rng.random() < 0.5 else x
@@ -219,6 +234,6 @@ def bounded_by_integers(m: Match) -> Value | Mismatch:
 
 RULES: RuleSet = (
     round_trip, dequantize_after_view, dequantize_after_take, dequantize_after_concat,
-    dequantize_after_pad, quantize_before_view, quantize_before_pad, quantize_before_extreme,
+    dequantize_after_pad, quantize_before_view, quantize_before_pad, quantize_before_concat, quantize_before_extreme,
     bounded_by_integers,
 )
