@@ -180,3 +180,20 @@ def test_presets_of_the_quantizer_meet_these_kernels(preset: str) -> None:
     compiled = sashiko.compile(small, (x,), strict=True)
     torch.testing.assert_close(compiled(x), small(x), rtol=1e-4, atol=1e-5)
     assert sum("_i4_" in k or "_i8_" in k for k in kernels(compiled)) == 2
+
+
+def test_scales_that_come_with_each_call() -> None:
+    """Which are no numbers of a weight that is packed ahead."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Int4(70, 192, 64)
+
+        def forward(self, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+            weight = Q.dequantize_per_channel_group(self.layer.integers, scales, None, -8, 7, torch.int8, 64, torch.float32)
+            return nn.functional.linear(x, weight)
+
+    model = Scaled().eval()
+    arguments = torch.randn(3, 192), torch.rand(70, 3)
+    close(sashiko.compile(model, arguments, strict=True)(*arguments), model(*arguments), SUM)
