@@ -30,9 +30,18 @@ from .build import Options, Outdated
 from .eager import Windows, refuse_nested
 from .model import CompiledModel, build_model
 from .pipeline import PRECISIONS
+from .versions import Version, Versions, Weights
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
-_IDLE = 128  # calls after which weights that came with none of them are forgotten, or twice as many as there are sets of weights
+_SWEEP = 128  # calls after which versions that nobody uses are looked for
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A tensor that a graph was traced with. own: whether it is a parameter or buffer of a module."""
+
+    tensor: torch.Tensor
+    own: bool
 
 
 def backend(
@@ -128,19 +137,19 @@ def _plain(tensor: Any) -> list[Any]:
     return [plain for name in names for plain in _plain(getattr(tensor, name))]
 
 
-def _weights(module: GraphModule, inputs: Sequence[Any]) -> list[torch.Tensor | None]:
+def _weights(module: GraphModule, inputs: Sequence[Any]) -> list[_Given | None]:
     """Of the tensors that AOTAutograd's graphs take, those that are parameters, buffers or other attributes of modules. What else Dynamo
     calls static, as the tensors of caches, comes and goes."""
-    weights: list[torch.Tensor | None] = []
+    weights: list[_Given | None] = []
     for node, tensor in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         source = getattr(node, "_dynamo_source", None)
-        kept = isinstance(tensor, torch.nn.Parameter) or (source is not None and is_from_unspecialized_param_buffer_source(source))
-        kept = kept or isinstance(getattr(source, "base", None), UnspecializedNNModuleSource)
-        weights += [plain if kept else None for plain in _plain(tensor)]
+        own = source is not None and is_from_unspecialized_param_buffer_source(source)
+        kept = own or isinstance(tensor, torch.nn.Parameter) or isinstance(getattr(source, "base", None), UnspecializedNNModuleSource)
+        weights += [_Given(plain, own) if kept else None for plain in _plain(tensor)]
     return weights
 
 
-def _frozen(graph: GraphModule, given: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+def _frozen(graph: GraphModule, given: Sequence[_Given | None]) -> dict[int, _Given]:
     """Inputs of the graph that are weights which it does not write, by position."""
     context = TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)
@@ -148,7 +157,7 @@ def _frozen(graph: GraphModule, given: Sequence[torch.Tensor | None]) -> dict[in
     if metadata is None or placeholders != len(given):
         return {}
     fixed = {n: given[n] for n in metadata.static_input_indices if n < len(given)}
-    return {n: t for n, t in fixed.items() if t is not None and not isinstance(t, FakeTensor) and _only_read(metadata, n)}
+    return {n: g for n, g in fixed.items() if g is not None and not isinstance(g.tensor, FakeTensor) and _only_read(metadata, n)}
 
 
 def _refuse_effects(graph: GraphModule) -> None:
@@ -162,34 +171,35 @@ def _only_read(metadata: Any, position: int) -> bool:
     return position >= len(metadata.input_info) or not metadata.input_info[position].mutates_data
 
 
-@dataclass
-class _Version:
-    """A graph compiled for some weights; model: None where PyTorch runs it as a whole. used: the number of the last call."""
-
-    weights: tuple[torch.Tensor, ...]
-    model: CompiledModel | None
-    used: int = 0
-
-
 class _Inference:
     """One inference graph. Weights are frozen into the code. Calls may bring other ones, as those of a model's equal layers do: Dynamo
     has one graph for all of them. For each it is compiled once, and kept while it is used; where numbers that are part of the code change,
-    such as scales when other weights are loaded, what is compiled next takes its place."""
+    such as scales when other weights are loaded, what is compiled next takes its place. What is another tensor again and again is an
+    argument from then on."""
 
-    def __init__(self, graph: GraphModule, inputs: Sequence[Any], frozen: dict[int, torch.Tensor], settings: Mapping[str, Any]) -> None:
+    def __init__(self, graph: GraphModule, inputs: Sequence[Any], frozen: dict[int, _Given], settings: Mapping[str, Any]) -> None:
         flex.spell_out(graph)
         self.graph, self.inputs, self.settings = graph, inputs, settings
         self.rest, self.places, self.views = without_views(graph)
-        self.positions = tuple(frozen)
         self.calls = 0
-        self.versions: dict[tuple[int, ...], _Version] = {}
-        self.native = self._version(tuple(frozen.values())).model is not None
+        self.versions = Versions(tuple(frozen), {n for n, weight in frozen.items() if weight.own})
+        weights = tuple(weight.tensor for weight in frozen.values())
+        self.native = self._version(self.versions, weights, (0,) * len(frozen)).model is not None
 
-    def _version(self, weights: tuple[torch.Tensor, ...]) -> _Version:
+    def _version(self, versions: Versions, weights: Weights, exchanged: tuple[int, ...]) -> Version:
         with unset_fake_temporarily():  # Dynamo calls us in its world of fake tensors, where constants have no values
-            made = _Version(weights, self._compiled(dict(zip(self.positions, weights, strict=True))), self.calls)
-        self.versions[_key(weights)] = made
+            made = Version(weights, self._compiled(dict(zip(versions.positions, weights, strict=True))), exchanged, self.calls)
+        versions.add(made)
         return made
+
+    def _first(self, versions: Versions, weights: Weights, arguments: Sequence[Any]) -> Version:
+        """The version for weights that come for the first time."""
+        exchanged = versions.exchanged(weights)
+        settled = versions.settled(exchanged)
+        if settled is versions:
+            return self._version(versions, weights, exchanged)
+        self.versions, weights = settled, _at(settled.positions, arguments)
+        return self._version(settled, weights, (0,) * len(weights))
 
     def _compiled(self, frozen: dict[int, torch.Tensor]) -> CompiledModel | None:
         try:
@@ -210,27 +220,22 @@ class _Inference:
         return _box(self.call if self.native else self.graph.forward)
 
     def call(self, *arguments: Any) -> Sequence[Any]:
-        weights = tuple([arguments[n] for n in self.positions])
-        version = self.versions.get(_key(weights)) or self._version(weights)
+        versions = self.versions  # read once: a call in another thread may find that fewer inputs are weights
+        weights = _at(versions.positions, arguments)
+        version = versions.of(weights) or self._first(versions, weights, arguments)
         version.used = self.calls = self.calls + 1
-        if self.calls % _IDLE == 0 and len(self.versions) > 1:
-            self._forget()
+        if self.calls % _SWEEP == 0 and len(versions) > 1:
+            versions.forget(self.calls)
         if version.model is None:
             everything: Sequence[Any] = self.graph.forward(*arguments)
             return everything
         try:
             results: Sequence[Any] = version.model.call_flat(arguments)
         except Outdated:
-            self._version(weights)
+            self._version(versions, version.weights, version.exchanged)
             return self.call(*arguments)
         return merged(results, self.places, self.views(*arguments, *results)) if self.places else results
 
-    def _forget(self) -> None:
-        """Weights that nobody brings any more, such as those before others were assigned, are given back."""
-        oldest = self.calls - max(_IDLE, 2 * len(self.versions))
-        self.versions = {key: version for key, version in self.versions.items() if version.used >= oldest}
 
-
-def _key(weights: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
-    """Which tensors they are: a version holds its own, so that no other can have their place."""
-    return tuple(map(id, weights))
+def _at(positions: Sequence[int], arguments: Sequence[Any]) -> Weights:
+    return tuple([arguments[n] for n in positions])
