@@ -120,8 +120,9 @@ class Blocking:
         return result
 
     def pack_late(self, variant: Variant) -> bool:
-        """Whether the rows of a block are packed piece by piece, again for each group of panels, as there is no room for all pieces."""
-        return self.pieces is None or (not variant.direct and self.pieces * variant.packed_bytes > self.packed_most)
+        """Whether the rows of a block are packed piece by piece, again for each group of panels, as there is no room for all pieces. A
+        piece that is all there is has no turn of its own, whatever room it takes."""
+        return self.pieces is None or (self.pieces > 1 and not variant.direct and self.pieces * variant.packed_bytes > self.packed_most)
 
     def packed_bytes(self, variant: Variant) -> int:
         """Room for the packed rows of a block."""
@@ -150,7 +151,8 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         overlaps = micro.overlaps and micro.nr == out_pitch
         reverses = _reverses(target, micro, k_block)
         row = spec.lhs_strides.row
-        pitch = -(-k_block // micro.step_k) * micro.step_bytes + _LINE
+        form = micro.copied if spec.lhs_pieces is None else micro
+        pitch = -(-k_block // form.step_k) * form.step_bytes + _LINE
         if spec.lines is not None and isinstance(row, int):  # all that a row adds to what others have
             pitch = row * spec.lhs.bytes + _LINE
         tiles = MOST_TILES if grouped else 0
@@ -162,7 +164,6 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
             there = row * spec.lhs.bytes, k_block * spec.lhs.bytes
             variants.append(Variant(micro, rows, fewest, *there, True, shares, alone, overlaps, reverses, last_rows))
             continue
-        form = micro.copied if spec.lhs_pieces is None else micro
         pitch -= _LINE if form != micro else 0
         variants.append(Variant(form, rows, fewest, pitch, rows * pitch, False, shares, alone, overlaps, reverses, last_rows))
     numbers = {micro: number for number, micro in enumerate(micros)}

@@ -9,6 +9,7 @@ import pytest
 from sashiko.graph.dims import Dim, symbol
 from sashiko.graph.types import DType, bf16, i8
 from sashiko.kernels import amx, x86_vector
+from sashiko.kernels.blocking import choose
 from sashiko.kernels.spec import GemmSpec, Strides
 from sashiko.kernels.whole_steps import in_whole_steps
 from sashiko.platforms.target import Target
@@ -59,3 +60,16 @@ def test_what_keeps_its_steps() -> None:
 def test_copied_rows_have_whole_steps_anyway() -> None:
     (micro, _) = in_whole_steps(spec_of(Case(64, 64, 144), i8, i8), amx.amx(i8, i8)[:2])
     assert micro.step_bytes == 48 and micro.copied.step_bytes == 64 and micro.copied.mode == amx.amx(i8, i8)[0].mode
+
+
+@pytest.mark.isa("avx512_vnni")
+def test_copied_rows_of_a_step_that_is_not_whole(target: Target) -> None:
+    """They have as much room as their own steps need, and are packed where one piece is more than a small L2 has room for."""
+    micros = amx.amx(i8, i8, tiles_on(target))
+    small, smaller = (Case(32, 16, 60, 0, (1024, size)) for size in (8192, 2048))
+    for case in (small, smaller):
+        spec = spec_of(case, i8, i8)
+        found = choose(case.on(target), spec, in_whole_steps(spec, micros))
+        assert found.pieces == 1 and not found.pack_late(found.variants[0])
+        assert found.variants[0].pitch == 64 and not found.variants[0].direct
+    run(Native(target), micros, [small, smaller])
