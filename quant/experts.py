@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from ..diagnostics.errors import InputError
-from .linear import dequantized
+from .linear import converted, dequantized
 from .scheme import WeightScheme
 from .weights import QuantizedWeight
 
@@ -38,6 +40,11 @@ class IntegerMatrices(nn.Module):
         self._made: QuantizedWeight | None = made
         # Always zero; the operators take one.
         self.register_buffer("zero_point", torch.zeros(made.scales.shape, dtype=torch.int64), persistent=False)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> IntegerMatrices:
+        self.dtype = converted(self.dtype, fn, self.zero_point)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def right_inverse(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The integers and scales; called once, as it is put in the parameter's place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,10 +29,16 @@ def dequantized(values: torch.Tensor, scale: torch.Tensor, zero_point: torch.Ten
     return result
 
 
+def converted(dtype: torch.dtype, fn: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor) -> torch.dtype:
+    """What `fn`, as Module.to and its kin have one, makes of numbers of a type. like: a tensor that lies where they would."""
+    return fn(like.new_empty(0, dtype=dtype)).dtype
+
+
 class QuantizedLinear(nn.Module):
     """y = x W^T + b for x [..., in_features], simulated; compiled it is a product with integers. For inference: integers do not train.
 
-    integers: int8 [out_features, in_features]. scale: float32 [out_features], or for each group of inputs [out_features, groups].
+    integers: int8 [out_features, in_features]. scale: float32 [out_features], or for each group of inputs [out_features, groups]; it
+    stays float32 when the layer is converted to another type, which is that of its weight and bias.
     With `scheme.activation`, x is rounded to 8 bits with a scale for each row.
     """
 
@@ -61,6 +68,13 @@ class QuantizedLinear(nn.Module):
         whole = self.dequantized().to(self.dtype)
         return whole.t() if self.transposed else whole
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":  # as models that tie it to their embedding do
+            what = "the weight of a quantized layer is computed from its integers; nothing is assigned to it"
+            hint = "tie weights before quantize_ and not again (transformers: config.tie_word_embeddings = False), or exclude the layer"
+            raise InputError(what, hint=hint)
+        super().__setattr__(name, value)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., in_features], floating point. The result is of its type."""
         if not x.is_floating_point():
@@ -79,6 +93,14 @@ class QuantizedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {self.scheme.label}"
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedLinear:
+        """Another type is for what the weight stands for; all of its rows would be off by what a scale is rounded."""
+        scale, self.dtype = self.scale, converted(self.dtype, fn, self.scale)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.scale.dtype != scale.dtype:
+            self.scale = scale.to(self.scale.device)
+        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Takes states, too, in which the integers are called what they are in the place of: `weight`."""

@@ -231,6 +231,7 @@ def test_matrices_of_experts(transposed: bool, monkeypatch: pytest.MonkeyPatch) 
     quantize_(same, "int8-weight", exclude="others")
     same.load_state_dict(model.state_dict())
     assert torch.equal(same["experts"].down_proj, model["experts"].down_proj)
+    assert same.bfloat16()["experts"].down_proj.dtype == torch.bfloat16
 
 
 def test_experts_are_rounded_to_nearest_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

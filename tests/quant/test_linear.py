@@ -55,8 +55,9 @@ def test_the_weight_is_what_is_multiplied(preset: str) -> None:
     assert isinstance(layer, QuantizedLinear) and layer.integers.dtype == torch.int8
     assert layer.weight.shape == before.shape and (layer.weight - before).norm() < 0.15 * before.norm()
     torch.testing.assert_close(nn.functional.linear(x, layer.weight, layer.bias), layer(x))
-    with pytest.raises(KeyError, match="weight"):
-        layer.weight = nn.Parameter(before)  # type: ignore[misc,assignment]
+    for other in (nn.Parameter(before), before):
+        with pytest.raises(InputError, match="nothing is assigned to it"):
+            layer.weight = other  # type: ignore[misc]
 
 
 @torch.no_grad()
@@ -91,3 +92,36 @@ def test_integers_are_refused(preset: str) -> None:
     quantize_(model, preset)
     with pytest.raises(InputError, match=r"takes floating point, got torch\.int8"):
         model(torch.ones(4, 64, dtype=torch.int8))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("preset", ["int8-weight", "int4-weight"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_conversion_to_another_type(preset: str, dtype: torch.dtype) -> None:
+    """The weight is of that type, and scales, small as they are, are not rounded."""
+    model = Casts().eval()
+    model.head.weight.mul_(1e-3)
+    quantize_(model, preset)
+    layer = model.head
+    state, weight = {name: tensor.clone() for name, tensor in model.state_dict().items()}, layer.weight.clone()
+    assert layer.to(dtype) is layer and layer.weight.dtype == layer.bias.dtype == dtype and layer.integers.dtype == torch.int8
+    assert model.to(dtype)(torch.randn(4, 64, dtype=dtype)).dtype == dtype
+    assert torch.equal(layer.weight, weight.to(dtype))
+    kept = model.state_dict()
+    assert kept.keys() == state.keys()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in state.items() if "bias" not in name)
+    assert model.float().head.weight.dtype == torch.float32 and torch.equal(layer.weight, weight)
+    assert model.to("meta").head.scale.device.type == "meta"
+
+
+@torch.no_grad()
+def test_a_head_that_was_tied_is_tied_no_more() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=True)).eval()
+    quantize_(model, "int8-weight")
+    with pytest.raises(InputError, match=r"tie_word_embeddings = False"):
+        model.tie_weights()
+    model.config.tie_word_embeddings = False
+    model.tie_weights()
+    assert isinstance(model.lm_head, QuantizedLinear)
