@@ -153,7 +153,7 @@ def observe(module: GraphModule, program: Program, observers: Mapping[str, Seque
         why = "; ".join(filter(None, (error.what, program.fixed)))
         what = f"batch {number} does not fit the program exported from the first batch: {why}"
         raise CalibrationError(what, _LOOP, error.hint) from error
-    recorder = _Recorder(module, observers, selection(program.mask, dict(zip(gate.names, values, strict=True)), number))
+    recorder = _Recorder(module, observers, selection(program.masks, dict(zip(gate.names, values, strict=True)), number))
     try:
         with torch.no_grad():
             recorder.run(*values)
@@ -165,12 +165,15 @@ def observe(module: GraphModule, program: Program, observers: Mapping[str, Seque
         raise CalibrationError(what, _LOOP, "the cause is shown above") from error
 
 
-def selection(argument: MaskArgument | None, values: Mapping[str, Any], number: int) -> Select:
+def selection(arguments: Sequence[MaskArgument], values: Mapping[str, Any], number: int) -> Select:
     """What counts in the activations of one batch."""
-    mask = argument.read(values[argument.name], number) if argument is not None else None
-    if argument is None or mask is None:
-        return lambda node, x: None
-    return lambda node, x: argument.on(mask, x, node)
+    read = [(argument, argument.read(values[argument.name], number)) for argument in arguments]
+
+    def select(node: Node, x: torch.Tensor) -> torch.Tensor | None:
+        laid = (argument.on(mask, x, node) for argument, mask in read if mask is not None)
+        return next((mask for mask in laid if mask is not None), None)
+
+    return select
 
 
 def _explain_non_finite(module: GraphModule, gate: Gate, values: list[Any], found: Node, number: int) -> CalibrationError:

@@ -76,7 +76,7 @@ def quantize_(
         calls = [call_of(model, batch, number).own() for number, batch in numbered(batches, max_batches, transform)]
         typical(tuple(calls))
         # All before any is put in its place: the model runs several times, and quantized layers are slow before they are compiled.
-        made = compensated_weights(model, _compensating(layers), calls, _mask(calls, mask), memory)
+        made = compensated_weights(model, _compensating(layers), calls, _masks(calls, mask), memory)
     notes += _rounded_to_nearest(layers, made, bool(calls))
     noise: dict[str, float] = {}
     for name in tuple(layers):  # a layer that is replaced is forgotten, so that its weight goes before the next one has integers
@@ -235,12 +235,11 @@ def _rounded_to_nearest(layers: Mapping[str, Layer], made: Mapping[str, Quantize
     return tuple(f"weights were rounded to nearest, for {why}: {which}" for which, why in some)
 
 
-def _mask(calls: list[Call], mask: str | Literal[False] | None) -> MaskArgument | None:
-    """The argument that says which positions count; None: all do."""
-    argument = None if mask is False else MaskArgument(mask or USUAL, mask is not None, (False, False))
-    if argument is not None and argument.certain and not all(argument.name in call.kwargs for call in calls):
-        raise InputError(f"the mask {argument.name!r} is not an argument of the batches", f"{_PLACE}(mask=...)")
-    return argument
+def _masks(calls: list[Call], mask: str | Literal[False] | None) -> list[MaskArgument]:
+    """The arguments that say which positions count; where there are none, all do."""
+    if mask and not all(mask in call.kwargs for call in calls):
+        raise InputError(f"the mask {mask!r} is not an argument of the batches", f"{_PLACE}(mask=...)")
+    return [] if mask is False else [MaskArgument(name, mask is not None) for name in ([mask] if mask else USUAL)]
 
 
 def _replace(model: nn.Module, module: nn.Module, weight: QuantizedWeight, site: QuantSite) -> float:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..diagnostics.errors import CalibrationError
 from .gptq import GramObserver, Inputs, compensated
-from .masking import MaskArgument, fitted
+from .masking import ANY, DECODER, MaskArgument, fitted
 from .observers import NonFinite
 from .program import Call, first_line
 from .scheme import WeightScheme
@@ -34,7 +38,7 @@ class _NotFinite(Exception):
 
 
 def compensated_weights(
-    model: nn.Module, layers: Mapping[str, Layer], calls: Sequence[Call], mask: MaskArgument | None, memory: int
+    model: nn.Module, layers: Mapping[str, Layer], calls: Sequence[Call], masks: Sequence[MaskArgument], memory: int
 ) -> dict[str, QuantizedWeight]:
     """Integers by GPTQ for each layer that a call reaches, by name.
 
@@ -46,7 +50,10 @@ def compensated_weights(
     for part in _parts(groups, layers, memory):
         grams = {group[0]: GramObserver() for group in part}
         for number, call in enumerate(calls, 1):
-            _run(model, {name: layers[name].module for name in grams}, call, number, _observing(grams, call, number, mask))
+            own = call.own()  # a model may write into its arguments
+            flow = _Flow(value for name, value in own.kwargs.items() if name.startswith(DECODER))
+            see = _observing(grams, call, number, masks, flow)
+            _run(model, {name: layers[name].module for name in grams}, own, number, see, flow if masks and flow.begins else None)
         for group in part:
             inputs = Inputs.of(grams.pop(group[0]).gram)
             for name in group:
@@ -68,7 +75,7 @@ def _groups(model: nn.Module, layers: Mapping[str, Layer], calls: Sequence[Call]
         last[:] = [x]
 
     for number, call in enumerate(calls, 1):
-        _run(model, modules, call, number, see)
+        _run(model, modules, call.own(), number, see)
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, which in reached.items():
         groups.setdefault(tuple(which), []).append(name)
@@ -90,22 +97,49 @@ def _parts(groups: Sequence[list[str]], layers: Mapping[str, Layer], memory: int
         yield part
 
 
+class _Flow(TorchFunctionMode):
+    """Knows what is computed from some tensors, while it is active. begins: there are any."""
+
+    def __init__(self, sources: Iterable[Any]) -> None:
+        super().__init__()
+        self._computed = WeakTensorKeyDictionary()
+        self._add(list(sources))
+        self.begins = bool(self._computed)
+
+    def __contains__(self, x: torch.Tensor) -> bool:
+        return x in self._computed
+
+    def _add(self, values: Any) -> None:
+        self._computed.update((leaf, True) for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor))
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(isinstance(leaf, torch.Tensor) and leaf in self for leaf in pytree.tree_leaves((args, kwargs))):
+            self._add(args[0] if result is None else result)  # what returns nothing, as x[i] = y, writes
+        return result
+
+
 def _observing(
-    grams: Mapping[str, GramObserver], call: Call, number: int, argument: MaskArgument | None
+    grams: Mapping[str, GramObserver], call: Call, number: int, arguments: Sequence[MaskArgument], flow: _Flow
 ) -> Callable[[str, torch.Tensor], None]:
-    mask = None if argument is None or argument.name not in call.kwargs else argument.read(call.kwargs[argument.name], number)
+    """Sizes do not tell the positions of a decoder from those of its encoder: what is computed from the decoder's arguments has its own."""
+    read = [(a.name.startswith(DECODER), a.read(call.kwargs[a.name], number)) for a in arguments if a.name in call.kwargs]
 
     def see(name: str, x: torch.Tensor) -> None:
-        counts = None if mask is None else fitted(mask, (False, False), x.shape, [False] * x.dim())
-        grams[name].observe(x, counts)
+        masks = (mask for decoder, mask in read if mask is not None and decoder == (x in flow))
+        laid = (fitted(mask, (ANY, ANY), x.shape, [{ANY}] * x.dim()) for mask in masks)
+        grams[name].observe(x, next((mask for mask in laid if mask is not None), None))
 
     return see
 
 
 def _run(
-    model: nn.Module, modules: Mapping[str, nn.Module], call: Call, number: int, see: Callable[[str, torch.Tensor], None]
+    model: nn.Module, modules: Mapping[str, nn.Module], call: Call, number: int, see: Callable[[str, torch.Tensor], None],
+    flow: _Flow | None = None,
 ) -> None:
-    """Calls the model and shows what goes into the modules, by their names."""
+    """Calls the model and shows what goes into the modules, by their names. It may write into the arguments."""
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def seen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -117,10 +151,9 @@ def _run(
         return seen
 
     handles = [module.register_forward_pre_hook(hook(name), with_kwargs=True) for name, module in modules.items()]
-    own = call.own()  # a model may write into its arguments
     try:
-        with torch.no_grad():
-            model(*own.args, **own.kwargs)
+        with torch.no_grad(), flow or nullcontext():
+            model(*call.args, **call.kwargs)
     except _NotFinite as found:
         what = f"batch {number}: the input of {found} holds NaN or infinity"
         raise CalibrationError(what, _LOOP, "remove or repair that batch, or exclude the layer") from None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
 
 from ..diagnostics.errors import CalibrationError, InputError
-from .module import Gate, TensorLeaf
+from .module import FreeDim, Gate, TensorLeaf
 
-USUAL = "attention_mask"
-"""The argument that is the mask where nobody says which one is."""
+USUAL = ("attention_mask", "decoder_attention_mask")
+"""The arguments that are masks where nobody says which one is."""
+DECODER = "decoder_"
+"""What the names of a decoder's own arguments begin with in a model that has an encoder, too."""
+ANY = ""
+"""A size that may vary, and of which nothing is known that tells it from others."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +24,12 @@ class MaskArgument:
     """The argument of a program that is 1 at [batch, position] where a position counts and 0 where it is padding.
 
     certain: it was named by the user, so that other values in it are a fault; otherwise they only mean that it is no such mask.
-    fixed: which of its two dimensions have one size for good in the program.
+    dims: the symbols of its two dimensions where other arguments have these, too; else ANY, or None for one size for good.
     """
 
     name: str
     certain: bool
-    fixed: tuple[bool, bool]
+    dims: tuple[str | None, str | None] = (ANY, ANY)
 
     def read(self, values: object, number: int) -> torch.Tensor | None:
         """The mask as bool, from the argument of batch `number`; None when it turns out to be no mask."""
@@ -39,47 +43,65 @@ class MaskArgument:
     def on(self, mask: torch.Tensor, x: torch.Tensor, node: Node) -> torch.Tensor | None:
         """The mask for the leading dimensions of an activation, or None when its layout does not tell which positions are whose."""
         declared = getattr(node.meta.get("val"), "shape", x.shape)
-        # A symbol that export found to be constant prints as its number.
-        return fitted(mask, self.fixed, x.shape, [str(d).isdecimal() for d in declared])
+        return fitted(mask, self.dims, x.shape, [_symbols(d) for d in declared])
 
 
-def mask_argument(gate: Gate, wanted: str | bool | None) -> MaskArgument | None:
-    """wanted: the name of an argument; None: `attention_mask`, where there is one of two dimensions; False: no mask.
+def _symbols(size: int | torch.SymInt) -> frozenset[str]:
+    """What a size is computed from; of one that export found to be constant, nothing."""
+    return frozenset(map(str, size.node.expr.free_symbols)) if isinstance(size, torch.SymInt) else frozenset()
+
+
+def mask_arguments(gate: Gate, wanted: str | bool | None) -> tuple[MaskArgument, ...]:
+    """wanted: the name of an argument; None: those of `USUAL` that there are, of two dimensions; False: no mask.
 
     Raises InputError for a name that the program does not take, and for an argument that is not a tensor of two dimensions.
     """
     if wanted is False:
-        return None
+        return ()
     if wanted is not None and not isinstance(wanted, str):
         raise InputError(f"mask={wanted!r} is not the name of an argument", "quantize(mask=...)", f"choose among {', '.join(gate.names)}")
-    name = wanted or USUAL
-    leaf = next((leaves[0] for argument, leaves in gate.arguments if argument == name and [leaf.path for leaf in leaves] == [""]), None)
-    if isinstance(leaf, TensorLeaf) and len(leaf.dims) == 2:
-        batch, position = (isinstance(d, int) for d in leaf.dims)
-        return MaskArgument(name, wanted is not None, (batch, position))
-    if wanted is None:
+    found: list[MaskArgument] = []
+    for name, leaves in gate.arguments:
+        leaf = leaves[0] if [leaf.path for leaf in leaves] == [""] else None
+        if name in ((wanted,) if wanted else USUAL) and isinstance(leaf, TensorLeaf) and len(leaf.dims) == 2:
+            others = {dim.symbol for dim in replace(gate, arguments=tuple(a for a in gate.arguments if a[0] != name)).free}
+            batch, position = (_tied(dim, others) for dim in leaf.dims)
+            found.append(MaskArgument(name, wanted is not None, (batch, position)))
+    if found or wanted is None:
+        return tuple(sorted(found, key=lambda argument: argument.dims[1] == ANY))  # what is known goes before what only fits
+    what = "is not a tensor of [batch, position]" if wanted in gate.names else "is not an argument of the batches"
+    raise InputError(f"the mask {wanted!r} {what}", "quantize(mask=...)", f"choose among {', '.join(gate.names)}")
+
+
+def _tied(dim: int | FreeDim, others: Set[str]) -> str | None:
+    """One of `MaskArgument.dims`. Alone, a symbol tells nothing: the model may never bring the mask and what it belongs to together."""
+    if isinstance(dim, int):
         return None
-    what = "is not a tensor of [batch, position]" if name in gate.names else "is not an argument of the batches"
-    raise InputError(f"the mask {name!r} {what}", "quantize(mask=...)", f"choose among {', '.join(gate.names)}")
+    return dim.symbol if dim.symbol in others and dim.symbol.isidentifier() else ANY
 
 
 def fitted(
-    mask: torch.Tensor, mask_fixed: tuple[bool, bool], shape: Sequence[int], fixed: Sequence[bool]
+    mask: torch.Tensor, mask_dims: tuple[str | None, str | None], shape: Sequence[int], symbols: Sequence[Set[str]]
 ) -> torch.Tensor | None:
     """A mask [batch, position] over the leading dimensions of an activation, with 1 for a dimension it does not depend on; or None.
 
     Known layouts: [batch, position, ...], [batch * position, ...], [batch, heads, position, features], [batch, heads, features, position].
-    fixed: dimensions with one size for good; such a one is no batch or position where the mask's may vary, even if the sizes agree.
+    mask_dims: as in `MaskArgument`. symbols: what each dimension is computed from; nothing where it has one size for good. Sizes that agree
+    are not enough: heads are no positions, and those of a decoder are not its encoder's.
     """
 
-    def agree(axis: int, of_mask: int) -> bool:
-        return shape[axis] == mask.shape[of_mask] and fixed[axis] == mask_fixed[of_mask]
+    def akin(axis: int, dim: str | None) -> bool:
+        return not symbols[axis] if dim is None else dim in symbols[axis] or (dim == ANY and bool(symbols[axis]))
 
+    def agree(axis: int, of_mask: int) -> bool:
+        return shape[axis] == mask.shape[of_mask] and akin(axis, mask_dims[of_mask])
+
+    free = [dim for dim in mask_dims if dim is not None]
     if len(shape) == 4 and agree(1, 1) and agree(2, 1):
         return None
     if len(shape) >= 3 and agree(0, 0) and agree(1, 1):
         return mask
-    if len(shape) == 2 and shape[0] == mask.numel() and fixed[0] == all(mask_fixed):
+    if len(shape) == 2 and shape[0] == mask.numel() and bool(symbols[0]) == bool(free) and all(akin(0, dim) for dim in free):
         return mask.reshape(-1)
     if len(shape) == 4 and agree(0, 0) and agree(2, 1):
         return mask[:, None, :]

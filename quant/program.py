@@ -61,7 +61,7 @@ class Program:
     """An exported model with tensors of its own.
 
     attributes: every get_attr target; parameters do not require gradients. fixed: which sizes could not be free and why, also a note.
-    mask: the argument that says which positions count, or None.
+    masks: the arguments that say which positions count.
     """
 
     graph: Graph
@@ -69,7 +69,7 @@ class Program:
     gate: Gate
     notes: tuple[str, ...]
     fixed: str = ""
-    mask: MaskArgument | None = None
+    masks: tuple[MaskArgument, ...] = ()
 
 
 def bind(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:

@@ -22,7 +22,7 @@ from .calibrate import call_of, numbered, total
 from .calibration import Calibration, calibrated
 from .constants import Constants
 from .gptq import Compensation
-from .masking import mask_argument
+from .masking import mask_arguments
 from .module import QuantizedModule
 from .operands import Operands, operands
 from .placement import place
@@ -56,7 +56,8 @@ def quantize(
     exclude: what to leave in floating point: names as `report` shows them, modules containing them, compiled patterns, module classes.
     transform: makes a batch of an item of `batches`, such as one that still holds its labels.
     mask: the name of an argument [batch, position] that is 1 where a position counts and 0 where it is padding: what activations hold
-        there does not shape their ranges. None: `attention_mask`, where the model takes one; False: everything counts.
+        there does not shape their ranges. None: `attention_mask` and `decoder_attention_mask`, where the model takes them; False:
+        everything counts.
     sharded: every process of torch.distributed passes its own part of the data, and all get the module that the whole data gives. An
         error of one is an error of all. Without torch.distributed there is one process.
     max_batches: stop after so many, on each process. progress: show a bar; None shows one on a terminal when the work is long.
@@ -96,7 +97,7 @@ def calibrate(
         dealt = shards.interleaved(held, scheme.sample)
         sample = tuple(call for _, call in dealt)
         program = export(model, typical(sample))
-        original = program = replace(program, mask=mask_argument(program.gate, mask))
+        original = program = replace(program, masks=mask_arguments(program.gate, mask))
         machine = resolve_target(target)
         placement = place(program.graph, Constants(program.graph, program.attributes), scheme, machine, rules)
         if scheme.smooth is not None:

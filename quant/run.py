@@ -21,7 +21,7 @@ class Run(Interpreter):
         super().__init__(torch.nn.Module(), graph=program.graph)
         values = program.gate.arrange(call.args, call.kwargs)
         self.args_iter = iter(program.graph.process_inputs(*values))
-        self.select = selection(program.mask, dict(zip(program.gate.names, values, strict=True)), number)
+        self.select = selection(program.masks, dict(zip(program.gate.names, values, strict=True)), number)
         self._attributes = scratch_attributes(program)
 
     def fetch_attr(self, target: str) -> Any:

@@ -28,6 +28,35 @@ class Attention(nn.Module):
         return out
 
 
+class EncoderDecoder(nn.Module):
+    """x: [B, S, 8], of which attention_mask says what counts; decoder_x: [B, T, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.keys, self.decoder, self.query, self.out = (nn.Linear(8, 8, bias=False) for _ in range(5))
+
+    def forward(
+        self, x: torch.Tensor, attention_mask: torch.Tensor, decoder_x: torch.Tensor, decoder_attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        keys = self.keys(self.encoder(x))
+        y = torch.zeros_like(decoder_x)
+        y[:, :] = self.decoder(decoder_x)
+        if decoder_attention_mask is not None:
+            y = y * decoder_attention_mask[..., None]
+        scores = (self.query(y) @ keys.transpose(-1, -2)).masked_fill(attention_mask[:, None, :] == 0, -1e4)
+        out: torch.Tensor = self.out(y + scores.softmax(-1) @ keys)
+        return out
+
+
+def sequences(target: int, source_garbage: float = 1.0, target_garbage: float = 1.0) -> dict[str, torch.Tensor]:
+    """Sources of 6 of which 2 count, targets of which 3 count; garbage times noise in the others."""
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(3, 6, 8, generator=g), torch.randn(3, target, 8, generator=g)
+    x[:, 2:] *= source_garbage
+    y[:, 3:] *= target_garbage
+    return {"x": x, "attention_mask": (torch.arange(6) < 2).long().expand(3, 6).contiguous(), "decoder_x": y}
+
+
 def mlp(bias: bool = True) -> nn.Sequential:
     """[..., 8] -> [..., 4]"""
     return nn.Sequential(nn.Linear(8, 32, bias=bias), nn.GELU(), nn.Linear(32, 4, bias=bias)).eval()

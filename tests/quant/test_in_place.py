@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import weakref
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ from sashiko.quant import (
 )
 from sashiko.quant.gptq import Inputs, compensated
 from sashiko.quant.weights import QuantizedWeight, quantize_weight
-from tests.quant.models import mlp
+from tests.quant.models import EncoderDecoder, mlp, sequences
 
 NEAREST = Scheme(OpScheme(None, WeightScheme(4, "group", 8, clip="mse")))
 COMPENSATED = Scheme(OpScheme(None, WeightScheme(4, "group", 8, compensate=True)))
@@ -156,6 +156,27 @@ def test_padding_does_not_count() -> None:
         quantize_(one, COMPENSATED, [batch])
         made.append(one.query.integers)
     assert torch.equal(*made)
+
+
+@torch.no_grad()
+def test_padding_of_a_source_is_none_of_a_target_as_long() -> None:
+    model = EncoderDecoder().eval()
+    own = (torch.arange(6) < 3).long().expand(3, 6).contiguous()
+
+    def integers(batch: dict[str, torch.Tensor], mask: Literal[False] | None = None) -> dict[str, torch.Tensor]:
+        one = copy.deepcopy(model)
+        quantize_(one, COMPENSATED, [batch], mask=mask)
+        return {name: part.integers for name, part in one.named_children()}
+
+    def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> set[str]:
+        return {name for name in one if not torch.equal(one[name], other[name])}
+
+    assert not differ(integers(sequences(6)), integers(sequences(6, 100.0)))
+    everything = integers(sequences(6, 100.0), mask=False)
+    assert differ(integers(sequences(6, 100.0)), everything) == {"encoder", "keys"}
+    owned = [integers({**sequences(6, garbage, garbage), "decoder_attention_mask": own}) for garbage in (1.0, 100.0)]
+    assert not differ(*owned)
+    assert differ(owned[0], integers(sequences(6))) >= {"decoder", "query"}
 
 
 def test_layers_that_others_read_or_change_stay() -> None:

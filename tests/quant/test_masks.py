@@ -11,8 +11,8 @@ from torch import nn
 
 from sashiko.diagnostics.errors import CalibrationError, InputError
 from sashiko.quant import PRESETS, ActivationScheme, OpScheme, QuantizedModule, Scheme, quantize
-from sashiko.quant.masking import fitted
-from tests.quant.models import bert, tokens
+from sashiko.quant.masking import ANY, fitted
+from tests.quant.models import EncoderDecoder, bert, sequences, tokens
 from tests.sweeps import swept
 
 STATIC = [name for name, scheme in PRESETS.items() if scheme.default.label == "int8"]
@@ -159,5 +159,55 @@ def test_nothing_but_padding() -> None:
     ],
 )
 def test_layouts(shape: Sequence[int], fixed: Sequence[int], expected: Sequence[int] | None) -> None:
-    found = fitted(torch.ones(2, 3), (False, False), shape, [axis in fixed for axis in range(len(shape))])
+    symbols: list[set[str]] = [set() if axis in fixed else {ANY} for axis in range(len(shape))]
+    found = fitted(torch.ones(2, 3), (ANY, ANY), shape, symbols)
     assert (found if found is None else tuple(found.shape)) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "symbols", "expected"),
+    [
+        ((2, 3, 8), ("b", "s", ""), (2, 3)),
+        ((2, 3, 8), ("b", "t", ""), None),
+        ((6, 8), ("bs", ""), (6,)),
+        ((6, 8), ("bt", ""), None),
+        ((2, 3, 3, 8), ("b", "t", "s", ""), (2, 1, 3)),
+    ],
+)
+def test_layouts_by_symbols(shape: Sequence[int], symbols: Sequence[str], expected: Sequence[int] | None) -> None:
+    found = fitted(torch.ones(2, 3), ("b", "s"), shape, [set(each) for each in symbols])
+    assert (found if found is None else tuple(found.shape)) == expected
+
+
+@pytest.mark.parametrize("target", [6, 7])
+def test_a_decoder_has_its_own_positions(target: int) -> None:
+    """As many as the encoder, or not: what is padding there counts here, unless the decoder has a mask of its own."""
+    model = EncoderDecoder().eval()
+
+    def found(source: float, of_target: float, **more: torch.Tensor) -> dict[str, float]:
+        small = quantize(model, [{**sequences(target, source, of_target), **more}], preset="int8-minmax")
+        return {item.site.name: item.ranges[0].scale for item in small.record.sites}
+
+    plain, noisy = found(1.0, 1.0), found(100.0, 1.0)
+    assert plain == noisy and len(plain) == 5
+    y = sequences(target, 1.0, 100.0)["decoder_x"]
+    assert found(1.0, 100.0)["decoder"] == pytest.approx(y.abs().max().item() / 127)
+    own = (torch.arange(target) < 3).long().expand(3, target).contiguous()
+    assert found(100.0, 100.0, decoder_attention_mask=own) == found(1.0, 1.0, decoder_attention_mask=own)
+
+
+def test_a_batch_behind_its_positions() -> None:
+    """[position, batch, features] is no known layout; that there are as many of both does not make it one."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.fc((x * attention_mask[..., None]).transpose(0, 1)))
+
+    x, mask = torch.ones(4, 4, 8), torch.ones(4, 4, dtype=torch.int64)
+    x[3, 0], mask[0, 3] = 5.0, 0
+    (scale, _), = scales(quantize(Turned().eval(), [(x, mask)], preset="int8-minmax"))
+    assert scale == pytest.approx(5 / 127)
