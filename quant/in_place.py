@@ -23,7 +23,7 @@ from .linear import QuantizedLinear
 from .masking import USUAL, MaskArgument
 from .placement import EXCLUDED, check_used, dynamic, fitting, grouped, is_named, undivided
 from .presets import resolve
-from .program import Call
+from .program import Call, named
 from .quantize import check_evaluating, typical
 from .record import LeftOut, QuantRecord, QuantSite, SiteResult
 from .scheme import FP32, Operation, OpScheme, Override, Scheme, Where, several
@@ -76,7 +76,7 @@ def quantize_(
         calls = [call_of(model, batch, number).own() for number, batch in numbered(batches, max_batches, transform)]
         typical(tuple(calls))
         # All before any is put in its place: the model runs several times, and quantized layers are slow before they are compiled.
-        made = compensated_weights(model, _compensating(layers), calls, _masks(calls, mask), memory)
+        made = compensated_weights(model, _compensating(layers), calls, _masks(model, calls, mask), memory)
     notes += _rounded_to_nearest(layers, made, bool(calls))
     noise: dict[str, float] = {}
     for name in tuple(layers):  # a layer that is replaced is forgotten, so that its weight goes before the next one has integers
@@ -235,9 +235,9 @@ def _rounded_to_nearest(layers: Mapping[str, Layer], made: Mapping[str, Quantize
     return tuple(f"weights were rounded to nearest, for {why}: {which}" for which, why in some)
 
 
-def _masks(calls: list[Call], mask: str | Literal[False] | None) -> list[MaskArgument]:
+def _masks(model: nn.Module, calls: list[Call], mask: str | Literal[False] | None) -> list[MaskArgument]:
     """The arguments that say which positions count; where there are none, all do."""
-    if mask and not all(mask in call.kwargs for call in calls):
+    if mask and not all(mask in named(model, call) for call in calls):
         raise InputError(f"the mask {mask!r} is not an argument of the batches", f"{_PLACE}(mask=...)")
     return [] if mask is False else [MaskArgument(name, mask is not None) for name in ([mask] if mask else USUAL)]
 

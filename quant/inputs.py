@@ -17,7 +17,7 @@ from ..diagnostics.errors import CalibrationError
 from .gptq import GramObserver, Inputs, compensated
 from .masking import ANY, DECODER, MaskArgument, fitted
 from .observers import NonFinite
-from .program import Call, first_line
+from .program import Call, first_line, named
 from .scheme import WeightScheme
 from .weights import QuantizedWeight
 
@@ -51,8 +51,9 @@ def compensated_weights(
         grams = {group[0]: GramObserver() for group in part}
         for number, call in enumerate(calls, 1):
             own = call.own()  # a model may write into its arguments
-            flow = _Flow(value for name, value in own.kwargs.items() if name.startswith(DECODER))
-            see = _observing(grams, call, number, masks, flow)
+            given = named(model, own)
+            flow = _Flow(value for name, value in given.items() if name.startswith(DECODER))
+            see = _observing(grams, given, number, masks, flow)
             _run(model, {name: layers[name].module for name in grams}, own, number, see, flow if masks and flow.begins else None)
         for group in part:
             inputs = Inputs.of(grams.pop(group[0]).gram)
@@ -122,10 +123,10 @@ class _Flow(TorchFunctionMode):
 
 
 def _observing(
-    grams: Mapping[str, GramObserver], call: Call, number: int, arguments: Sequence[MaskArgument], flow: _Flow
+    grams: Mapping[str, GramObserver], given: Mapping[str, Any], number: int, arguments: Sequence[MaskArgument], flow: _Flow
 ) -> Callable[[str, torch.Tensor], None]:
     """Sizes do not tell the positions of a decoder from those of its encoder: what is computed from the decoder's arguments has its own."""
-    read = [(a.name.startswith(DECODER), a.read(call.kwargs[a.name], number)) for a in arguments if a.name in call.kwargs]
+    read = [(a.name.startswith(DECODER), a.read(given[a.name], number)) for a in arguments if a.name in given]
 
     def see(name: str, x: torch.Tensor) -> None:
         masks = (mask for decoder, mask in read if mask is not None and decoder == (x in flow))

@@ -24,7 +24,7 @@ from ..graph import numbers
 from ..graph.alone import alone
 from ..graph.attributes import kept
 from ..graph.capture import assumptions
-from ..graph.exporting import has_one_mode, quiet, traced, tracing
+from ..graph.exporting import quiet, traced, tracing
 from ..graph.lower import PART_OF
 from ..graph.refusals import translated
 from . import edit
@@ -38,7 +38,7 @@ _LONGEST_SIZE, _LONGEST_FUNCTION = 32, 24
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call of a model, in the form that is exported: by keyword wherever `forward` allows it."""
+    """The arguments of one call of a model."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -73,26 +73,16 @@ class Program:
 
 
 def bind(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-    """Binds arguments as Python would. Raises TypeError when they do not fit `forward`."""
-    parameters = inspect.signature(model.forward).parameters
-    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    if has_one_mode(model):
-        return Call(args, kwargs)  # what torch.export made is called as its example was, whatever its signature says
-    variadic = any(p.kind is p.VAR_POSITIONAL and bound.get(name) for name, p in parameters.items())
-    positional: list[Any] = []
-    named: dict[str, Any] = {}
-    for name, parameter in parameters.items():
-        if name not in bound:
-            continue
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            positional.extend(bound[name])
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            named.update(bound[name])
-        elif parameter.kind is parameter.POSITIONAL_ONLY or (variadic and parameter.kind is parameter.POSITIONAL_OR_KEYWORD):
-            positional.append(bound[name])
-        else:
-            named[name] = bound[name]
-    return Call(tuple(positional), named)
+    """The call as it was given, since hooks and wrappers of `forward` see what is by position and what by name; the names in the order of
+    `forward`. Raises TypeError when the arguments do not fit `forward`."""
+    signature = inspect.signature(model.forward)
+    signature.bind(*args, **kwargs)
+    return Call(args, {**{name: kwargs[name] for name in signature.parameters if name in kwargs}, **kwargs})
+
+
+def named(model: nn.Module, call: Call) -> Mapping[str, Any]:
+    """The arguments by the names that `forward` has for them."""
+    return {**inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments, **call.kwargs}
 
 
 @alone()
@@ -281,9 +271,9 @@ def _gate(model: nn.Module, exported: ExportedProgram, module: GraphModule) -> G
         (name, tuple(replace(leaf, path=path) for path, leaf in parts(value).items())) for name, value in zip(names, values, strict=True)
     )
     parameters = inspect.signature(model.forward).parameters.values()
-    if args:
+    order = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    if names[: len(args)] != order[: len(args)]:  # some are of *args
         return Gate(names, arguments, (), assumptions(exported))
-    order = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
     omitted = tuple((p.name, p.default) for p in parameters if p.name not in names and p.default is not p.empty)
     return Gate(order, arguments, omitted, assumptions(exported))
 

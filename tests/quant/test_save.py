@@ -275,7 +275,7 @@ def _rename(data: Any, name: str) -> None:
 
 @cache
 def _small() -> QuantizedModule:
-    return quantize(mlp(), [torch.randn(5, 8)])
+    return quantize(mlp(), [{"input": torch.randn(5, 8)}])
 
 
 def program(tmp_path: Path, change: Callable[[Any], None]) -> Path:

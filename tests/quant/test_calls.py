@@ -1,0 +1,74 @@
+"""Models are called as the batches were given, so that hooks and wrappers of `forward` see what they see in any other call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sashiko.quant import quantize, quantize_
+from tests.quant.models import mlp
+
+
+def positional(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """As decorators that time or count calls are often written: the signature remains that of `forward`."""
+
+    @functools.wraps(forward)
+    def inner(self: nn.Module, *args: Any) -> Any:
+        return forward(self, *args)
+
+    return inner
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor | None = None) -> Any:
+        return self.body(x) if shift is None else self.body(x) + shift
+
+
+class Wrapped(Plain):
+    forward = positional(Plain.forward)
+
+
+def near(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool((result - expected).norm() / expected.norm() < 0.03)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("by_name", [False, True])
+def test_hooks_of_the_model_itself(by_name: bool) -> None:
+    model, x = Plain().eval(), torch.randn(16, 8)
+    if by_name:
+        model.register_forward_pre_hook(lambda _, args, named: (args, {"x": named["x"] * 10}), with_kwargs=True)
+    else:
+        model.register_forward_pre_hook(lambda _, args: (args[0] * 10,))
+    model.register_forward_hook(lambda _, args, result: result * (len(args) + 2))
+    batch: Any = {"x": x} if by_name else x
+    small = quantize(model, [batch])
+    assert near(small(x), model(**batch) if by_name else model(x)) and torch.equal(small(x), small(x=x))
+
+
+@torch.no_grad()
+def test_a_wrapped_forward() -> None:
+    model, x, shift = Wrapped().eval(), torch.randn(16, 8), torch.randn(16, 4)
+    small = quantize(model, [x])
+    assert near(small(x), model(x)) and torch.equal(small(x), small(x=x, shift=None))
+    both = quantize(model, [(x, shift)])
+    assert near(both(x, shift), model(x, shift)) and torch.equal(both(x, shift), both(shift=shift, x=x))
+    expected = model(x)
+    assert quantize_(model, "int4-weight", [x]).notes == () and (model(x) - expected).norm() / expected.norm() < 0.3
+
+
+@torch.no_grad()
+def test_an_exported_module_called_by_name_in_another_order() -> None:
+    x, shift = torch.randn(16, 8), torch.randn(16, 4)
+    model = torch.export.export(Plain().eval(), (), {"x": x, "shift": shift}).module()
+    small = quantize(model, [{"shift": shift, "x": x}])
+    assert near(small(x, shift), model(x=x, shift=shift))
