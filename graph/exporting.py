@@ -175,10 +175,26 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         return program
     table = {op: fn for op, fn in _core().items() if not (_is_taken(op) or _kept(op) or str(op) in QUANTIZED)}
     table.update(recurrent.decompositions(table))
+    return _decomposed(program, table, (lambda node: _stays(node) or _kept(node.target)) if apart else None)
+
+
+@alone()
+def without_writes(program: ExportedProgram) -> ExportedProgram:
+    """The program with functional forms of its in-place operations, so that what an operation gave is what all who read it find; buffers
+    and arguments are written at the end. Nothing else of it changes, unless torch has to trace it as a whole."""
+    if not any(_writes(node) for node in program.graph.nodes):
+        return program
+    return _decomposed(program, {}, lambda node: not _writes(node))
+
+
+def _decomposed(
+    program: ExportedProgram, table: dict[Any, Callable[..., Any]], stays: Callable[[torch.fx.Node], bool] | None
+) -> ExportedProgram:
+    """The functional program, taken apart by `table` where a node does not stay. stays: None where it cannot be done node by node."""
     try:
         # torch asks things of sizes for its own sake, such as whether a result that is a view is like its base: no assumptions.
         with quiet(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-            found = by_node(program, table, lambda node: _stays(node) or _kept(node.target)) if apart else None
+            found = by_node(program, table, stays) if stays is not None else None
             # Without dropout: torch would copy there, and writes behind it would not reach what is before it.
             return found or _by_torch(by_node(program, {}, lambda node: True) or program, table)
     except Exception as error:
@@ -234,6 +250,11 @@ def _kept(op: object) -> bool:
     return isinstance(op, torch._ops.OpOverload) and op._schema.name in _CHECKED
 
 
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether a node is an operation that writes to one of its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+
+
 def _stays(node: torch.fx.Node) -> bool:
     """Whether a node needs no decomposition: it writes nothing, so that it does not matter what is a view of what, and has a row."""
     op = node.target
@@ -245,7 +266,7 @@ def _stays(node: torch.fx.Node) -> bool:
         return False
     known = any(op in rows for rows in (TABLE, COMPOSITES, COMPLEX)) or str(op) in QUANTIZED
     known = known or op in (torch.ops.aten._assert_tensor_metadata.default, PART_OF)
-    return known and not op._schema.is_mutable
+    return known and not _writes(node)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ NEVER = {
     "conv_tbc": "it is not taken apart; write it as conv1d",
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _WHOLE),
     **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), "cells hold their products inside"),
-    **dict.fromkeys(("einsum", "tensordot", "inner", "mv", "addmv", "addmv_", "addmm_", "addbmm", "addbmm_", "baddbmm_"), _SPELLING),
+    **dict.fromkeys(("einsum", "tensordot", "inner", "mv", "addmv", "addbmm"), _SPELLING),
     **dict.fromkeys(("linalg_matmul", "linalg_multi_dot", "chain_matmul", "_addmm_activation", "_sparse_mm"), _SPELLING),
     "_native_multi_head_attention": _FUSED,
     "_transformer_encoder_layer_fwd": _FUSED,

@@ -24,7 +24,7 @@ from ..graph import numbers
 from ..graph.alone import alone
 from ..graph.attributes import kept
 from ..graph.capture import assumptions
-from ..graph.exporting import quiet, traced, tracing
+from ..graph.exporting import quiet, traced, tracing, without_writes
 from ..graph.lower import PART_OF
 from ..graph.refusals import translated
 from . import edit
@@ -58,7 +58,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """An exported model with tensors of its own.
+    """An exported model with tensors of its own, which writes to none but buffers and arguments, at its end.
 
     attributes: every get_attr target; parameters do not require gradients. fixed: which sizes could not be free and why, also a note.
     masks: the arguments that say which positions count.
@@ -115,7 +115,7 @@ def _exported(model: nn.Module, call: Call, expected: Any, failures: list[Except
     for example, axes, which in _attempts(call):
         why = translated(failures[-1]).what if failures else "calibrate with larger batches to free it"
         try:
-            program = _program(model, _torch_export(model, example, axes), f"{which}: {why}" if which else "")
+            program = _program(model, without_writes(_torch_export(model, example, axes)), f"{which}: {why}" if which else "")
         except Exception as error:  # torch.export raises whatever user code and its own passes raise
             failures.append(error)
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
@@ -11,7 +12,7 @@ from torch.export import Dim
 
 from sashiko.diagnostics.errors import BY_PARTS, Unsupported
 from sashiko.graph.capture import export
-from sashiko.graph.exporting import quiet
+from sashiko.graph.exporting import quiet, without_writes
 from tests.graph.captures import Causal, capture, run
 
 
@@ -84,3 +85,36 @@ def test_what_torch_alone_gives_up_has_a_way_out(learned: bool) -> None:
         export(model, (x,))
     assert BY_PARTS in caught.value.hint
     torch.testing.assert_close(torch.compile(model, backend="sashiko")(x), model(x))
+
+
+class Canvas(nn.Module):
+    """Writes to a slice of a tensor of its own, and to a buffer, which are read before and afterwards."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        canvas = torch.zeros_like(x)
+        before = self.fc(canvas)
+        canvas[:, 1:].copy_(nn.functional.gelu(x[:, 1:]))
+        self.seen += canvas.sum(0)
+        result: Tensor = self.fc(canvas) + before * self.seen
+        return result
+
+
+def test_without_writes_operations_stay_as_they_are() -> None:
+    model, x = Canvas().eval(), torch.randn(3, 4)
+    with torch.no_grad():
+        program = torch.export.export(copy.deepcopy(model), (x,))
+        functional = without_writes(program)
+        assert without_writes(functional) is functional
+        targets = [str(node.target) for node in functional.graph.nodes if node.op == "call_function"]
+        assert targets.count("aten.linear.default") == 2 and "aten.gelu.default" in targets and "aten.slice_scatter.default" in targets
+        made = functional.module()
+        for _ in range(2):
+            assert torch.equal(made(x), model(x))
+        assert torch.equal(made.seen, model.seen) and bool(model.seen.any())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sashiko.diagnostics.errors import CalibrationError, Unsupported
-from sashiko.quant import quantize
+from sashiko.quant import OpScheme, Scheme, WeightScheme, quantize
 from tests.quant.models import Attention, mlp
 
 GOOD = torch.linspace(-1, 1, 24).reshape(3, 8)
@@ -272,3 +272,35 @@ def test_limits_and_two_thousand_batches() -> None:
 
     assert quantize(model, many(), max_batches=5).record.batches == 5 and seen == 5
     assert quantize(model, many(), preset="int8-percentile").record.batches == 2000
+
+
+class Filled(nn.Module):
+    """Products of what slices are assigned to, one of them read once more after another write; or of the same without writes."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.writes = writes
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.conv, self.fc = nn.Conv2d(6, 8, 3), nn.Linear(10, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.writes:
+            canvas = torch.zeros_like(x)
+            canvas[:, 4:] = x[:, 4:]
+            first, before = self.conv(canvas), self.fc(canvas)
+            canvas[..., 0].add_(4.0)
+        else:
+            canvas = torch.cat([torch.zeros_like(x[:, :4]), x[:, 4:]], 1)
+            first, before = self.conv(canvas), self.fc(canvas)
+            canvas = torch.cat([canvas[..., :1] + 4.0, canvas[..., 1:]], -1)
+        result: torch.Tensor = self.fc(canvas) + before + first.mean()
+        return result
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8-static", "int8-symmetric", Scheme(OpScheme(None, WeightScheme(compensate=True)))])
+def test_what_is_written_to_is_observed_as_it_is_read(preset: str | Scheme) -> None:
+    batches = [torch.randn(3, 6, 8, 10) for _ in range(3)]
+    small, expected = (quantize(Filled(writes).eval(), batches, preset=preset) for writes in (True, False))
+    assert [(s.site.name, s.ranges) for s in small.record.sites] == [(s.site.name, s.ranges) for s in expected.record.sites]
+    assert all(torch.equal(small(x), expected(x)) for x in batches)

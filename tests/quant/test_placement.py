@@ -44,6 +44,7 @@ QUANTIZED = {
     "mm": (lambda m, x: torch.mm(x, m.w), (8, 6), (4, 8)),
     "addmm": (lambda m, x: torch.addmm(m.b, x, m.w), (8, 6), (4, 8)),
     "addmm_full": (lambda m, x: torch.addmm(x[:, :6], x, m.w), (8, 6), (4, 8)),
+    "into": (lambda m, x: torch.zeros(4, 6).addmm_(x, m.w), (8, 6), (4, 8)),
     "bmm": (lambda m, x: torch.bmm(x, m.w.unsqueeze(0).expand(x.shape[0], 8, 6)), (8, 6), (3, 4, 8)),
     "matmul_one": (lambda m, x: x @ m.w, (1, 8, 6), (3, 4, 8)),
 }
@@ -80,7 +81,6 @@ LEFT_OUT = {
     "tensordot": (lambda m, x: torch.tensordot(x, m.w, 1), (8, 6), (4, 8), "not taken apart"),
     "inner": (lambda m, x: torch.inner(x, m.w), (6, 8), (4, 8), "not taken apart"),
     "several": (lambda m, x: torch.linalg.multi_dot([x, m.w, m.w]), (8, 8), (4, 8), "not taken apart"),
-    "into": (lambda m, x: torch.zeros(4, 6).addmm_(x, m.w), (8, 6), (4, 8), "not taken apart"),
     "added": (lambda m, x: torch.addbmm(m.b, x, m.w), (3, 8, 6), (3, 4, 8), "not taken apart"),
     "time first": (lambda m, x: torch.conv_tbc(x, m.w, m.b), (3, 8, 6), (5, 2, 8), "conv1d"),
     "alpha": (lambda m, x: torch.addmm(m.b, x, m.w, alpha=2), (8, 6), (4, 8), "alpha"),
