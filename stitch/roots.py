@@ -94,7 +94,7 @@ def rows_root(operand: Value, available: set[Value], stored: dict[Value, None]) 
     """The same for rows that may lie in pieces. Where the elements of a piece are apart, the smallest view that brings them together is
     what must have a buffer, not the windows over it."""
     root = operand_root(operand, available, stored)
-    if root is not operand or operand.op not in VIEWS:
+    if root is not operand or operand.op not in VIEWS or operand in available or operand in stored:
         return root
     chain = [unmerged(operand)]
     while chain[-1].op in VIEWS and chain[-1] not in available and chain[-1] not in stored:

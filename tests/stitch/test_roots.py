@@ -66,3 +66,13 @@ def test_bytes_of_rows_are_stored_side_by_side() -> None:
     rows = b.permute(b.quantize(image, i8, QParams((0.05,))), (0, 2, 3, 1))
     program = check([b.int_linear(rows, integers)], [image], [torch.randn(2, 16, 5, 4)])
     assert kinds(program) == ["loop", "int_linear"] and program.items[0].writes == (rows,)
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_windows_of_a_constant_are_one_where_the_weight_is_computed(rows: int) -> None:
+    """As of what StyleGAN2 begins with: the constant is broadcast, which nothing strided is, so that its windows are the constant."""
+    image, w = b.constant(torch.randn(1, 4, 4, 8)), b.input_(0, f32, (6, 72))
+    windows = b.window(b.window(b.expand(image, (rows, 4, 4, 8)), 1, 3), 3, 3)
+    k = b.reshape(b.permute(windows, (0, 1, 3, 2, 4, 5)), (rows, 2, 2, 72))
+    program = check([b.linear(k, b.mul(w, 0.5))], [w], [torch.randn(6, 72)], atol=1e-4)
+    assert program.constants == (k,) and kinds(program) == ["loop", "linear"]
