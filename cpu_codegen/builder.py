@@ -42,7 +42,7 @@ class Function:
         self._lines: list[str] = []
         self._tables: dict[tuple[Ty, tuple[float | int, ...]], Val] = {}
         self._count = 0
-        self._block = "entry"
+        self._block, self._entry_block = "begin", "entry"  # what the next instruction is in, here and on entry
 
     # -- plumbing -----------------------------------------------------------------------------------------------
     def _fresh(self) -> str:
@@ -78,7 +78,8 @@ class Function:
 
     def finish(self) -> None:
         assert self.name not in self.module.functions, f"{self.name} defined twice"
-        self.module.functions[self.name] = "\n".join([self._head, "entry:", *self._entry, *self._lines, "}", ""])
+        lines = [self._head, "entry:", *self._entry, "  br label %begin", "begin:", *self._lines, "}", ""]
+        self.module.functions[self.name] = "\n".join(lines)
 
     def ret(self, value: Val | None = None) -> None:
         self.effect("ret void" if value is None else f"ret {value.ty} {value.ref}")
@@ -276,9 +277,9 @@ class Function:
         self.effect(f"call void @{name}({value.ty} {value.ref}, ptr {pointer.ref}, i32 {align}, {mask.ty} {mask.ref})")
 
     def alloca(self, size_bytes: int, align: int = 64) -> Val:
-        """Static scratch on the stack, allocated once on entry."""
+        """Static scratch on the stack, allocated once on entry: before any branch there."""
         ref = self._fresh()
-        self._entry.append(f"  {ref} = alloca [{size_bytes} x i8], align {align}")
+        self._entry.insert(0, f"  {ref} = alloca [{size_bytes} x i8], align {align}")
         return Val(PTR, ref)
 
     def at_entry(self, ty: Ty, text: str) -> Val:

@@ -77,11 +77,16 @@ class Scopes:
 
     @contextmanager
     def entry(self) -> Iterator[None]:
-        """Emission into the entry block: what does not change during the call is computed once. Straight-line code only."""
+        """Emission on entry: what does not change during the call is computed once. A branch there makes it several blocks."""
         fn = self._fn
+        if fn._lines is fn._entry:
+            yield
+            return
         layers, self._layers = self._layers, self._layers[:1]
-        lines, fn._lines = fn._lines, fn._entry
+        lines, block = fn._lines, fn._block
+        fn._lines, fn._block = fn._entry, fn._entry_block
         try:
             yield
         finally:
-            self._layers, fn._lines = layers, lines
+            fn._entry_block = fn._block
+            self._layers, fn._lines, fn._block = layers, lines, block

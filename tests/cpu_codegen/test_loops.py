@@ -309,3 +309,23 @@ def test_a_line_that_a_reduction_finds_is_read_after_it(runner: Runner) -> None:
         builder.store(places[2], r * 40 + c, builder.load(places[1], builder.node_index(where) * 40 + c))
         kernel = LoopKernel("line", builder.finish(), rows, 40)
         assert torch.equal(run(runner, kernel, [x, table, empty(rows, 40)])[2], table[x.argmax(1)])
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+@pytest.mark.parametrize("runner", few())
+def test_a_branch_on_entry(runner: Runner, by_rows: bool) -> None:
+    """Functions of sizes are computed once, on entry. That of a large angle is a branch, behind which loops begin."""
+    rows, cols = (3, symbol("N")) if by_rows else (1, symbol("N"))
+    x, out = normal(rows, 100), empty(rows, 100)
+    builder = BodyBuilder()
+    places = buffers(builder, x, out)
+    at = axis("c", cols) + (axis("r", rows) * cols if by_rows else 0)
+    size = builder.cast(builder.add(Node("index", i64, index=cols)), f32)
+    angles = [size, builder.op("mul", f32, size, builder.const(1e6, f32))]
+    moved = builder.load(places[0], at)
+    for angle in angles:
+        moved = builder.op("add", f32, moved, builder.op("sin", f32, angle))
+    builder.store(places[1], at, moved)
+    kernel = LoopKernel("branch", builder.finish(), rows if by_rows else None, cols)
+    got = run(runner, kernel, [x, out], {"N": 100}, allowed=frozenset({"sinf"}))[1]
+    same(got, x + torch.tensor(100.0).sin() + torch.tensor(1e8).sin(), atol=4 * UNIT)
