@@ -7,9 +7,10 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, reduce
 from inspect import isroutine
 from itertools import chain
+from keyword import iskeyword
 from typing import Any, TypeVar
 
 import torch
@@ -317,3 +318,24 @@ def quiet() -> Iterator[None]:
         finally:
             for logger in loggers:
                 logger.removeFilter(is_news)
+
+
+@contextmanager
+def any_names() -> Iterator[None]:
+    """Lets the code that torch writes for a graph read modules that are named by words of Python, such as "class", as it does for "0"."""
+    graphs: Any = torch.fx.graph
+    with alone():
+        before, graphs._format_target = graphs._format_target, _spelled
+        try:
+            yield
+        finally:
+            graphs._format_target = before
+
+
+def _spelled(base: str, target: str) -> str:
+    """How code reads an attribute of an attribute."""
+
+    def read(found: str, name: str) -> str:
+        return f"getattr({found}, {name!r})" if iskeyword(name) or not name.isidentifier() else f"{found}.{name}"
+
+    return reduce(read, target.split("."), base)

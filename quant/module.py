@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch.utils import _pytree as pytree
 from ..diagnostics.errors import ArtifactError, InputError
 from ..diagnostics.files import writing
 from ..graph.captured import same_value
-from ..graph.exporting import quiet
+from ..graph.exporting import any_names, quiet
 from ..graph.symbols import Assumed, require
 from .record import QuantRecord
 
@@ -258,7 +260,9 @@ class QuantizedModule(GraphModule):
 
     def recompile(self) -> PythonCode:
         """Regenerates `forward` and puts the gate in front of it."""
-        code = super().recompile()
+        read = (str(node.target) for node in self.graph.nodes if node.op == "get_attr")
+        with any_names() if any(iskeyword(part) for name in read for part in name.split(".")) else nullcontext():
+            code = super().recompile()
         gate = getattr(self, "meta", {}).get(_GATE)
         if gate is not None:
             cls: Any = type(self)  # GraphModule makes one class for each instance, and names those of copies after itself

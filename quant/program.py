@@ -24,7 +24,7 @@ from ..graph import numbers
 from ..graph.alone import alone
 from ..graph.attributes import kept
 from ..graph.capture import assumptions
-from ..graph.exporting import quiet, traced, tracing, without_writes
+from ..graph.exporting import any_names, quiet, traced, tracing, without_writes
 from ..graph.lower import PART_OF
 from ..graph.refusals import translated
 from . import edit
@@ -101,7 +101,7 @@ def export(model: nn.Module, call: Call) -> Program:
         what = f"the model failed on batch 1: {first_line(error)}"
         raise CalibrationError(what, "calibration data", "does model(*batch) work outside of quantize?") from error
     failures: list[Exception] = []
-    with _unchanged(model), tracing():
+    with _unchanged(model), tracing(), any_names():
         program = _exported(model, call, expected, failures) or _with_numbers(model, call, expected)
     if program is not None:
         return program

@@ -23,7 +23,7 @@ from ..diagnostics.errors import InputError, Unsupported
 from ..diagnostics.files import writing
 from ..graph.alone import alone
 from ..graph.aten.recurrent import RECURRENCE
-from ..graph.exporting import example, quiet
+from ..graph.exporting import any_names, example, quiet
 from ..graph.nodes import origin_of
 from ..graph.refusals import translated
 from ..graph.rows import LEAST, MOST
@@ -64,7 +64,7 @@ def export_onnx(
     for node in nodes:
         _refuse(node)
     try:
-        with alone(), quiet(), _silent():
+        with alone(), quiet(), any_names(), _silent():
             exported = torch.onnx.export(program, custom_translation_table=_table(), verbose=False)
     except Exception as error:  # the exporter raises what its parts raise
         raise Unsupported(f"the model has no form in ONNX: {_cause(error)}", _PLACE) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import json
 import os
@@ -192,12 +193,14 @@ class Named(nn.Module):
         return {name: head(x) for name, head in self.heads.items()}
 
 
-@pytest.mark.parametrize("name", ["en-de", "layer 1", "a/b", "é", "x@y", "{0}", "%s", "0"])
+@pytest.mark.parametrize("name", ["en-de", "layer 1", "a/b", "é", "x@y", "{0}", "%s", "0", "class", "None"])
 def test_names_that_are_no_identifiers(name: str, tmp_path: Path) -> None:
     x = torch.randn(3, 8)
     small = quantize(Named(name).eval(), [x])
     small.save(tmp_path / "small")
-    assert torch.equal(sashiko.load(tmp_path / "small")(x)[name], small(x)[name])
+    for other in (sashiko.load(tmp_path / "small"), copy.deepcopy(small), sashiko.compile(small, x)):
+        torch.testing.assert_close(other(x)[name], small(x)[name])
+    assert [item.site.name for item in small.record.sites] == [f"heads.{name}"]
 
 
 @pytest.mark.parametrize("name", ['a"b', "a'b", "a\\b", "a\nb", ""])

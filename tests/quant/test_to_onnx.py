@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,15 @@ def test_mlp(preset: Any, tmp_path: Path) -> None:
     found = kinds(tmp_path / "mlp.onnx")
     static = preset in ("int8-static", "int8-symmetric")
     assert found["DequantizeLinear"] == (4 if static else 2) and found["QuantizeLinear"] == (2 if static else 0)
+
+
+def test_names_that_are_words_of_python(tmp_path: Path) -> None:
+    model = nn.Sequential(OrderedDict({"class": nn.Linear(8, 4), "lambda": nn.Linear(4, 4)})).eval()
+    x = torch.randn(3, 8)
+    small = quantize(model, [x], preset="int8-static")
+    export_onnx(small, path := tmp_path / "small.onnx")
+    assert [item.site.name for item in small.record.sites] == ["class", "lambda"] and steps(small, path, {"input": x}) <= 1
+
 
 
 @pytest.mark.parametrize("preset", ["int8", "int4-weight"])
