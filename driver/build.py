@@ -107,11 +107,12 @@ def _build(captured: Captured, options: Options) -> Built:
     graph, captured = row_by_row_where_made_so(run(graph, planned, declared=captured.declared, reports=reports), captured)
     if options.strict:
         _refuse_leftovers(graph)
-    laid_out = _laid_out if captured.device != CPU else _laid_out_in_places
-    graph = laid_out(graph)
+    graph = _laid_out(graph)
+    if captured.device == CPU:
+        graph = in_their_places(graph)
     rewritten = clock()
     step = passes(options.precision, kernels.target, options.rules, trace, options.wide)
-    planner = _Planner(graph, captured, kernels, options.choices, lambda g: laid_out(run(g, step)))
+    planner = _Planner(graph, captured, kernels, options.choices, lambda g: _laid_out(run(g, step)))
     plan = planner.plan()
     emitted = clock()
     if isinstance(kernels, GpuKernels):
@@ -133,10 +134,6 @@ def _build(captured: Captured, options: Options) -> Built:
 
 def _laid_out(graph: Graph) -> Graph:
     return spread_rows(choose_layouts(graph))
-
-
-def _laid_out_in_places(graph: Graph) -> Graph:
-    return in_their_places(_laid_out(graph))
 
 
 def _refuse_leftovers(graph: Graph) -> None:

@@ -25,7 +25,7 @@ from .ops import OPS, make
 from .poly import terms_of
 
 IN_PLACE = ("put", "border", "joined")
-"""Operations whose result is in the memory of their first operand."""
+"""Operations whose result is in the memory of their first operand, and `joined` in that of all."""
 
 _INLINED = ("view", "elementwise", "reduce", "index", "quant", "check")
 
