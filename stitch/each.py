@@ -9,13 +9,11 @@ from ..graph.ops import OPS, make
 from .roots import WITH_EPILOGUE
 from .steps import by_pieces
 
-_DEEPEST = 32  # operations behind a product
+_MOST = 64  # operations that are looked at: an epilogue seldom has more
 
 
 def of_each_part(graph: Graph) -> Graph:
     """The graph with operations of one operand before concatenations that nobody else wants, where some part is a product's."""
-    if not any(v.op == "concat" for v in graph.order):
-        return graph
     return rebuild(graph, _Parts(graph).visit)
 
 
@@ -28,7 +26,7 @@ class _Parts:
 
     def visit(self, value: Value, inputs: tuple[Value, ...]) -> Value:
         alone = len(self.graph.users[value]) == 1 and not self.graph.is_output(value)
-        if _is_of_each(value) and inputs[0] in self.own and _is_made(inputs[0]):
+        if _is_of_each(value) and inputs[0] in self.own and is_made(inputs[0]):
             return self._sunk(value, inputs[0], alone)
         now = with_inputs(value, inputs)
         if alone and now.op == "concat" and not by_pieces(now):
@@ -50,9 +48,14 @@ def _is_of_each(value: Value) -> bool:
     return OPS[value.op].group == "elementwise" and len(value.inputs) == 1 and plain
 
 
-def _is_made(value: Value, depth: int = 0) -> bool:
+def is_made(value: Value) -> bool:
     """Whether the epilogue of a product computes a value, or part of what is put together in it."""
-    if value.op in WITH_EPILOGUE:
-        return True
-    through = OPS[value.op].group == "elementwise" or value.op in ("concat", "reshape")
-    return through and depth < _DEEPEST and any(_is_made(v, depth + 1) for v in value.inputs)
+    pending, seen = [value], set[Value]()
+    while pending and len(seen) < _MOST:
+        value = pending.pop()
+        if value.op in WITH_EPILOGUE:
+            return True
+        if value not in seen and (OPS[value.op].group == "elementwise" or value.op in ("concat", "pad", "reshape")):
+            seen.add(value)
+            pending.extend(value.inputs)
+    return False

@@ -15,7 +15,7 @@ from ..graph.dims import less, product
 from ..graph.ir import Graph, Value, rebuild, with_inputs, with_room
 from ..graph.ops import OPS, make
 from ..graph.types import Room
-from .each import of_each_part
+from .each import is_made, of_each_part
 from .partition import Native, partition
 from .roots import PIECEWISE, WITH_EPILOGUE, find_roots
 from .steps import by_pieces
@@ -27,7 +27,7 @@ _LOOPS = ("elementwise", "reduce", "index", "update")  # what reads elements whe
 
 def in_their_places(graph: Graph) -> Graph:
     """The graph with borders and joined values for those stored paddings and concatenations whose parts products store."""
-    if not any(v.op in ("pad", "concat") for v in graph.order):
+    if not any(v.op in ("pad", "concat") and is_made(v) for v in graph.order):
         return graph
     graph = of_each_part(graph)
     found = _Places(graph)
