@@ -57,10 +57,7 @@ def _load_module(name: str) -> ModuleType:
         return _load_file(Path(name))
     if "" in name.split("."):
         raise InputError(f"{name!r} is no name of a module", hint="give its whole name, or the .py file")
-    here = os.getcwd()
-    # A console script does not have the working folder on its path. It goes last, so that it shadows nothing.
-    if here not in sys.path:
-        sys.path.append(here)
+    _importable(os.getcwd())  # a console script does not have the working folder on its path
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -71,10 +68,17 @@ def _load_module(name: str) -> ModuleType:
         raise InputError(f"there is no module {name!r}", hint=hint) from error
 
 
+def _importable(folder: str) -> None:
+    """Modules of a folder can be imported. It goes last, so that it shadows nothing."""
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{str(path)!r} cannot be imported")
+    _importable(str(path.parent.resolve()))  # as for a script, whose modules lie beside it
     module = importlib.util.module_from_spec(spec)
     # Under its name while it runs, since dataclasses and pickle look it up there.
     sys.modules.setdefault(path.stem, module)

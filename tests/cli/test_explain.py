@@ -35,6 +35,15 @@ def test_modules_and_files_are_found(source: str) -> None:
     assert explain.load_example(source) == ("model", (1, 2))
 
 
+def test_files_import_what_lies_beside_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "apart").mkdir()
+    (folder / "apart" / "explained_beside.py").write_text(SOURCE)
+    (folder / "apart" / "explained_user.py").write_text("from explained_beside import make\n")
+    for name in ("explained_beside", "explained_user"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert explain.load_example("apart/explained_user.py:make") == ("model", (1, 2))
+
+
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("source", "message"),
