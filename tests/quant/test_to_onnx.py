@@ -155,7 +155,8 @@ def test_bert(preset: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signed", swept((None, False, True), (False,)), ids=["head alone", "affine", "signed"])
 @pytest.mark.parametrize(("cell", "options"), [
-    (nn.LSTM, {"bidirectional": True}), (nn.GRU, {}), pytest.param(nn.RNN, {"bias": False}, marks=pytest.mark.sweep),
+    (nn.LSTM, {"bidirectional": True}), pytest.param(nn.GRU, {}, marks=pytest.mark.sweep),
+    pytest.param(nn.RNN, {"bias": False}, marks=pytest.mark.sweep),
     pytest.param(nn.RNN, {"nonlinearity": "relu", "bidirectional": True}, marks=pytest.mark.sweep),
 ])
 def test_recurrent_layers(cell: type[nn.RNNBase], options: dict[str, Any], signed: bool | None, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from sashiko.graph.types import bf16, f32
 from sashiko.quant import quantize
 from sashiko.stitch.places import in_their_places
 from tests.driver.functions import Apply
+from tests.sweeps import swept
 
 SIDE, CHANNELS = 12, 48
 ROUNDING = 3e-6  # of sums of some hundred terms in f32, relative to the largest result
@@ -156,7 +157,7 @@ def test_compiled_against_eager(net: tuple[Callable[..., Tensor], tuple[tuple[in
 
 
 @pytest.mark.parametrize("net", NETS, ids=lambda net: net[0].__name__)
-@pytest.mark.parametrize("target", ["host", "x86_64_v3"])
+@pytest.mark.parametrize("target", swept(("host", "x86_64_v3"), ("host",)))
 def test_quantized_against_what_is_simulated(net: tuple[Callable[..., Tensor], tuple[tuple[int, int], ...]], target: str) -> None:
     quantized = quantize(Net(net[0], *net[1]).eval(), [(torch.randn(2, 16, 15, 18),)], preset="int8-static", progress=False)
     x = torch.randn(2, 16, 15, 18)
