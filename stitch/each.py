@@ -9,6 +9,7 @@ from ..graph.ops import OPS, make
 from .roots import WITH_EPILOGUE
 from .steps import by_pieces
 
+DEEPEST = 16  # concatenations within one another, which loops make of what they collect: more are left as they are
 _MOST = 64  # operations that are looked at: an epilogue seldom has more
 
 
@@ -19,10 +20,10 @@ def of_each_part(graph: Graph) -> Graph:
 
 @dataclass
 class _Parts:
-    """own: concatenations of the new graph that have one user."""
+    """own: concatenations of the new graph that have one user, and how deep they are."""
 
     graph: Graph
-    own: set[Value] = field(default_factory=set)
+    own: dict[Value, int] = field(default_factory=dict)
 
     def visit(self, value: Value, inputs: tuple[Value, ...]) -> Value:
         alone = len(self.graph.users[value]) == 1 and not self.graph.is_output(value)
@@ -30,7 +31,9 @@ class _Parts:
             return self._sunk(value, inputs[0], alone)
         now = with_inputs(value, inputs)
         if alone and now.op == "concat" and not by_pieces(now):
-            self.own.add(now)
+            depth = 1 + max(self.own.get(part, 0) for part in now.inputs)
+            if depth <= DEEPEST:
+                self.own[now] = depth
         return now
 
     def _sunk(self, step: Value, now: Value, alone: bool) -> Value:
@@ -38,7 +41,7 @@ class _Parts:
             return make(step.op, now, attrs=step.attrs, origin=step.origin)
         made = make("concat", *[self._sunk(step, part, True) for part in now.inputs], attrs=now.attrs, origin=now.origin)
         if alone:
-            self.own.add(made)
+            self.own[made] = self.own[now]
         return made
 
 

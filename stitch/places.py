@@ -15,7 +15,7 @@ from ..graph.dims import less, product
 from ..graph.ir import Graph, Value, rebuild, with_inputs, with_room
 from ..graph.ops import OPS, make
 from ..graph.types import Room
-from .each import is_made, of_each_part
+from .each import DEEPEST, is_made, of_each_part
 from .partition import Native, partition
 from .roots import PIECEWISE, WITH_EPILOGUE, find_roots
 from .steps import by_pieces
@@ -66,33 +66,34 @@ class _Places:
         return with_room(now, self.rooms[value][1]) if value in self.rooms else now
 
     # -- which -------------------------------------------------------------------------------------------------------
-    def _place(self, value: Value, room: Room) -> None:
-        """Lets what `value` puts together be stored in its place, if it is a padding or concatenation and that saves something."""
-        if not less(_LEAST - 1, product(value.shape)) or not all(isinstance(n, int) for n in value.shape[1:]):
+    def _place(self, value: Value, room: Room, depth: int = 0) -> None:
+        """Lets what `value` puts together be stored in its place, if it is a padding or concatenation and that saves something. depth: in
+        how many others it is."""
+        if depth == DEEPEST or not less(_LEAST - 1, product(value.shape)) or not all(isinstance(n, int) for n in value.shape[1:]):
             return
         if isinstance(value.attrs, A.PadAttrs):
             inner = value.inputs[0]
             if self._saves(value) and self._may_lie(inner, value, around := _sum(_amounts(value.attrs), room)):
                 self.whole[value], self.rooms[inner] = room, (value, around)
-                self._place(inner, around)
+                self._place(inner, around, depth + 1)
         elif self._saves(value):
             self.whole[value] = room
             for part, around in self._parts(value):
                 if self._may_lie(part, value, around):
                     self.rooms[part] = (value, around)
-                    self._place(part, around)
+                    self._place(part, around, depth + 1)
 
-    def _saves(self, value: Value) -> bool:
+    def _saves(self, value: Value, depth: int = 0) -> bool:
         """Whether a product would store part of what is put together in its place."""
         if isinstance(value.attrs, A.PadAttrs) and value.op == "pad":
-            return bool(_amounts(value.attrs)) and self._is_stored(value.inputs[0])
+            return bool(_amounts(value.attrs)) and self._is_stored(value.inputs[0], depth)
         if not isinstance(value.attrs, A.AxisAttrs) or value.op != "concat" or by_pieces(value):
             return False
-        axis = value.attrs.axis
-        return all(isinstance(part.shape[axis], int) for part in value.inputs) and any(map(self._is_stored, value.inputs))
+        axis, parts = value.attrs.axis, value.inputs
+        return all(isinstance(part.shape[axis], int) for part in parts) and any(self._is_stored(part, depth) for part in parts)
 
-    def _is_stored(self, value: Value) -> bool:
-        return value in self._made or self._saves(value)
+    def _is_stored(self, value: Value, depth: int) -> bool:
+        return value in self._made or (depth < DEEPEST and self._saves(value, depth + 1))
 
     def _may_lie(self, value: Value, whole: Value, room: Room) -> bool:
         """Whether a value can be stored in its place: the kernel that makes it is ours, and whoever else reads it finds it there."""

@@ -98,6 +98,16 @@ def test_what_is_rounded_afterwards_is_rounded_before() -> None:
     assert found(Graph((x,), (b.linear(b.cast(joined, bf16), w), b.exp(joined)))) == {"concat": 1}  # both would be stored
 
 
+def test_many_within_one_another_are_left_to_loops() -> None:
+    """As a loop makes them that adds to what it has collected: more than Python's stack is deep."""
+    x = image()
+    grown = product(x)
+    for _ in range(1200):
+        grown = b.concat([grown, x], 1)
+    ops = [v.op for v in in_their_places(Graph((x,), (product(b.relu(grown), 8),))).order]
+    assert ops.count("concat") > 1100
+
+
 class Net(nn.Module):
     """Convolutions with what is between them. channels: of each."""
 
