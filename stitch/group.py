@@ -154,7 +154,9 @@ def group_of(roots: list[Value], domain: Domain, stored: set[Value]) -> Group:
     """The kernel that computes `roots` over a domain. Raises NeedsBuffer."""
     made = lower_group(roots, domain, stored)
     read = [v for v in made.operands if v not in roots]
-    return Group(roots, domain, None, dict.fromkeys([*read, *(under(v.inputs[0]) for v in roots if v.op in IN_PLACE)]), made.inlined)
+    # What a put writes into may be seen in another shape; what a border is around is stored as it is.
+    written = [under(v.inputs[0]) if v.op == "put" else v.inputs[0] for v in roots if v.op in IN_PLACE]
+    return Group(roots, domain, None, dict.fromkeys([*read, *written]), made.inlined)
 
 
 def related(a: Group, b: Group) -> bool:

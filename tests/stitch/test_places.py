@@ -15,7 +15,9 @@ from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
 from sashiko.graph.types import bf16, f32
 from sashiko.quant import quantize
+from sashiko.stitch.partition import Native, partition
 from sashiko.stitch.places import in_their_places
+from sashiko.stitch.stitcher import stitch
 from tests.driver.functions import Apply
 from tests.sweeps import swept
 
@@ -96,6 +98,20 @@ def test_what_is_rounded_afterwards_is_rounded_before() -> None:
     joined = b.concat([product(x), x], 3)
     assert found(Graph((x,), (b.linear(b.cast(joined, bf16), w),))) == {"joined": 1}
     assert found(Graph((x,), (b.linear(b.cast(joined, bf16), w), b.exp(joined)))) == {"concat": 1}  # both would be stored
+
+
+def test_a_border_comes_after_what_is_within_it() -> None:
+    """Also where the product has another shape: nothing but its border waits for it."""
+    x = b.input_(0, f32, (1, SIDE, SIDE, CHANNELS))
+    rows = product(b.reshape(x, (SIDE * SIDE, CHANNELS)))
+    padded = around(b.reshape(rows, (1, SIDE, SIDE, CHANNELS)))
+    graph = in_their_places(Graph((x,), (windows(padded),)))
+    parts, constants = partition(graph)
+    (native,) = parts
+    assert isinstance(native, Native)
+    program = stitch(native.outputs, native.inputs, constants)
+    written = [item.writes[0].op for item in program.items]
+    assert written[-3:] == ["border", "border", "linear"] and written[-4] in ("reshape", "linear")
 
 
 def test_many_within_one_another_are_left_to_loops() -> None:
