@@ -1,6 +1,6 @@
 """Networks whose layers are wanted with a border around them or beside others, for `sashiko bench`.
 
-    sashiko bench --models benchmarks/dense_images.py:unet --precision fp32,bf16,int8    # upscaler, detector
+    sashiko bench --models benchmarks/dense_images.py:unet --precision fp32,bf16,int8    # upscaler, detector, scales
 
 Weights are random; batch norms have statistics of random images.
 """
@@ -104,6 +104,29 @@ class _Detector(nn.Module):
         return torch.cat([head(each).flatten(2) for head, each in zip(self.heads, found, strict=True)], 2)
 
 
+class _Scales(nn.Module):
+    """Two scales side by side that add to each other (HRNet: Sun et al., 2019)."""
+
+    def __init__(self, fine: int = 32, coarse: int = 64, rounds: int = 2) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_layer(3, 64, 3, 2), _layer(64, 64, 3, 2))
+        self.begin = nn.ModuleList((_layer(64, fine), _layer(64, coarse, 3, 2)))
+        self.along = nn.ModuleList(
+            nn.ModuleList(nn.Sequential(*(_layer(width, width) for _ in range(4))) for width in (fine, coarse)) for _ in range(rounds)
+        )
+        self.up, self.down = nn.Conv2d(coarse, fine, 1), nn.Conv2d(fine, coarse, 3, 2, 1)
+        self.last = nn.Conv2d(fine + coarse, 17, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        fine, coarse = (layer(x) for layer in self.begin)
+        for along in self.along:
+            fine, coarse = (layers(each) for layers, each in zip(along, (fine, coarse), strict=True))
+            fine, coarse = F.relu(fine + F.interpolate(self.up(coarse), scale_factor=2.0)), F.relu(coarse + self.down(fine))
+        result: Tensor = self.last(torch.cat([fine, F.interpolate(coarse, scale_factor=2.0)], 1))
+        return result
+
+
 def unet() -> Case:
     """A small U-Net, 128 x 128."""
     return alive(_Unet()).eval(), (torch.randn(1, 3, 128, 128),)
@@ -117,3 +140,8 @@ def upscaler() -> Case:
 def detector() -> Case:
     """A small detector, 320 x 320."""
     return alive(_Detector()).eval(), (torch.randn(1, 3, 320, 320),)
+
+
+def scales() -> Case:
+    """A small network of two scales, 256 x 256."""
+    return alive(_Scales()).eval(), (torch.randn(1, 3, 256, 256),)

@@ -324,6 +324,9 @@ def quiet() -> Iterator[None]:
 def any_names() -> Iterator[None]:
     """Lets the code that torch writes for a graph read modules that are named by words of Python, such as "class", as it does for "0"."""
     graphs: Any = torch.fx.graph
+    if not hasattr(graphs, "_format_target"):  # a torch that writes code in another way says itself what it cannot name
+        yield
+        return
     with alone():
         before, graphs._format_target = graphs._format_target, _spelled
         try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from torch import nn
 
 import sashiko
+from sashiko.driver import backend
+from sashiko.driver.model import build_model
 from sashiko.runtime.plan import AtenStep
 
 
@@ -25,3 +29,16 @@ class Apply(nn.Module):
 def left(compiled: sashiko.CompiledModel) -> list[str]:
     """The operations left to PyTorch."""
     return [str(s.target) for s in compiled.executable.plan.segments if isinstance(s, AtenStep)]
+
+
+def compiled_by_the_backend(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[sashiko.CompiledModel]]:
+    """What the backend of torch.compile makes from now on, as long as it lives."""
+    made: list[weakref.ref[sashiko.CompiledModel]] = []
+
+    def noted(*arguments: Any) -> sashiko.CompiledModel:
+        compiled = build_model(*arguments)
+        made.append(weakref.ref(compiled))
+        return compiled
+
+    monkeypatch.setattr(backend, "build_model", noted)
+    return made

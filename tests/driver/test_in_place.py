@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from sashiko.diagnostics.errors import InputError
 from sashiko.driver import backend
 from sashiko.driver.model import CompiledModel, build_model
 from sashiko.runtime.plan import AtenStep
+from tests.driver.functions import compiled_by_the_backend
 from tests.sweeps import swept
 
 # What is multiplied, for a model in f32 and in bf16.
@@ -90,14 +90,7 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("preset", swept(PRODUCTS, ("int8-dynamic",)))
 def test_the_backend_compiles_again_for_other_scales(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each state, in place of what it had; the call that finds them out is made once. A scale that is NaN stays the same."""
-    made: list[weakref.ref[CompiledModel]] = []
-
-    def kept(*arguments: Any) -> CompiledModel:
-        compiled = build_model(*arguments)
-        made.append(weakref.ref(compiled))
-        return compiled
-
-    monkeypatch.setattr(backend, "build_model", kept)
+    made = compiled_by_the_backend(monkeypatch)
     model, other, x = Counting(quantized(preset)), Counting(quantized(preset)), torch.randn(3, 128)
     compiled = torch.compile(model, backend="sashiko", options={"strict": True})
     compiled(x)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from sashiko.driver import backend, versions
-from sashiko.driver.model import build_model
+from sashiko.driver import versions
 from sashiko.driver.versions import Version, Versions, Weights
+from tests.driver.functions import compiled_by_the_backend
 
 MANY = 20  # tensors in turn, more than a graph is compiled for
 
@@ -22,17 +22,9 @@ MANY = 20  # tensors in turn, more than a graph is compiled for
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
     """What is compiled in a test, which starts without what Dynamo remembers."""
-    made: list[weakref.ref[Any]] = []
-
-    def noted(*arguments: Any) -> Any:
-        model = build_model(*arguments)
-        made.append(weakref.ref(model))
-        return model
-
-    monkeypatch.setattr(backend, "build_model", noted)
     torch._dynamo.reset()
     torch.manual_seed(0)
-    yield made
+    yield compiled_by_the_backend(monkeypatch)
     torch._dynamo.reset()
 
 

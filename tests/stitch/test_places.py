@@ -157,7 +157,7 @@ def branches(x: Tensor, first: nn.Module, second: nn.Module, third: nn.Module) -
     """Pooled, from an earlier layer, uneven padding, and the image itself."""
     y = first(x)
     both = torch.cat([y, second(y).relu(), F.max_pool2d(y, 3, 1, 1), x], 1)
-    result: Tensor = third(F.pad(both, (2, 0, 0, 1), value=0.5))
+    result: Tensor = third(F.pad(both, (2, 1, 0, 1), value=0.5))
     return result
 
 
