@@ -12,7 +12,7 @@ from .body import BodyEmitter, Point
 from .builder import Function, Ty, Val, const, i64
 from .choices import vector_lanes
 from .lines import Lines
-from .sweep import tail_mask
+from .sweep import shorter, tail_mask
 from .turns import CHAINS
 
 _SHORT = 12  # operations: with so few, tables and what else is at hand want the registers
@@ -121,9 +121,12 @@ class _Tile:
         fn, emitter, lanes = self._fn, self._emitter, self._lanes
         rest = count % lanes
         masked = rest and emitter.target.masked_memory
-        points = [Point(lanes, {"c": fn.add(self._col0, i64(at))}) for at in range(0, count - rest, lanes)]
+        pieces = [(at, lanes) for at in range(0, count - rest, lanes)]
+        pieces += shorter(count - rest, count, lanes) if rest and not masked else []
+        points = [Point(width, {"c": fn.add(self._col0, i64(at))}) for at, width in pieces]
         if masked:
             points.append(Point(lanes, {"c": fn.add(self._col0, i64(count - rest))}, tail_mask(fn, i64(rest), lanes)))
+        single = count if masked else sum(width for _, width in pieces)  # from here on one by one
         if len(points) <= _HOISTED:
             for point in points:
                 self._prepare(point, "c")
@@ -133,8 +136,8 @@ class _Tile:
                 r = fn.add(row0, i)
                 self._prepare(Point(lanes, {"r": r}), "r")
                 fn.side_by_side([partial(self._vector, point.at(r=r), i, i64(n * lanes)) for n, point in enumerate(points)])
-                if rest and not masked:
-                    self._elements(r, i, i64(count - rest), i64(count))
+                if single < count:
+                    self._elements(r, i, i64(single), i64(count))
                 self._once_a_row(Point(0, {"r": r}))
             return []
 

@@ -150,7 +150,7 @@ class Squares:
                 emitter.prepare(self._each.roots(emitter.body, emitter.column_stores), emitter.column_stores, point, "r")
             masks = {n: self._mask(n, points) for n in self._across.loads}
             static = columns if isinstance(columns, int) else None
-            sweep = Sweep(emitter, self._lanes, i64(0), self._slots.dim(columns), static)
+            sweep = Sweep(emitter, self._lanes, i64(0), self._slots.dim(columns), static, shortens=False)
             sweep.run(points[0], 1, [], lambda found, states: self._visit(points, masks, found, states))
         return []
 

@@ -1,7 +1,7 @@
 """Visiting all columns of a range with vectors: unrolled, then single ones, then the tail; partial results carried along.
 
-With mask registers everything after the unrolled loop is one masked loop. Elsewhere whole vectors come first and the tail is done
-element by element.
+With mask registers everything after the unrolled loop is one masked loop. Elsewhere whole vectors come first, then, where it is known
+how many columns are left, shorter ones, and the rest is done element by element.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from .builder import I64, Function, Ty, Val, const, const_vec, i64
 from .reduce import BLOCK, Reduction, State, flatten, unflatten
 
 Copies = list[list[State]]  # for each unrolled vector the state of each reduction
+_SHORTEST = 4  # lanes of a vector
 Visit = Callable[[list[Point], Copies], Copies]
 
 
 class Sweep:
     """Columns [start, stop) of one row, `lanes` at a time. `static`: how many there are, when known (then start is 0).
 
-    start is a multiple of `lanes`. `visit(points, states)` emits the code of some vectors and gives their states.
+    start is a multiple of `lanes`. `visit(points, states)` emits the code of some vectors and gives their states. shortens: it can do so
+    of shorter vectors.
     """
 
-    def __init__(self, emitter: BodyEmitter, lanes: int, start: Val, stop: Val, static: int | None = None) -> None:
-        self._emitter, self._fn, self._lanes = emitter, emitter.fn, lanes
+    def __init__(self, emitter: BodyEmitter, lanes: int, start: Val, stop: Val, static: int | None = None, shortens: bool = True) -> None:
+        self._emitter, self._fn, self._lanes, self._shortens = emitter, emitter.fn, lanes, shortens
         self._start, self._stop, self._static = start, stop, static
 
     def run(self, row: Point, unroll: int, reductions: Sequence[Reduction], visit: Visit) -> list[State]:
@@ -50,9 +52,7 @@ class Sweep:
             mask = const_vec(Ty("i1", lanes), [lane < tail for lane in range(lanes)])
             merged = self._step([self._point(i64(vectors * lanes), mask)], [merged])[0]
         scalars = self._across(merged)
-        if tail and not self._emitter.target.masked_memory:
-            scalars = self._elements(i64(vectors * lanes), i64(count), scalars)
-        return scalars
+        return scalars if self._emitter.target.masked_memory else self._rest(vectors * lanes, count, scalars)
 
     def _run_dynamic(self, unroll: int) -> list[State]:
         fn, lanes = self._fn, self._lanes
@@ -71,6 +71,15 @@ class Sweep:
             vectors = self._whole(self._start, lanes)
             merged = self._loop(main, vectors, 1, [merged])[0]
         return self._elements(vectors, self._stop, self._across(merged))
+
+    def _rest(self, start: int, stop: int, scalars: list[State]) -> list[State]:
+        """Fewer columns than lanes without masks: by shorter vectors, then one by one."""
+        shortens = self._shortens and all(each.restarts for each in self._reductions)
+        for at, width in shorter(start, stop, self._lanes) if shortens else ():
+            states = self._step([self._point(i64(at), lanes=width)], [self._identity(width)])[0]
+            scalars = self._merged([scalars, self._across(states)])
+            start = at + width
+        return self._elements(i64(start), i64(stop), scalars) if start < stop else scalars
 
     # -- parts -------------------------------------------------------------------------------------------------------
     def _loop(self, start: Val, stop: Val, unroll: int, states: Copies, long: bool = False) -> Copies:
@@ -103,8 +112,8 @@ class Sweep:
         with self._emitter.scope():
             return self._visit(points, states)
 
-    def _point(self, c: Val, mask: Val | None = None) -> Point:
-        return Point(self._lanes, {**self._row.axes, "c": c}, mask)
+    def _point(self, c: Val, mask: Val | None = None, lanes: int = 0) -> Point:
+        return Point(lanes or self._lanes, {**self._row.axes, "c": c}, mask)
 
     def _identity(self, lanes: int) -> list[State]:
         return [reduction.identity(lanes) for reduction in self._reductions]
@@ -133,6 +142,16 @@ def merge_copies(reductions: Sequence[Reduction], copies: Copies) -> list[State]
         pairs = [[r.merge(a, b) for r, a, b in zip(reductions, x, y)] for x, y in zip(copies[::2], copies[1::2])]
         copies = pairs + ([copies[-1]] if len(copies) % 2 else [])
     return copies[0]
+
+
+def shorter(start: int, stop: int, lanes: int) -> list[tuple[int, int]]:
+    """(column, lanes) of the vectors that fewer columns than `lanes` are visited by, the longest first; they may leave a few columns."""
+    found = []
+    while (lanes := lanes // 2) >= _SHORTEST:
+        if start + lanes <= stop:
+            found.append((start, lanes))
+            start += lanes
+    return found
 
 
 def tail_mask(fn: Function, left: Val, lanes: int) -> Val:

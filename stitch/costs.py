@@ -8,7 +8,7 @@ from ..graph import attrs as A
 from ..graph.dims import Dim, bounds, product
 from ..graph.ir import Value
 from ..graph.ops import OPS, TRANSCENDENTAL
-from .views import ROW, VIEWS, strided
+from .views import ROW, VIEWS, axes, is_divided, strided, strip
 
 # Operations that are not repeated where their result could be stored and loaded.
 EXPENSIVE = {*TRANSCENDENTAL, "piecewise", "reduce", "scan", "take", "gather", "remainder", "fmod"}
@@ -74,6 +74,15 @@ def _lie_apart(view: Value, stored: set[Value]) -> bool:
     return found is not None and found[2][-1] != 1
 
 
+def is_shuffled(view: Value, stored: set[Value]) -> bool:
+    """Whether the parts of what is concatenated take turns in a view, as shuffled channels do: of each element it is asked which part
+    it is of."""
+    if view.op != "reshape" or view in stored:
+        return False
+    source, at = strip(view, axes(view.shape, "x")[0], stored)
+    return source.op == "concat" and source not in stored and isinstance(source.attrs, A.AxisAttrs) and is_divided(at[source.attrs.axis])
+
+
 def below_windows(view: Value, stored: set[Value]) -> Value | None:
     """What is below windows that overlap, and would be computed for each of them although that takes longer than a pass of its own, or
     what they would read by single elements, since these lie apart along the image as along its rows; None: nothing."""
@@ -81,6 +90,8 @@ def below_windows(view: Value, stored: set[Value]) -> Value | None:
     step, image = 1, view
     while source not in stored and (source.op in VIEWS or source.op == "pad"):
         if source.op == "pad" and elements >= WRITTEN_TERMS and factor > PASS:
+            return source
+        if factor > 1 and is_shuffled(source, stored):
             return source
         if isinstance(source.attrs, A.WindowAttrs):
             factor *= max(1.0, source.attrs.size / source.attrs.step)

@@ -13,7 +13,7 @@ from ..graph.ops import OPS
 from ..graph.ranges import lies_within
 from ..graph.types import DType, boolean, f32, i64
 from ..graph.updates import IN_PLACE, around, inside, under
-from .costs import are_scattered, below_windows, is_expensive, reads, rows_stored_apart
+from .costs import are_scattered, below_windows, is_expensive, is_shuffled, reads, rows_stored_apart
 from .counted import counted
 from .elementwise import elementwise, full, iota
 from .loops import BodyBuilder, Node
@@ -57,6 +57,7 @@ class Lowering:
     read: dict[Value, Dim] = field(default_factory=dict)
     _memo: dict[tuple[Value, Index, int], int] = field(default_factory=dict)
     _depth: int = 0
+    concats: int = 0  # around what is evaluated
 
     def __post_init__(self) -> None:
         self.repeats = Repeats(self.builder, frozenset([name for name, _ in self.reduce_axes]))
@@ -166,6 +167,8 @@ class Lowering:
                 raise NeedsBuffer(wanted, "its elements lie too far out of order to be found in place")
             if self._repeated(index) and self._is_put_together(inner, at):
                 raise NeedsBuffer(value, "its elements would be put together again in every turn of a loop around them")
+            if self.concats and is_shuffled(value, self.stored):
+                raise NeedsBuffer(value, "its parts, in turns, would be looked for within parts")
             return self.value(inner, at, guard)
         group = OPS[value.op].group
         if group == "elementwise" and self._repeated(index) and is_expensive(value, self.stored) and reads(value, self.stored):
@@ -277,7 +280,9 @@ def _concat(low: Lowering, value: Value, index: Index, guard: int) -> int:
     for piece in value.inputs:
         first, position = len(low.builder.nodes), index[axis] - start
         here = _inside(low, position, piece.shape[axis], guard)
+        low.concats += 1
         node = low.value(piece, index[:axis] + (position,) + index[axis + 1 :], here)
+        low.concats -= 1
         result = node if result < 0 else low.builder.op("where", value.dtype, here, node, result)
         low.repeats.share(first, piece.shape[axis], value.shape[axis])
         start = start + piece.shape[axis]

@@ -59,7 +59,7 @@ def _form_all(roots: Roots, stored: set[Value], available: set[Value], groups: d
     pending, late = list(roots.stored), set[Value]()
     while pending or late:
         if not pending:
-            pending = _with_own(groups, late)
+            pending = _with_own(groups, late, stored)
             late.clear()
             continue
         value = pending.pop()
@@ -83,10 +83,24 @@ def _form_all(roots: Roots, stored: set[Value], available: set[Value], groups: d
             pending += [value, wanted]
 
 
-def _with_own(groups: dict[Value, Group], late: set[Value]) -> list[Value]:
-    """Takes out the kernels that compute for themselves what has a buffer since, and gives their results."""
-    stale = [key for key, group in groups.items() if any(v in late and v not in group.roots for v in group.inlined)]
+def _with_own(groups: dict[Value, Group], late: set[Value], stored: set[Value]) -> list[Value]:
+    """Takes out the kernels that compute for themselves what has a buffer since, or see through it, and gives their results."""
+    stale = [key for key, group in groups.items() if _reaches(group, late, stored)]
     return [root for key in stale for root in groups.pop(key).roots]
+
+
+def _reaches(group: Group, late: set[Value], stored: set[Value]) -> bool:
+    """Whether a kernel has one of these values below it, with nothing between that has a buffer."""
+    stack, seen = list(group.roots), set[Value](group.roots)
+    while stack:
+        for operand in stack.pop().inputs:
+            if operand not in seen:
+                if operand in late:
+                    return True
+                seen.add(operand)
+                if operand not in stored:
+                    stack.append(operand)
+    return False
 
 
 def _form_anchor(anchor: Value, roots: Roots, stored: set[Value]) -> Group:

@@ -84,6 +84,11 @@ def _functions(value: Dim) -> list[Func]:
     return [atom for mono, _ in value.terms for atom in mono if isinstance(atom, Func)] if isinstance(value, Poly) else []
 
 
+def is_divided(position: Dim) -> bool:
+    """Whether a position is computed with quotients or remainders of what changes from point to point."""
+    return bool(_moving(position))
+
+
 def through(view: Value, index: Index) -> tuple[Value, Index]:
     """(operand, index) that hold the element `index` of a view."""
     source = view.inputs[0]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sashiko.graph import build as b
+from sashiko.graph.ir import Value
 from sashiko.graph.types import f32, i8, i64, u8
 from sashiko.stitch.program import LoopItem
 from tests.stitch.test_stitch import check, kinds
@@ -63,6 +64,36 @@ def test_windows_far_apart_are_of_an_image_put_in_order(channels: int, step: int
     x = b.input_(0, f32, (2, channels, 28, 28))
     windows = b.window(b.window(b.permute(x, (0, 2, 3, 1)), 1, step, step), 3, step, step)
     assert kinds(check([b.reduce(windows, "max", (2, 4))], [x], [torch.randn(x.shape)])) == ["loop"] * kernels
+
+
+def shuffled(x: Value, y: Value) -> Value:
+    """Columns of two images in turns, as channels are shuffled."""
+    both = b.concat([x, y], -1)
+    *outer, width = both.shape
+    apart = b.permute(b.reshape(both, (*outer, 2, width // 2)), (*range(len(outer)), len(outer) + 1, len(outer)))
+    return b.reshape(apart, both.shape)
+
+
+def test_parts_that_take_turns_are_put_in_order_before_they_are_parts_again() -> None:
+    """Once for both halves, whichever was asked for first, and by those too that had looked through them before."""
+    inputs = [b.input_(n, f32, (6, 8)) for n in range(4)]
+    data = [torch.randn(6, 8) for _ in inputs]
+    each, others = inputs[0], []
+    for other in inputs[1:]:
+        both = shuffled(each, other)
+        each = b.slice_(both, 1, 0, 8)
+        others.append(b.exp(b.slice_(both, 1, 8, 8)))
+    assert kinds(check([each], inputs, data)) == ["loop"] * 3
+    assert kinds(check([b.slice_(shuffled(inputs[0], inputs[1]), 1, 0, 8)], inputs, data)) == ["loop"]
+    check([*others, each], inputs, data)
+
+
+@pytest.mark.parametrize(("size", "step", "kernels"), [(3, 2, 2), (2, 2, 1)])
+def test_parts_that_take_turns_are_put_in_order_below_windows_that_overlap(size: int, step: int, kernels: int) -> None:
+    inputs = [b.input_(n, f32, (2, 13, 13, 4)) for n in range(2)]
+    image = b.pad(shuffled(*inputs), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = b.window(b.window(image, 1, size, step), 3, size, step)
+    assert kinds(check([b.reduce(windows, "max", (2, 4))], inputs, [torch.randn(2, 13, 13, 4) for _ in inputs])) == ["loop"] * kernels
 
 
 def test_what_meets_itself_is_looked_at_once() -> None:
