@@ -85,7 +85,7 @@ def _form_all(roots: Roots, stored: set[Value], available: set[Value], groups: d
 
 def _with_own(groups: dict[Value, Group], late: set[Value], stored: set[Value]) -> list[Value]:
     """Takes out the kernels that compute for themselves what has a buffer since, or see through it, and gives their results."""
-    stale = [key for key, group in groups.items() if _reaches(group, late, stored)]
+    stale = [key for key, group in groups.items() if _reaches(group, late - group.needs.keys(), stored)]
     return [root for key in stale for root in groups.pop(key).roots]
 
 
