@@ -7,13 +7,15 @@ same value; not on which values they are. `signature` writes that down, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..graph.ir import Value
+from ..graph.ops import OPS
 from .loops import Body
 from .lower import Lowering, NeedsBuffer
 
+_POSITIONS = {"take": 1, "gather": 1, "put": 2}  # from which operand on an operation has positions
 KEPT = 1 << 12  # lowerings kept: more than any model has, and some tens of MB
 Signature = tuple[Hashable, ...]
 
@@ -51,7 +53,7 @@ def signature(roots: Sequence[Value], stored: Container[Value], accumulator: Val
     """What `roots` are computed from, and the numbers it gives to values: everything down to what is stored, or to the accumulator."""
     numbers: dict[Value, int] = {}
     parts: list[Hashable] = []
-    homes = set(roots)
+    homes, positions = set(roots), dict[Value, None]()
     pending: list[Value | None] = [*reversed(roots)]
     while pending:
         value = pending.pop()
@@ -60,6 +62,8 @@ def signature(roots: Sequence[Value], stored: Container[Value], accumulator: Val
             assert value is not None
             parts.append((value.kind, *[numbers[v] for v in value.inputs]))
             numbers[value] = len(numbers)
+            if value.op in _POSITIONS:
+                positions.update(dict.fromkeys(value.inputs[_POSITIONS[value.op] :]))
         elif value not in numbers:
             if value is accumulator:
                 parts.append(("accumulator", value.type))
@@ -69,7 +73,28 @@ def signature(roots: Sequence[Value], stored: Container[Value], accumulator: Val
                 pending += (value, None, *value.inputs[::-1])
                 continue
             numbers[value] = len(numbers)
-    return (tuple(parts), tuple([numbers[v] for v in roots]), tuple([v in stored for v in roots])), numbers
+    told = _counting(positions) if positions else ()
+    return (tuple(parts), tuple([numbers[v] for v in roots]), tuple([v in stored for v in roots]), told), numbers
+
+
+def _counting(positions: Iterable[Value]) -> Signature:
+    """How positions were computed, as far as elementwise operations go."""
+    numbers: dict[Value, int] = {}
+    parts: list[Hashable] = []
+    pending: list[tuple[Value, bool]] = [(v, False) for v in positions]
+    while pending:
+        value, ready = pending.pop()
+        if value in numbers:
+            continue
+        if OPS[value.op].group not in ("view", "leaf", "elementwise") or value.op in ("input", "constant"):
+            parts.append(value.type)
+        elif ready:
+            parts.append((value.kind, *[numbers[v] for v in value.inputs]))
+        else:
+            pending += [(value, True), *[(v, False) for v in value.inputs]]
+            continue
+        numbers[value] = len(numbers)
+    return tuple(parts), tuple([numbers[v] for v in positions])
 
 
 def lowered(

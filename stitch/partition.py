@@ -106,7 +106,7 @@ def _native(batch: list[Value], graph: Graph, constants: set[Value]) -> Native:
         if v in returned
         or (OPS[v.op].group != "leaf" and not inside.issuperset(graph.users[v]))
         or any(u.op == "aten" for u in graph.users[v])
-        or (v.op == "put" and memory_of(v) not in inside and not any(u.op == "put" for u in graph.users[v]))
+        or (v.op == "put" and memory_of(v) not in inside and not any(u.op == "put" and u.inputs[0] is v for u in graph.users[v]))
     ]
     read = dict.fromkeys(operand for v in batch for operand in v.inputs if operand not in inside)
     inputs = tuple(v for v in read if (v not in constants and OPS[v.op].group != "leaf") or v.op == "input")

@@ -7,7 +7,7 @@ import pytest
 from sashiko.graph import build as b
 from sashiko.graph.dims import symbol
 from sashiko.graph.ir import Value
-from sashiko.graph.types import f32, f64, i8
+from sashiko.graph.types import f32, f64, i8, i64
 from sashiko.stitch import alike
 from sashiko.stitch.alike import signature
 from sashiko.stitch.program import LoopItem, Program
@@ -45,6 +45,26 @@ def test_what_makes_kernels_differ() -> None:
     narrow = b.input_(1, f32, (1, 8))
     assert told(layer(x, narrow), x, narrow) != same  # types
     assert told(b.cast(b.cast(x, i8), f32), x) != told(b.cast(b.cast(x, f64), f32), x)  # attributes
+
+
+def test_positions_differ_by_how_they_were_computed_wherever_that_is_stored() -> None:
+    """Those that lie within bounds are not checked, and those that are counted are not read."""
+    table, x = rows(0), b.input_(1, i64, (6,))
+
+    def looked_up(bounded: Value, positions: Value) -> alike.Signature:
+        return told(b.take(table, positions, 1), table, bounded, x)
+
+    clamped, double = b.minimum(b.maximum(x, 0), 7), b.mul(x, 2)
+    assert looked_up(clamped, clamped) != looked_up(double, double)
+    assert looked_up(clamped, b.neg(clamped)) != looked_up(double, b.neg(double))
+    other = b.input_(2, i64, (6,))
+    assert looked_up(x, x) == told(b.take(table, other, 1), table, other)
+
+    def written(step: int) -> alike.Signature:
+        counted = b.iota(2, i64, 0, step)
+        return told(b.put(table, b.input_(3, f32, (B, 2)), {1: counted}), table, counted)
+
+    assert written(2) != written(3) and written(3) == written(3)
 
 
 def kernels(program: Program) -> list[str]:
