@@ -193,6 +193,21 @@ def test_one_random_operation_is_kept() -> None:
     torch.testing.assert_close(got, model(torch.zeros(3)))
 
 
+def test_numbers_that_nothing_uses_are_not_drawn_unless_others_follow() -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        used = x + torch.rand(3)
+        torch.rand(2)
+        return used
+
+    def unlike(self: Any, x: torch.Tensor) -> torch.Tensor:
+        torch.rand(2)
+        return x + torch.rand(3)
+
+    assert [v.op for v in capture(module(forward), (torch.zeros(3),)).graph.order].count("aten") == 1
+    with pytest.raises(Unsupported, match="order cannot be kept"):
+        capture(module(unlike), (torch.zeros(3),))
+
+
 def test_random_operations_whose_order_would_change_are_refused() -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         first, second = torch.rand_like(x), torch.rand_like(x)
