@@ -39,6 +39,11 @@ _NEW: frozenset[Any] = frozenset({
 _RENAMED: Mapping[Any, Any] = {
     aten.item.default: aten._local_scalar_dense.default, aten.concat.default: aten.cat.default, aten.concatenate.default: aten.cat.default,
 }
+_DROPOUT: frozenset[Any] = frozenset({
+    getattr(aten, name + ending).default
+    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+    for ending in ("", "_")
+})  # of (tensor, share, whether it trains)
 _VIEWS: frozenset[Any] = frozenset({aten._unsafe_view.default})  # although its schema does not say so
 
 
@@ -84,7 +89,7 @@ class _Walk:
     def visit(self, node: Node, stays: bool) -> None:
         if node.target in _RENAMED:
             self.env[node] = self.called(node, _RENAMED[node.target], *self.arguments(node, self.env))
-        elif node.target is aten.dropout.default and not node.args[2]:  # the very tensor: what writes to one writes to the other
+        elif node.target in _DROPOUT and not node.args[2]:  # the very tensor: what writes to one writes to the other
             self.env[node] = self.arguments(node, self.env)[0][0]
         elif stays or node.op != "call_function":
             self.env[node] = self.copied(node, self.env)

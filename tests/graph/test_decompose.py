@@ -75,7 +75,8 @@ def check(function: Callable[..., Any], *args: Tensor, dynamic_shapes: Any = Non
     lambda w, x: (torch.unbind(F.pad(x, (1, 1)))[0], x.new_zeros(3)),
     lambda w, x: torch.linalg.inv(F.pad(x, (0, -2)) + 4 * torch.eye(4)),
     lambda w, x: F.hardtanh(x + 1, inplace=True),
-], ids=range(13))
+    lambda w, x: F.dropout(F.relu(x + 1, inplace=True), 0.5, False, inplace=True).add_(F.dropout2d(x[None], 0.5, False, inplace=True)[0]),
+], ids=range(14))
 def test_node_by_node(function: Callable[..., Any]) -> None:
     assert check(function, torch.randn(3, 4, 6))
 
