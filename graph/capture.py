@@ -195,7 +195,7 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
             tensor = _stored(program, str(spec.target))
             if spec.target in written:
                 late.append((node, str(spec.target), tensor))
-            else:
+            elif node.users:  # what is not read may be of any kind
                 found.lowering.env[node] = constant_value(tensor, str(spec.target), spec.kind != InputKind.CONSTANT_TENSOR)
         else:
             found.lowering.env[node] = program.constants.get(str(spec.target))

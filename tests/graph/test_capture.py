@@ -193,6 +193,14 @@ def test_one_random_operation_is_kept() -> None:
     torch.testing.assert_close(got, model(torch.zeros(3)))
 
 
+def test_buffers_that_nothing_reads_may_be_of_any_kind() -> None:
+    model = module(lambda self, x: x * 2)
+    model.register_buffer("sparse", torch.ones(2, 2, dtype=torch.bool).to_sparse(), persistent=False)
+    model.register_buffer("narrow", torch.zeros(3).to(torch.float8_e4m3fn))
+    captured = capture(model, (torch.ones(3),))
+    assert torch.equal(interpret.run(captured.graph, captured.bind(captured.flatten((torch.ones(3),), {}))[0])[0], torch.full((3,), 2.0))
+
+
 def test_numbers_that_nothing_uses_are_not_drawn_unless_others_follow() -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         used = x + torch.rand(3)
