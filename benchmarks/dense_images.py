@@ -1,6 +1,6 @@
 """Networks whose layers are wanted with a border around them or beside others, for `sashiko bench`.
 
-    sashiko bench --models benchmarks/dense_images.py:unet --precision fp32,bf16,int8    # upscaler, detector, scales
+    sashiko bench --models benchmarks/dense_images.py:unet --precision fp32,bf16,int8    # upscaler, detector, scales, shuffles
 
 Weights are random; batch norms have statistics of random images.
 """
@@ -125,6 +125,43 @@ class _Scales(nn.Module):
             fine, coarse = F.relu(fine + F.interpolate(self.up(coarse), scale_factor=2.0)), F.relu(coarse + self.down(fine))
         result: Tensor = self.last(torch.cat([fine, F.interpolate(coarse, scale_factor=2.0)], 1))
         return result
+
+
+class _Shuffled(nn.Module):
+    """Half of the channels stay as they are, the others go through three layers, and both take turns (ShuffleNet V2: Ma et al., 2018)."""
+
+    def __init__(self, before: int, behind: int, stride: int) -> None:
+        super().__init__()
+        half, self.stride = behind // 2, stride
+        inner = before if stride > 1 else half
+        self.changed = nn.Sequential(_layer(inner, half, 1), *_apart(half, half, stride))
+        self.kept = nn.Sequential(*_apart(before, half, stride)) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept, changed = (x, x) if self.stride > 1 else x.chunk(2, 1)
+        both = torch.cat([self.kept(kept), self.changed(changed)], 1)
+        return both.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
+def _apart(before: int, behind: int, stride: int) -> tuple[nn.Module, ...]:
+    """A window for each channel, then one layer over all."""
+    window = nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False)
+    return window, nn.BatchNorm2d(before), _layer(before, behind, 1)
+
+
+def _shuffles() -> nn.Module:
+    """The features of ShuffleNet V2 1.0x."""
+    layers: list[nn.Module] = [_layer(3, 24, 3, 2), nn.MaxPool2d(3, 2, 1)]
+    width = 24
+    for behind, units in ((116, 4), (232, 8), (464, 4)):
+        layers += [_Shuffled(width if n == 0 else behind, behind, 2 if n == 0 else 1) for n in range(units)]
+        width = behind
+    return nn.Sequential(*layers, _layer(width, 1024, 1), nn.AdaptiveAvgPool2d(1))
+
+
+def shuffles() -> Case:
+    """ShuffleNet V2 without its classifier, 224 x 224."""
+    return alive(_shuffles()).eval(), (torch.randn(1, 3, 224, 224),)
 
 
 def unet() -> Case:

@@ -82,7 +82,8 @@ def test_parameters_that_are_arguments(built: list[weakref.ref[Any]]) -> None:
     call = torch.compile(lambda given, x: torch.func.functional_call(model, given, (x,)), backend="sashiko")
     with torch.no_grad():
         for _ in range(MANY):
-            given = {name: nn.Parameter(torch.randn_like(value)) for name, value in model.named_parameters()}
+            # Of the size that layers begin with: sums of larger ones round by more than results that they cancel in may differ.
+            given = {name: nn.Parameter(torch.randn_like(value) / 4) for name, value in model.named_parameters()}
             assert_close(call(given, x), torch.func.functional_call(model, given, (x,)))
     assert len(built) <= MANY // 2 and alive(built) == 1
 
