@@ -121,12 +121,12 @@ class _Tile:
         fn, emitter, lanes = self._fn, self._emitter, self._lanes
         rest = count % lanes
         masked = rest and emitter.target.masked_memory
-        pieces = [(at, lanes) for at in range(0, count - rest, lanes)]
-        pieces += shorter(count - rest, count, lanes) if rest and not masked else []
+        pieces = [(at, lanes) for at in range(0, count if masked else count - rest, lanes)]
+        pieces += [] if masked else shorter(count - rest, count, lanes)
+        single = sum(pieces[-1]) if pieces else 0  # from here on one by one
         points = [Point(width, {"c": fn.add(self._col0, i64(at))}) for at, width in pieces]
         if masked:
-            points.append(Point(lanes, {"c": fn.add(self._col0, i64(count - rest))}, tail_mask(fn, i64(rest), lanes)))
-        single = count if masked else sum(width for _, width in pieces)  # from here on one by one
+            points[-1] = Point(lanes, points[-1].axes, tail_mask(fn, i64(rest), lanes))
         if len(points) <= _HOISTED:
             for point in points:
                 self._prepare(point, "c")
@@ -135,7 +135,7 @@ class _Tile:
             with emitter.scope():
                 r = fn.add(row0, i)
                 self._prepare(Point(lanes, {"r": r}), "r")
-                fn.side_by_side([partial(self._vector, point.at(r=r), i, i64(n * lanes)) for n, point in enumerate(points)])
+                fn.side_by_side([partial(self._vector, point.at(r=r), i, i64(at)) for (at, _), point in zip(pieces, points)])
                 if single < count:
                     self._elements(r, i, i64(single), i64(count))
                 self._once_a_row(Point(0, {"r": r}))

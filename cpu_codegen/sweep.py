@@ -13,8 +13,8 @@ from .builder import I64, Function, Ty, Val, const, const_vec, i64
 from .reduce import BLOCK, Reduction, State, flatten, unflatten
 
 Copies = list[list[State]]  # for each unrolled vector the state of each reduction
-_SHORTEST = 4  # lanes of a vector
 Visit = Callable[[list[Point], Copies], Copies]
+_SHORTEST = 4  # lanes of a vector
 
 
 class Sweep:
@@ -76,7 +76,8 @@ class Sweep:
         """Fewer columns than lanes without masks: by shorter vectors, then one by one."""
         shortens = self._shortens and all(each.restarts for each in self._reductions)
         for at, width in shorter(start, stop, self._lanes) if shortens else ():
-            states = self._step([self._point(i64(at), lanes=width)], [self._identity(width)])[0]
+            point = Point(width, {**self._row.axes, "c": i64(at)})
+            states = self._step([point], [self._identity(width)])[0]
             scalars = self._merged([scalars, self._across(states)])
             start = at + width
         return self._elements(i64(start), i64(stop), scalars) if start < stop else scalars
@@ -112,8 +113,8 @@ class Sweep:
         with self._emitter.scope():
             return self._visit(points, states)
 
-    def _point(self, c: Val, mask: Val | None = None, lanes: int = 0) -> Point:
-        return Point(lanes or self._lanes, {**self._row.axes, "c": c}, mask)
+    def _point(self, c: Val, mask: Val | None = None) -> Point:
+        return Point(self._lanes, {**self._row.axes, "c": c}, mask)
 
     def _identity(self, lanes: int) -> list[State]:
         return [reduction.identity(lanes) for reduction in self._reductions]

@@ -3,6 +3,8 @@ it looks for the best grouping.
 
 What lowering makes of values depends on their operations, types and attributes, on which of them have buffers, and on which are the
 same value; not on which values they are. `signature` writes that down, and what came out is kept by it, with numbers for values.
+Of positions it also depends on how they were computed, wherever they are stored: those that are counted are not read, and those that lie
+within known bounds are not checked.
 """
 
 from __future__ import annotations
@@ -51,10 +53,25 @@ _known: dict[Signature, _Made | _Refused] = {}
 
 def signature(roots: Sequence[Value], stored: Container[Value], accumulator: Value | None = None) -> tuple[Signature, dict[Value, int]]:
     """What `roots` are computed from, and the numbers it gives to values: everything down to what is stored, or to the accumulator."""
+    homes = set(roots)
+
+    def given(value: Value) -> Hashable:
+        if value is accumulator:
+            return "accumulator", value.type
+        return value.type if value in stored and value not in homes else None
+
+    told, numbers = _told(roots, given)
+    looked_up = [v for v in numbers if v.op in _POSITIONS and given(v) is None]
+    positions = dict.fromkeys(p for v in looked_up for p in v.inputs[_POSITIONS[v.op] :])
+    return (told, tuple([v in stored for v in roots]), _told(positions, _uncounted)[0]), numbers
+
+
+def _told(roots: Iterable[Value], given: Callable[[Value], Hashable]) -> tuple[Signature, dict[Value, int]]:
+    """The operations that `roots` are computed by, and the number of each value. given: what is told of a value that is not taken apart;
+    None for all others."""
     numbers: dict[Value, int] = {}
     parts: list[Hashable] = []
-    homes, positions = set(roots), dict[Value, None]()
-    pending: list[Value | None] = [*reversed(roots)]
+    pending: list[Value | None] = [*reversed([*roots])]
     while pending:
         value = pending.pop()
         if value is None:  # what lies under it has its operands by now
@@ -62,39 +79,20 @@ def signature(roots: Sequence[Value], stored: Container[Value], accumulator: Val
             assert value is not None
             parts.append((value.kind, *[numbers[v] for v in value.inputs]))
             numbers[value] = len(numbers)
-            if value.op in _POSITIONS:
-                positions.update(dict.fromkeys(value.inputs[_POSITIONS[value.op] :]))
         elif value not in numbers:
-            if value is accumulator:
-                parts.append(("accumulator", value.type))
-            elif value in stored and value not in homes:
-                parts.append(value.type)
-            else:
+            part = given(value)
+            if part is None:
                 pending += (value, None, *value.inputs[::-1])
-                continue
-            numbers[value] = len(numbers)
-    told = _counting(positions) if positions else ()
-    return (tuple(parts), tuple([numbers[v] for v in roots]), tuple([v in stored for v in roots]), told), numbers
+            else:
+                parts.append(part)
+                numbers[value] = len(numbers)
+    return (tuple(parts), tuple([numbers[v] for v in roots])), numbers
 
 
-def _counting(positions: Iterable[Value]) -> Signature:
-    """How positions were computed, as far as elementwise operations go."""
-    numbers: dict[Value, int] = {}
-    parts: list[Hashable] = []
-    pending: list[tuple[Value, bool]] = [(v, False) for v in positions]
-    while pending:
-        value, ready = pending.pop()
-        if value in numbers:
-            continue
-        if OPS[value.op].group not in ("view", "leaf", "elementwise") or value.op in ("input", "constant"):
-            parts.append(value.type)
-        elif ready:
-            parts.append((value.kind, *[numbers[v] for v in value.inputs]))
-        else:
-            pending += [(value, True), *[(v, False) for v in value.inputs]]
-            continue
-        numbers[value] = len(numbers)
-    return tuple(parts), tuple([numbers[v] for v in positions])
+def _uncounted(value: Value) -> Hashable:
+    """What is told of what positions are computed from: what they are counted from, and bounded by, is taken apart, stored or not."""
+    apart = OPS[value.op].group in ("view", "leaf", "elementwise") and value.op not in ("input", "constant")
+    return None if apart else value.type
 
 
 def lowered(

@@ -40,7 +40,8 @@ class Lowering:
     stored: values that have buffers. home: values that this very kernel computes, with the index at which it does. accumulators: anchors
     whose accumulator is at hand, likewise. reduce_axes: names and extents of the axes that reductions run over, `reduce_kind` c or k.
     reductions: how many results one has here, for each row (c), or for each row and column (k). loops: names of the axes, the outermost
-    first, where they are known. read: how many elements are looked up in each table.
+    first, where they are known. read: how many elements are looked up in each table. concats: how many concatenations are around what is
+    evaluated.
     """
 
     stored: set[Value]
@@ -55,9 +56,9 @@ class Lowering:
     operands: dict[Value, int] = field(default_factory=dict)
     inlined: dict[Value, None] = field(default_factory=dict)
     read: dict[Value, Dim] = field(default_factory=dict)
+    concats: int = 0
     _memo: dict[tuple[Value, Index, int], int] = field(default_factory=dict)
     _depth: int = 0
-    concats: int = 0  # around what is evaluated
 
     def __post_init__(self) -> None:
         self.repeats = Repeats(self.builder, frozenset([name for name, _ in self.reduce_axes]))
