@@ -94,7 +94,7 @@ def matrices(outer: Sequence[Axis], inner: Sequence[Axis], blocks: Blocks) -> tu
     *others, (extent, stride) = outer
     at = len(inner) - 1 if inner[-1][0] == blocks.run else 0
     together = [*inner[:at], (blocks.joined, stride), *inner[at:]]
-    return [*others, (floordiv(extent, blocks.joined), stride * blocks.joined)], joint(together)
+    return [*others, (floordiv(extent, blocks.joined), stride * blocks.joined)], joint(together) or [(1, 1)]
 
 
 def side_by_side(epilogue: Body, rows: Dim, columns: Dim, count: int, samples: Dim) -> Body:

@@ -21,7 +21,7 @@ from .types import Order
 
 def order_of(tensor: torch.Tensor) -> Order | None:
     """How a tensor, maybe a fake one, lies in memory; None: row by row, or not densely, or nobody knows."""
-    sizes, strides = [_number(s) for s in tensor.shape], [_number(s) for s in tensor.stride()]
+    sizes, strides = [known(s) for s in tensor.shape], [known(s) for s in tensor.stride()]
     if None in (*sizes, *strides) or 0 in sizes:
         return None
     rows = tuple(range(len(sizes)))
@@ -31,11 +31,11 @@ def order_of(tensor: torch.Tensor) -> Order | None:
 
 def lies_row_by_row(tensor: torch.Tensor) -> bool:
     """Whether a tensor, maybe a fake one, is known to lie row by row, as far as the example tells."""
-    sizes, strides = [_number(s) for s in tensor.shape], [_number(s) for s in tensor.stride()]
+    sizes, strides = [known(s) for s in tensor.shape], [known(s) for s in tensor.stride()]
     return None not in (*sizes, *strides) and (0 in sizes or _dense(sizes, strides, tuple(range(len(sizes)))))
 
 
-def _number(size: int | torch.SymInt) -> int | None:
+def known(size: int | torch.SymInt) -> int | None:
     """A size as far as it is known of the example: to ask for it would make it part of the program."""
     return size if isinstance(size, int) else size.node.hint
 

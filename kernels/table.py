@@ -152,20 +152,21 @@ def _sums16(count: int, row: Kernel) -> Kernel:
     return replace(row, when=when, pack=pack)
 
 
-def _windows(dtype: DType, micros: Micros, features: tuple[str, ...], rate: float, unless: tuple[str, ...] = ()) -> Kernel:
-    """The row of a family for convolutions by minimal filtering, which has 16 products in f32 where windows have 36. unless: features whose
-    products are faster."""
+def _windows(lhs: DType, rhs: DType, micros: Micros, features: tuple[str, ...], rate: float, unless: tuple[str, ...] = ()) -> Kernel:
+    """The row of a family for convolutions by minimal filtering, which has 16 products of the types of `micros` where windows have 36.
+    unless: features whose products are faster."""
 
     def when(target: Target, spec: GemmSpec) -> str | None:
-        reason = operands(dtype, dtype, spec) or lacks(target, features) or winograd.why_not(target, spec)
+        reason = operands(lhs, rhs, spec) or lacks(target, features) or winograd.why_not(target, spec)
         faster = [name for name in unless if target.has(name)]
         return reason or (f"36 products are faster with {faster[0]}" if faster else None)
 
     def emit(module: Module, target: Target, spec: GemmSpec, name: str) -> GemmCode:
         return winograd_emit.emit(module, target, spec, micros, name)
 
-    name = micros[0].name.replace("gemm_f32_f32_f32", f"winograd_f32_{dtype}_{dtype}")
-    return Kernel(name, when, lambda weight: winograd.pack(weight, micros[0]), emit, rate * 36 / winograd.POINTS)
+    first = micros[0]
+    name = first.name.replace(f"gemm_{first.acc}_{first.lhs}_{first.rhs}", f"winograd_{first.acc}_{lhs}_{rhs}")
+    return Kernel(name, when, lambda weight: winograd.pack(weight, first), emit, rate * 36 / winograd.POINTS)
 
 
 def _packer(micros: Micros) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -224,9 +225,11 @@ def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
         _row(amx.amx(lhs, i8), ("amx_int8", "avx512_vnni"), 1024),
         _row(x.vnni(lhs, 16), ("avx512_vnni",), 128),
         _row(x.vnni(lhs, 8), ("avx_vnni",), 64),
+        _windows(lhs, i8, x.pairs(16), _AVX512, 44),
         *(_sums16(count, _row(x.maddubs(lhs, count, 16), _AVX512, rate)) for count, rate in ((4, 76), (2, 62))),
         _small(x.madd(lhs, 16), _AVX512, 32),
         _row(x.madd(lhs, 16), _AVX512, 32),
+        _windows(lhs, i8, x.pairs(8), _AVX2, 22),
         *(_sums16(count, _row(x.maddubs(lhs, count, 8), _AVX2, rate)) for count, rate in ((4, 38), (2, 31))),
         _row(x.madd(lhs, 8), _AVX2, 16),
         _small(a.smmla(lhs), ("i8mm",), 32),
@@ -237,9 +240,9 @@ def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
 
 
 _BF16 = (
-    _windows(bf16, x86_vector.fma(16), _AVX512, 32, ("avx512_bf16", "amx_bf16")),
-    _windows(bf16, x86_vector.fma(8), _AVX2, 16, ("avx512_bf16", "amx_bf16")),
-    _windows(bf16, neon.fmla(), ("neon",), 8, ("bf16",)),
+    _windows(bf16, bf16, x86_vector.fma(16), _AVX512, 32, ("avx512_bf16", "amx_bf16")),
+    _windows(bf16, bf16, x86_vector.fma(8), _AVX2, 16, ("avx512_bf16", "amx_bf16")),
+    _windows(bf16, bf16, neon.fmla(), ("neon",), 8, ("bf16",)),
     _small(x86_vector.dot_bf16(), ("avx512_bf16",), 64, ("amx_tile", _HALF_RATE)),
     _unless_near(_small(x86_vector.widen(16), _AVX512, 32), "amx_bf16"),
     _row(amx.amx(bf16, bf16), ("amx_bf16", *_AVX512), 512),
@@ -251,18 +254,18 @@ _BF16 = (
     _row(neon.fmla_bf16(), ("neon",), 8),
 )
 _F16 = (
-    _windows(f16, x86_vector.fma(16), _AVX512, 32),
-    _windows(f16, x86_vector.fma(8), (*_AVX2, "f16c"), 16),
-    _windows(f16, neon.fmla(), ("neon",), 8),
+    _windows(f16, f16, x86_vector.fma(16), _AVX512, 32),
+    _windows(f16, f16, x86_vector.fma(8), (*_AVX2, "f16c"), 16),
+    _windows(f16, f16, neon.fmla(), ("neon",), 8),
     _small(x86_vector.half(16), _AVX512, 32),
     _row(x86_vector.half(16), _AVX512, 32),
     _row(x86_vector.half(8), (*_AVX2, "f16c"), 16),
     _row(neon.fmla_f16(), ("neon",), 8),
 )
 _F32 = (
-    _windows(f32, x86_vector.fma(16), _AVX512, 32),
-    _windows(f32, x86_vector.fma(8), _AVX2, 16),
-    _windows(f32, neon.fmla(), ("neon",), 8),
+    _windows(f32, f32, x86_vector.fma(16), _AVX512, 32),
+    _windows(f32, f32, x86_vector.fma(8), _AVX2, 16),
+    _windows(f32, f32, neon.fmla(), ("neon",), 8),
     _small(x86_vector.fma(16), _AVX512, 32),
     Kernel(mkl.NAME, mkl.when, mkl.pack, mkl.emit, 32),
     _row(x86_vector.fma(16), _AVX512, 32),

@@ -1,4 +1,4 @@
-"""Convolutions with windows of 3 x 3 in f32 by minimal filtering: 16 multiplications for 2 x 2 results instead of 36.
+"""Convolutions with windows of 3 x 3 by minimal filtering: 16 multiplications for 2 x 2 results instead of 36, in f32 or of integers.
 
     V = B^T d B              of each patch d of 4 x 4 of the image, for every channel
     M = sum of V * U         over the channels: 16 products of [patches, channels] and [channels, columns]
@@ -7,6 +7,10 @@
 F(2 x 2, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2016. U = G g G^T is made from the weight g when it
 is packed, in f64. The entries of A and B are 0, 1 and -1, so that the results are off by a few roundings of numbers that are at most
 four times the image's; larger patches would need fewer multiplications, and cost precision.
+
+Of bytes V has at most 11 bits, and 4 U, which is integers, 12: they are products of 16 bits. Their sums in 32 bits are exactly four times
+the results, as long as these fit 30 bits, as they do for 1024 channels. That is for processors whose products of bytes are not twice as
+fast.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from functools import lru_cache
 import torch
 
 from ..graph.dims import Dim, evaluate, product, symbols
-from ..graph.types import f32
+from ..graph.filtering import Filtering, patches
 from ..platforms.target import Target
 from .blocking import up
 from .micro import MicroKernel
@@ -28,12 +32,8 @@ from .spec import BATCH, GemmSpec, Pieces
 from .windows import Grid, grid_of, strided
 
 POINTS = 16  # products of a patch and a window
-_LEAST_WIDTH = 16  # channels, and columns: for fewer the sums around the products take what these save
-_MOST_WASTE = 1.8  # results that patches have, by those that there are
+SCALE = 4  # of U of integers, which makes integers of its quarters
 _WIDTHS = (2, 4, 3, 1)  # panels of a tile, the best for many rows first
-_LANES = 8  # channels are whole vectors of some size
-_MOST_CHANNELS = 1024  # of more, so few patches fit a block that the weights, which have grown, are read too often
-_FEW = 12  # patches that reading the grown weights from beyond L2 does not pay for
 _SCRATCH_BYTES = 1 << 20  # on the stacks of threads, which have 2 to 8 MB with glibc
 _PAD = 64
 _WIDEST = 512  # bytes of a patch in M and of padding, at most
@@ -51,12 +51,12 @@ class Image(Grid):
     @property
     def across(self) -> int:
         """Patches in a line of patches."""
-        return up(self.width, 2 * self.apart) // 2
+        return patches(self.width, self.apart)
 
     @property
     def lines(self) -> int:
         """Lines of patches."""
-        return up(self.height, 2 * self.apart) // 2
+        return patches(self.height, self.apart)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -83,25 +83,20 @@ def why_not(target: Target, spec: GemmSpec) -> str | None:
     image = image_of(spec.lhs_pieces, spec.k, spec.m)
     if image is None:
         return "is for windows of 3 x 3, one for each place, in images of known size"
-    if image.channels > _MOST_CHANNELS:
-        return f"is for at most {_MOST_CHANNELS} channels"
-    if image.channels % _LANES or min(image.channels, spec.n) < _LEAST_WIDTH:
-        return f"is for channels in vectors of {_LANES} and at least {_LEAST_WIDTH} channels and columns"
     if image.apart * POINTS * (2 * image.channels * 4 + _WIDEST) > _SCRATCH_BYTES:
         return f"has no scratch for {image.channels} channels of {image.apart} interleaved patches"
-    images = image.images(spec.m)
-    patches = image.across * image.lines * (images if isinstance(images, int) else 1)
-    if patches < _FEW and spec.n * spec.k * 4 > target.l2:
-        return f"is for at least {_FEW} patches where the weight is larger than L2"
-    waste = 4 * image.across * image.lines / (image.width * image.height)
-    return f"computes {waste:.2f} times as many results as there are" if waste > _MOST_WASTE else None
+    images, integers = image.images(spec.m), not spec.lhs.is_float
+    known = images if isinstance(images, int) else 1
+    asked = Filtering(image.height, image.width, image.channels, spec.n, integers, image.apart, known)
+    return asked.why_not(spec.n * spec.k * (1 if integers else 4) > target.l2)
 
 
 def pack(weight: torch.Tensor, micro: MicroKernel) -> torch.Tensor:
-    """Returns weight [n, 9 * channels], f32, windows before channels, as its 16 transformed matrices [n, channels], packed for `micro`."""
+    """Returns weight [n, 9 * channels], windows before channels, as its 16 transformed matrices [n, channels], packed for `micro`."""
     windows = weight.detach().double().view(weight.shape[0], 3, 3, -1)
     points = (point for row in _transformed(windows, 1) for point in _transformed(row, 1))
-    return torch.cat([pack_rhs(point.to(f32.torch), micro.packing) for point in points])
+    scale = 1 if micro.rhs.is_float else SCALE
+    return torch.cat([pack_rhs((point * scale).to(micro.rhs.torch), micro.packing) for point in points])
 
 
 def _transformed(g: torch.Tensor, axis: int) -> tuple[torch.Tensor, ...]:
@@ -134,9 +129,10 @@ def plan(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Plan:
     assert spec.lhs_pieces is not None and isinstance(spec.k, int)
     image = image_of(spec.lhs_pieces, spec.k, spec.m)
     assert image is not None, "refused"
-    first, pitch = micros[0], image.channels * 4 + _PAD
-    packed = image.channels * 4 if first.layout.group else 0
-    stays = POINTS * image.channels * int_of(spec.n) * 4 <= target.l2 // 2
+    first = micros[0]
+    size = image.channels * first.rhs.bytes
+    pitch, packed = size + _PAD, size if first.layout.group else 0
+    stays = POINTS * size * int_of(spec.n) <= target.l2 // 2
     room = (min(target.l2 * 5 // 8, _SCRATCH_BYTES) if stays else _SCRATCH_BYTES) // (POINTS * (pitch + packed + first.nr * 4))
     room = max(1, room // image.apart) * image.apart
     span = up(-(-image.across // -(-image.across // room)), image.apart)
@@ -145,9 +141,9 @@ def plan(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Plan:
     count = total if isinstance(total, int) and total else image.lines * strips
     together = -(-count // -(-count // max(1, room // span)))
     micro = _tile(first, together * span, int_of(first.packing.panels(spec.n)))
-    patches = up(together * span, micro.mr)
-    grouped = _skewed(patches * packed) if packed else 0
-    return Plan(image, micro, span, strips, together, pitch, _skewed(patches * pitch), _skewed(patches * micro.nr * 4), grouped)
+    rows = up(together * span, micro.mr)
+    grouped = _skewed(rows * packed) if packed else 0
+    return Plan(image, micro, span, strips, together, pitch, _skewed(rows * pitch), _skewed(rows * micro.nr * 4), grouped)
 
 
 def _tile(tallest: MicroKernel, patches: int, panels: int) -> MicroKernel:

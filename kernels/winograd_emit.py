@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from math import gcd
 
 from ..cpu_codegen import convert
-from ..cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, i64
+from ..cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, const, i64
 from ..cpu_codegen.contract import BufferSlot
 from ..graph.dims import product
-from ..graph.types import DType, f32
+from ..graph.types import DType, f32, u8
 from ..platforms.target import Target
 from . import finished
 from .gemm import LHS, RHS, Cut, emit_entries, emit_epilogue
@@ -27,7 +27,7 @@ from .pack_lhs import emit_pack_lhs
 from .packing import int_of
 from .spec import GemmCode, GemmSpec
 from .tile import emit_tile
-from .winograd import POINTS, Image, Plan, plan
+from .winograd import POINTS, SCALE, Image, Plan, plan
 
 _ROWS = range(4)
 
@@ -44,7 +44,8 @@ def emit(module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroK
     wanted = wanted_slots(dims, spec.lhs_strides.batch)
     order = tuple(dict.fromkeys((*used, BufferSlot(LHS), BufferSlot(RHS), *wanted)))
     lanes = finished.lanes(micro)
-    _emit_patches(module, made, spec.lhs, gcd(lanes, made.image.channels), f"{name}.patches")
+    wide = lanes * made.micro.acc.bytes // made.micro.lhs.bytes  # elements of V in a vector
+    _emit_patches(module, made, spec.lhs, gcd(wide, made.image.channels), f"{name}.patches")
     _emit_places(module, made, lanes, f"{name}.places")
     _Body(module, spec, made, target, name).emit()
     work = spec.batch * spec.m * (n * made.image.channels * 4)  # 16 multiplications for four results
@@ -67,7 +68,9 @@ def _emit_patches(module: Module, made: Plan, dtype: DType, lanes: int, name: st
 
     def read(place: Val) -> Val:
         value = fn.load(element.vec(lanes), place)
-        return value if dtype == f32 else convert.widen(fn, value, dtype)
+        if dtype.is_float:
+            return value if dtype == f32 else convert.widen(fn, value, dtype)
+        return fn.convert("zext" if dtype == u8 else "sext", value, made.micro.layout.element.vec(lanes))
 
     def patch(x: Val, _: list[Val]) -> list[Val]:
         first, most = _first(fn, image, x), i64(image.width + 2 * apart - 1)
@@ -78,7 +81,7 @@ def _emit_patches(module: Module, made: Plan, dtype: DType, lanes: int, name: st
             # The lines step along: a place is the sum of one of them and a column, which is an address, and no 16 registers are needed.
             d = [[read(fn.gep(line, column, element)) for column in columns] for line in at_lines]
             half = list(zip(*[_differences(fn, column) for column in zip(*d)]))
-            at = fn.gep(to, c, F32)
+            at = fn.gep(to, c, made.micro.layout.element)
             for r in _ROWS:
                 for s, value in enumerate(_differences(fn, half[r])):
                     fn.store(value, fn.gep(at, i64((4 * r + s) * made.matrix)))
@@ -119,7 +122,8 @@ def _emit_places(module: Module, made: Plan, lanes: int, name: str) -> None:
     """void name(ptr m, ptr y): one strip of M as two lines of results, [2][2 * span][columns of a tile]."""
     fn = Function(module, name, VOID, [PTR, PTR], internal=True)
     m, y = fn.args
-    nr, span, vector, apart = made.micro.nr, made.span, F32.vec(lanes), made.image.apart
+    nr, span, vector, apart = made.micro.nr, made.span, made.micro.acc_ty.vec(lanes), made.image.apart
+    scale = SCALE.bit_length() - 1
 
     def patch(x: Val, _: list[Val]) -> list[Val]:
         source, to = fn.gep(m, x, scale=4 * nr), fn.gep(y, _first(fn, made.image, x), scale=4 * nr)
@@ -128,7 +132,9 @@ def _emit_places(module: Module, made: Plan, lanes: int, name: str) -> None:
             half = zip(*[_sums(fn, each) for each in zip(*points)])
             for p, row in enumerate(half):
                 for q, value in enumerate(_sums(fn, row)):
-                    fn.store(value, fn.gep(to, i64(4 * (nr * (2 * span * p + q * apart) + column))))
+                    # Of integers it is SCALE times the result: what wrapped around on the way is right again.
+                    result = value if made.micro.acc.is_float else fn.ashr(value, const(vector, scale))
+                    fn.store(result, fn.gep(to, i64(4 * (nr * (2 * span * p + q * apart) + column))))
         return []
 
     fn.loop(i64(0), i64(span), 1, [], patch)

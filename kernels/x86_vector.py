@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..cpu_codegen.builder import BF16, F16, F32, I8, I16, I32, Function, Val, const
 from ..cpu_codegen.dots import vpdpbusd
-from ..graph.types import DType, bf16, f16, f32, i8
+from ..graph.types import DType, bf16, f16, f32, i8, i16
 from .micro import Lhs, Tile, offset
 from .spec import Packing
 from .vector_micro import VectorMicro
@@ -21,6 +21,7 @@ from .vector_micro import VectorMicro
 PACK_F32 = Packing(16, 1, 1)
 PACK_QUADS = Packing(16, 4, 64)
 PACK_PAIRS_I8 = Packing(16, 2, 2)
+PACK_PAIRS_I16 = Packing(16, 2, 2, sums=False)
 PACK_PAIRS_BF16 = Packing(16, 2, 32)
 
 
@@ -134,8 +135,8 @@ class VnniMicro(VectorMicro):
 
 
 @dataclass(frozen=True)
-class MaddMicro(VectorMicro):
-    """8-bit with VPMADDWD: rows are packed as 16 bits, pairs of the rhs are widened on load."""
+class PairsMicro(VectorMicro):
+    """16-bit with VPMADDWD: two products are added to each accumulator."""
 
     @property
     def isa(self) -> str:  # type: ignore[override]
@@ -143,21 +144,29 @@ class MaddMicro(VectorMicro):
 
     @property
     def layout(self) -> Lhs:
-        return Lhs(I16)
-
-    def convert(self, fn: Function, value: Val) -> Val:
-        return fn.convert("sext" if self.lhs == i8 else "zext", value, value.ty.of("i16"))
+        return Lhs(I16, direct=self.lhs == i16)
 
     def load_a(self, fn: Function, tile: Tile, index: Val, part: int) -> Iterable[Val]:
         scalars = self.row_scalars(fn, tile, index, I32, part)
         return (fn.convert("bitcast", fn.splat(value, self.lanes), I16.vec(2 * self.lanes)) for value in scalars)
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
-        narrow = fn.load(I8.vec(2 * self.lanes), offset(fn, group, 2 * self.lanes * vector))
-        return fn.convert("sext", narrow, I16.vec(2 * self.lanes))
+        return fn.load(I16.vec(2 * self.lanes), offset(fn, group, 4 * self.lanes * vector))
 
     def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
         return pairs_added(fn, acc, a, b)
+
+
+@dataclass(frozen=True)
+class MaddMicro(PairsMicro):
+    """8-bit likewise: rows are packed as 16 bits, pairs of the rhs are widened on load."""
+
+    def convert(self, fn: Function, value: Val) -> Val:
+        return fn.convert("sext" if self.lhs == i8 else "zext", value, value.ty.of("i16"))
+
+    def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
+        narrow = fn.load(I8.vec(2 * self.lanes), offset(fn, group, 2 * self.lanes * vector))
+        return fn.convert("sext", narrow, I16.vec(2 * self.lanes))
 
 
 @dataclass(frozen=True)
@@ -252,6 +261,11 @@ def vnni(lhs: DType, lanes: int) -> tuple[VectorMicro, ...]:
 def madd(lhs: DType, lanes: int) -> tuple[VectorMicro, ...]:
     """The 8-bit tiles of VPMADDWD."""
     return tuple(MaddMicro(mr, panels, PACK_PAIRS_I8, lhs, i8, lanes) for mr, panels in (_WIDE if lanes == 16 else _NARROW))
+
+
+def pairs(lanes: int) -> tuple[VectorMicro, ...]:
+    """The 16-bit tiles of VPMADDWD."""
+    return tuple(PairsMicro(mr, panels, PACK_PAIRS_I16, i16, i16, lanes) for mr, panels in (_WIDE if lanes == 16 else _NARROW))
 
 
 def maddubs(lhs: DType, sums: int, lanes: int) -> tuple[VectorMicro, ...]:

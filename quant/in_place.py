@@ -131,7 +131,7 @@ def _placed(
         names.append(name)
         hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, owner, model)]
         used.update(hits)
-        chosen = grouped(fitting(overrides[hits[-1]].scheme if hits else scheme.default, operation, target), weight.shape[-1])
+        chosen = grouped(fitting(overrides[hits[-1]].scheme if hits else scheme.default, operation, target.sums16), weight.shape[-1])
         if hits and overrides[hits[-1]] in excluded:
             reason = EXCLUDED
         elif operation not in scheme.operations or not chosen.quantized:

@@ -11,6 +11,9 @@ from dataclasses import replace
 from torch.fx import Graph, Node
 
 from ..diagnostics.errors import InputError
+from ..graph.filtering import Filtering
+from ..graph.memory_format import known
+from ..graph.nodes import schema_arguments
 from ..platforms.target import Target
 from .constants import Constants
 from .operands import Operands, operands, packet
@@ -53,8 +56,8 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, ex
         reason = found if isinstance(found, str) else ""
         if isinstance(found, Operands):
             chosen = overrides[hits[-1]].scheme if hits else scheme.default
-            integers = found.operation != "convolution" or _channels(found, constants) > 1
-            site = _site(node, name, found, fitting(chosen, found.operation, target, integers), constants, integers)
+            small = target.sums16 and (found.operation != "convolution" or _adds_in_16_bits(node, found, constants, target))
+            site = _site(node, name, found, fitting(chosen, found.operation, small), constants, small)
             reason = _refusal(site, scheme, by_caller=bool(hits) and overrides[hits[-1]] in excluded)
             if not hits and node in choosing and site.scheme.quantized and site.features[1] <= site.features[0]:
                 reason = reason or _ROUTER
@@ -66,15 +69,15 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, ex
     return Placement(tuple(sites), tuple(left))
 
 
-def fitting(chosen: OpScheme, operation: str, target: Target, integers: bool = True) -> OpScheme:
+def fitting(chosen: OpScheme, operation: str, small: bool) -> OpScheme:
     """What a scheme means for a kind of operation on a machine: a scale for each row is for linears and experts; a table's activations are
     its indices. A hidden state has a scale for each row always: what one range for all times leaves of it would be fed back. Small weights
-    are for products of integers, where the machine multiplies these faster. integers: as in `QuantSite`."""
+    are for activations of integers. small: as in `QuantSite`."""
     weight, activation = chosen.weight, None if operation == "embedding" else chosen.activation
     if weight is None:
         return chosen
     if weight.sums16 == "auto":
-        weight = replace(weight, sums16="most" if activation is not None and target.sums16 and integers else 1)
+        weight = replace(weight, sums16="most" if activation is not None and small else 1)
     if activation is not None and operation not in ("linear", "experts"):
         activation = replace(activation, granularity="row" if operation == "recurrence" else "tensor")
     return replace(chosen, activation=activation, weight=weight)
@@ -96,13 +99,22 @@ def undivided(chosen: OpScheme, inputs: int) -> str:
     return f"groups of {weight.group} do not divide its {inputs} inputs"
 
 
-def _channels(found: Operands, constants: Constants) -> int:
-    """How many channels each result of a convolution is computed from."""
+def _adds_in_16_bits(node: Node, found: Operands, constants: Constants, target: Target) -> bool:
+    """Whether a convolution is a product of bytes: from one channel each it is sums in f32, and minimal filtering multiplies 16 bits."""
     assert found.weight is not None
-    return constants.value(found.weight).shape[1]
+    shape = constants.value(found.weight).shape
+    columns, channels, *window = shape
+    read = found.activations[0].meta["val"].shape[1]
+    places = [known(size) for size in node.meta["val"].shape[2:]]
+    _, _, _, stride, _, dilation, *_ = schema_arguments(node)
+    one_for_each = window == [3, 3] and all(n == 1 for n in (*stride, *dilation)) and read == channels
+    if channels == 1 or not one_for_each or None in places:
+        return bool(channels > 1)
+    height, width = (size or 0 for size in places)
+    return Filtering(height, width, channels, columns, integers=True).why_not(far=shape.numel() > target.l2) is not None
 
 
-def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: Constants, integers: bool) -> QuantSite:
+def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: Constants, small: bool) -> QuantSite:
     weight, features = "", (0, 0)
     if found.weight is not None:
         shape = constants.value(found.weight).shape
@@ -113,7 +125,7 @@ def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: C
         weight = sources[0] if len(sources) == 1 else f"expression of {', '.join(sources)}"
     activations = tuple(a.name for a in found.activations)
     scheme = grouped(scheme, features[0])
-    return QuantSite(name, found.operation, packet(node), scheme, node.name, activations, weight, features, source_of(node), integers)
+    return QuantSite(name, found.operation, packet(node), scheme, node.name, activations, weight, features, source_of(node), small)
 
 
 def _refusal(site: QuantSite, scheme: Scheme, by_caller: bool) -> str:

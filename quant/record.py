@@ -20,7 +20,7 @@ class QuantSite:
     weight: qualified name of the parameter, or `expression of a, b` when it is computed from several; empty without a weight.
     features: (K, N), inputs and outputs of a product with a weight, rows and columns of a table, (0, 0) without a weight.
     source: file:line in user code, empty when unknown.
-    integers: whether it is computed as a product of integers. Convolutions from one channel each are sums in f32.
+    small: whether small weights make it faster (`graph.sums16`) on the machine it is for.
     """
 
     name: str
@@ -32,7 +32,7 @@ class QuantSite:
     weight: str
     features: tuple[int, int]
     source: str
-    integers: bool = True
+    small: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,9 @@ class _Parts:
 
 def _is_of_each(value: Value) -> bool:
     """Whether an element is computed from one other in the same way everywhere."""
-    plain = value.tensor.qparams is None or value.tensor.qparams.axis is None
-    return OPS[value.op].group == "elementwise" and len(value.inputs) == 1 and plain
+    if OPS[value.op].group != "elementwise" or len(value.inputs) != 1:
+        return False
+    return value.tensor.qparams is None or value.tensor.qparams.axis is None
 
 
 def is_made(value: Value) -> bool:

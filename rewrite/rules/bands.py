@@ -21,6 +21,7 @@ from ...diagnostics.errors import InvalidGraph
 from ...graph import attrs as A
 from ...graph import build as b
 from ...graph.aten.windows import dense, surrounded, windows
+from ...graph.filtering import Filtering
 from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.types import f32
 
@@ -31,8 +32,8 @@ _LEAST_ROWS, _ROWS_TO_READ = 6, 2
 _CALL, _EACH, _COPY = 1 << 15, 0.002, 0.01
 # What is worth it at all, and how many products.
 _WORTH, _MOST = 0.96, 16
-# Minimal filtering (`kernels/winograd.py`) takes this share of the time of all the products, and computes patches of 2 x 2 results.
-_FILTERED, _FILTERED_CHANNELS, _MOST_WASTE = 0.45, 16, 1.8
+# Minimal filtering (`graph/filtering.py`) takes this share of the time of all the products, those of too many results too.
+_FILTERED = 0.45
 
 
 @dataclass(frozen=True)
@@ -137,10 +138,12 @@ def _dequantized(image: Value) -> bool:
 
 def _filtered(found: Convolution, axes: Sequence[Axis]) -> float:
     """The share of its time that a convolution in f32 takes by minimal filtering, where it can be had."""
-    three = len(axes) == 2 and all((a.size, a.step) == (3, 1) for a in axes) and found.groups == 1
-    wide = all(isinstance(n, int) and n >= _FILTERED_CHANNELS for n in found.weight.shape[:2])
-    waste = prod(-(-a.out // (2 * a.apart)) * 2 * a.apart / a.out for a in axes)
-    return _FILTERED * waste if three and wide and waste <= _MOST_WASTE else 1.0
+    columns, channels = found.weight.shape[:2]
+    plain = len(axes) == 2 and found.groups == 1 and all((a.size, a.step, a.apart) == (3, 1, axes[0].apart) for a in axes)
+    if not plain or not isinstance(columns, int) or not isinstance(channels, int):
+        return 1.0
+    asked = Filtering(axes[0].out, axes[1].out, channels, columns, False, axes[0].apart)
+    return 1.0 if asked.why_not(far=False) else _FILTERED * asked.waste
 
 
 @dataclass(frozen=True)

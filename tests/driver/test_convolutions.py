@@ -88,6 +88,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.ConvTranspose2d(6, 9, (3, 4), stride=(2, 3), padding=1, dilation=(2, 1), output_padding=(1, 0), groups=3), (2, 6, 5, 4)
     ),
     "transposed depthwise": (lambda: nn.ConvTranspose2d(20, 20, 4, stride=2, padding=1, groups=20), (2, 20, 6, 5)),
+    "transposed, each channel twice without overlap": (lambda: nn.ConvTranspose2d(3, 6, 2, stride=2, groups=3), (2, 3, 4, 4)),
     "transposed, each channel twice": (lambda: nn.ConvTranspose1d(5, 10, 5, stride=3, groups=5, bias=False), (2, 5, 7)),
     "transposed depthwise volume": (lambda: nn.ConvTranspose3d(3, 3, 3, stride=(1, 2, 3), groups=3), (1, 3, 3, 4, 3)),
     "nearest, twice": (lambda: nn.Upsample(scale_factor=2), (2, 5, 8, 10)),

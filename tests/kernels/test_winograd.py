@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -13,29 +13,32 @@ import torch
 from _pytest.mark.structures import ParameterSet
 
 from sashiko.graph.dims import Dim, evaluate, floordiv, mod
-from sashiko.graph.types import DType, bf16, f16, f32
+from sashiko.graph.types import DType, bf16, f16, f32, i8, u8
 from sashiko.kernels import neon, winograd, winograd_emit, x86_vector
 from sashiko.kernels.spec import BATCH, GemmSpec, Pieces, Strides
 from sashiko.kernels.table import select
-from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_V3, X86_64_V4
+from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.target import Target
 from tests.emulation import Array, Runner, runners
-from tests.kernels.products import M, Micros, Together, array, kernels_of, plain_store, random
+from tests.kernels.products import M, Micros, Together, acc_of, array, kernels_of, plain_store, random
 from tests.sweeps import swept
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
-FAMILIES = ((x86_vector.fma(16), _AVX512), (x86_vector.fma(8), ("avx2", "fma")), (neon.fmla(), ("neon",)))
+_AVX2 = ("avx2", "fma")
+FAMILIES = ((x86_vector.fma(16), _AVX512), (x86_vector.fma(8), _AVX2), (neon.fmla(), ("neon",)))
+INTEGERS = ((x86_vector.pairs(16), _AVX512), (x86_vector.pairs(8), _AVX2))
 # (images, lines, places in a line, channels, columns, places from tap to tap): odd sizes, columns that fill no panel and no tile, one
 # tile of few patches, patches that are interleaved, of which some have no results.
 CASES = ((1, 8, 8, 16, 32, 1), (2, 7, 11, 32, 37, 1), (3, 3, 4, 24, 17, 1), (1, 2, 2, 48, 96, 1),
          (2, 7, 11, 32, 37, 2), (1, 8, 12, 16, 32, 3), (3, 5, 8, 24, 17, 2))
+_Case = tuple[int, int, int, int, int, int]
 _B = torch.tensor([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], dtype=torch.float64)
 _G = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], dtype=torch.float64)
 _A = torch.tensor([[1, 1, 1, 0], [0, 1, -1, -1]], dtype=torch.float64)
 
 
-def _pairs() -> Iterator[ParameterSet]:
-    for micros, needs in FAMILIES:
+def _pairs(families: Sequence[tuple[Micros, tuple[str, ...]]] = FAMILIES) -> Iterator[ParameterSet]:
+    for micros, needs in families:
         for each in runners(needs=needs, few=True):
             yield pytest.param(micros, each.values[0], id=f"{micros[0].name}-{each.id}", marks=each.marks)
 
@@ -50,7 +53,8 @@ def spec_of(
     row = row if images == 1 else row + floordiv(BATCH, lines * width) * ((lines + 2 * apart) * pitch)
     spread = Pieces(row, floordiv(BATCH, 3) * (apart * pitch) + mod(BATCH, 3) * (apart * channels), channels)
     pieces = Pieces(row, BATCH * pitch, 3 * channels) if apart == 1 else spread
-    return GemmSpec(dtype, dtype, m, n, 9 * channels, Strides(0, 0), plain_store(n, f32), lhs_pieces=pieces)
+    rhs = dtype if dtype.is_float else i8
+    return GemmSpec(dtype, rhs, m, n, 9 * channels, Strides(0, 0), plain_store(n, acc_of(dtype)), lhs_pieces=pieces)
 
 
 def bound(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -75,25 +79,68 @@ def check(result: Array, image: torch.Tensor, weight: torch.Tensor, lines: int, 
         assert (difference <= bound(whole, weight)[:, : got.shape[1], : got.shape[2]]).all(), f"off by {difference.max().item()}"
 
 
+def check_integers(result: Array, image: torch.Tensor, weight: torch.Tensor, apart: int = 1) -> None:
+    exact = torch.nn.functional.conv2d(image.double().permute(0, 3, 1, 2), weight.double().permute(0, 3, 1, 2), dilation=apart)
+    assert torch.equal(torch.from_numpy(result).double(), exact.permute(0, 2, 3, 1).flatten(0, 2))
+
+
+def image_shape(case: _Case) -> tuple[int, int, int, int]:
+    images, lines, width, channels, _, apart = case
+    return images, lines + 2 * apart, width + 2 * apart, channels
+
+
+def add(
+    products: Together, micros: Micros, l2: int, case: _Case, dtype: DType, image: torch.Tensor, w: torch.Tensor,
+    alike: Callable[[Array], None],
+) -> None:
+    """One product on a machine with so much L2; w [n, 3, 3, channels]."""
+    images, lines, width, channels, n, apart = case
+    spec = spec_of(lines, width, channels, n, images, M if images > 1 else lines * width, dtype, apart)
+    assert spec.lhs_pieces is not None and winograd.image_of(spec.lhs_pieces, spec.k, spec.m) is not None
+    code = winograd_emit.emit(products.module, replace(products.runner.target, l2=l2), spec, micros, products.name())
+    packed, sizes = winograd.pack(w.reshape(n, -1), micros[0]), {"M": images * lines * width}
+    assert packed.numel() == evaluate(code.packed_bytes, sizes)
+    out = np.full((sizes["M"], n), 77, np.float32 if dtype.is_float else np.int32)
+    products.add(kernels_of(code), products.place(array(image)), products.place(packed.numpy()), out, sizes, alike)
+
+
 @pytest.mark.parametrize(("micros", "runner"), tuple(_pairs()))
 @pytest.mark.parametrize("l2", [1 << 20, 1 << 16, 1 << 12])  # one block of all patches, several, and one for each patch
 @pytest.mark.parametrize("dtype", swept((f32, bf16, f16), (f32,)), ids=str)
 def test_results_and_their_edges(micros: Micros, runner: Runner, dtype: DType, l2: int) -> None:
     products = Together(runner)
-    for images, lines, width, channels, n, apart in CASES:
-        spec = spec_of(lines, width, channels, n, images, M if images > 1 else lines * width, dtype, apart)
-        assert winograd.why_not(runner.target, spec) is None
-        code = winograd_emit.emit(products.module, replace(runner.target, l2=l2), spec, micros, products.name())
-        image = random((images, lines + 2 * apart, width + 2 * apart, channels), dtype, 1)
-        w = random((n, 3, 3, channels), dtype, 2)
-        packed = winograd.pack(w.reshape(n, -1), micros[0])
-        sizes = {"M": images * lines * width}
-        assert packed.numel() == evaluate(code.packed_bytes, sizes)
-        out = np.full((sizes["M"], n), 77, np.float32)
+    for case in CASES:
+        _, lines, width, channels, n, apart = case
+        image, w = random(image_shape(case), dtype, 1), random((n, 3, 3, channels), dtype, 2)
         alike = partial(
             check, image=image.double().permute(0, 3, 1, 2), weight=w.double().permute(0, 3, 1, 2), lines=lines, width=width, apart=apart
         )
-        products.add(kernels_of(code), products.place(array(image)), products.place(packed.numpy()), out, sizes, alike)
+        add(products, micros, l2, case, dtype, image, w, alike)
+    products.run()
+
+
+@pytest.mark.parametrize(("micros", "runner"), tuple(_pairs(INTEGERS)))
+@pytest.mark.parametrize("l2", [1 << 20, 1 << 12])
+@pytest.mark.parametrize("dtype", (u8, i8), ids=str)
+def test_integers_are_exact(micros: Micros, runner: Runner, dtype: DType, l2: int) -> None:
+    products = Together(runner)
+    for case in CASES:
+        image, w = random(image_shape(case), dtype, 1), random((case[4], 3, 3, case[3]), i8, 2)
+        add(products, micros, l2, case, dtype, image, w, partial(check_integers, image=image, weight=w, apart=case[5]))
+    products.run()
+
+
+@pytest.mark.parametrize(("micros", "runner"), tuple(_pairs(INTEGERS)))
+@pytest.mark.parametrize(("dtype", "number"), [(u8, 255), (i8, -128), (i8, 127)], ids=str)
+def test_the_largest_integers_of_the_most_channels(micros: Micros, runner: Runner, dtype: DType, number: int) -> None:
+    """Sums on the way go beyond 32 bits; four times the results, which these are made of, do not."""
+    case = (1, 2, 4, 1024, 17, 1)
+    products = Together(runner)
+    for weight in (-128, 127):
+        image = torch.full(image_shape(case), number, dtype=dtype.torch)
+        w = torch.full((17, 3, 3, 1024), weight, dtype=torch.int8)
+        w[::2, 1] = -1 - weight
+        add(products, micros, 1 << 20, case, dtype, image, w, partial(check_integers, image=image, weight=w))
     products.run()
 
 
@@ -172,6 +219,12 @@ def test_what_lies_on_the_stack(micros: Micros, apart: int) -> None:
 @pytest.mark.parametrize(("target", "feature"), [(X86_64_V4, "avx512_bf16"), (NEOVERSE_N1, "bf16")])
 def test_the_table_prefers_it(target: Target, feature: str) -> None:
     assert select(target, spec_of(8, 8, 32, 64)).kernel.name.startswith("winograd_f32_f32")
+    integers = spec_of(8, 8, 32, 64, dtype=u8)
+    assert select(X86_64_V3, integers).kernel.name == "winograd_i32_u8_i8_6x16x2_avx2madd"
+    assert select(X86_64_V4, integers).kernel.name == "winograd_i32_u8_i8_14x32x2_avx512madd"
+    for other in (X86_64_VNNI, NEOVERSE_N1):
+        assert select(other, integers).kernel.name.startswith("gemm")
+    assert "1.31 times" in dict(select(X86_64_V3, spec_of(7, 7, 32, 64, dtype=u8)).refusals)["winograd_i32_u8_i8_6x16x2_avx2madd"]
     short = spec_of(8, 8, 32, 64, dtype=bf16)
     assert select(target, short).kernel.name.startswith("winograd_f32_bf16")
     assert select(X86_64_V3, short).kernel.name.startswith("winograd_f32_bf16")

@@ -131,21 +131,53 @@ class Net(nn.Module):
 
 def kernels(compiled: CompiledModel) -> list[str]:
     assert compiled.built is not None
-    return [note.kernel for part in compiled.built.notes if isinstance(part, tuple) for note in part if note.kernel.startswith("gemm")]
+    names = [note.kernel for part in compiled.built.notes if isinstance(part, tuple) for note in part]
+    return [name for name in names if name.startswith(("gemm", "winograd"))]
 
 
 @RUNS_V3
 @pytest.mark.parametrize("preset", ["int8", "int8-static", "int8-symmetric"])
 def test_all_products_are_the_fast_ones(preset: str) -> None:
-    """Convolutions, too: which of their weights are neighbours is a matter of channels-last images."""
+    """Convolutions, too: which of their weights are neighbours is a matter of channels-last images. Of the groups 16 products do for 36."""
     torch.manual_seed(0)
     model, x = Net().eval(), torch.randn(2, 3, 14, 14)
     small = quantize(model, [x], preset=preset, target=X86_64_V3)
     compiled = sashiko.compile(small, (x,), target=X86_64_V3)
-    assert [kernel.rpartition("_")[2] for kernel in kernels(compiled)] == ["avx2maddubs4"] * 3
+    found = [(name.partition("_")[0], name.rpartition("_")[2]) for name in kernels(compiled)]
+    assert found == [("gemm", "avx2maddubs4"), ("winograd", "avx2madd"), ("gemm", "avx2maddubs4")]
     exact = model(x)
-    error, ours = ((found(x) - exact).norm() / exact.norm() for found in (small, compiled))
+    error, ours = ((result(x) - exact).norm() / exact.norm() for result in (small, compiled))
     assert error < 0.05 and ours < error * 1.2
+
+
+FILTERED = {
+    "8 x 9": (nn.Conv2d(32, 48, 3, padding=1), (8, 9), True),
+    "no padding": (nn.Conv2d(32, 48, 3), (13, 16), True),
+    "few channels": (nn.Conv2d(8, 48, 3), (12, 12), False),
+    "few columns": (nn.Conv2d(32, 12, 3), (12, 12), False),
+    "mostly borders": (nn.Conv2d(32, 48, 3, padding=1), (7, 7), False),
+    "every second": (nn.Conv2d(32, 48, 3, 2), (12, 12), False),
+    "groups": (nn.Conv2d(32, 48, 3, groups=2), (14, 14), False),
+    "far apart": (nn.Conv2d(32, 48, 3, dilation=2), (16, 16), False),
+    "another window": (nn.Conv2d(32, 48, (3, 5)), (12, 12), False),
+    "large": (nn.Conv2d(256, 256, 3, padding=1), (4, 8), False),
+}
+
+
+@RUNS_V3
+@pytest.mark.parametrize(("layer", "size", "filtered"), FILTERED.values(), ids=FILTERED)
+def test_what_is_filtered_keeps_all_bits(layer: nn.Module, size: tuple[int, int], filtered: bool) -> None:
+    """What the quantizer takes for minimal filtering is computed so, also where the batch is not known."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(layer, nn.ReLU()).eval(), torch.randn(2, layer.in_channels, *size)  # type: ignore[arg-type]
+    found = quantize(model, [x], preset="int8-static", target=X86_64_V3)
+    [integers] = [v.movedim(1, -1).flatten(1) for name, v in found.named_buffers() if name.endswith("_int8")]
+    assert how_many(integers) == (1 if filtered else 4)
+    for dynamic in (None, ({0: torch.export.Dim("batch", min=1, max=8)},)):
+        compiled = sashiko.compile(found, (x,), target=X86_64_V3, dynamic_shapes=dynamic)
+        assert not filtered or kernels(compiled) == ["winograd_i32_u8_i8_6x16x2_avx2madd"]
+        expected = found(x)
+        assert (compiled(x) - expected).norm() / expected.norm() < 1e-3
 
 
 @RUNS_V3

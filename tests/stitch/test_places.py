@@ -114,6 +114,17 @@ def test_a_border_comes_after_what_is_within_it() -> None:
     assert written[-3:] == ["border", "border", "linear"] and written[-4] in ("reshape", "linear")
 
 
+def test_operators_with_several_results_beside_it() -> None:
+    """They have no type that a walk through the whole graph could ask for."""
+
+    def beside(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.cat([x @ w, x], 1), torch.linalg.qr(x)[0]
+
+    x, w = torch.randn(3, 4, 8), torch.randn(8, 8)
+    for got, expected in zip(sashiko.compile(Apply(lambda x: beside(x, w)).eval(), (x,))(x), beside(x, w), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 def test_many_within_one_another_are_left_to_loops() -> None:
     """As a loop makes them that adds to what it has collected: more than Python's stack is deep."""
     x = image()
