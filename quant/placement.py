@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from torch.fx import Graph, Node
@@ -31,6 +31,9 @@ _UNNAMED = {
 _WEIGHTS_ALONE = ("linear", "recurrence", "experts", "embedding")
 _ROUTER = "it chooses what later products take, and a rounding could choose something else; an override quantizes it"
 _LEAST_GROUP = 8
+_COUNTED = ("linear", "convolution", "experts")
+# Of all multiplications. Products with all bits take 1.6 times as long on a Zen 3 (docs/decisions/0010-sums-in-16-bits.md).
+_CHEAP = 0.03
 EXCLUDED = "excluded by the caller"
 
 
@@ -45,9 +48,10 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, ex
     used: set[int] = set()
     sites: list[QuantSite] = []
     left: list[LeftOut] = []
-    known = {node: found for node in graph.nodes if (found := operands(node, constants)) is not None}
-    choosing = routers(graph, (node for node in known if packet(node) != "embedding"))
-    for node, found in known.items():
+    operations = {node: found for node in graph.nodes if (found := operands(node, constants)) is not None}
+    small = _small(operations, constants, target)
+    choosing = routers(graph, (node for node in operations if packet(node) != "embedding"))
+    for node, found in operations.items():
         if packet(node) == "embedding" and "embedding" not in scheme.operations:
             continue
         name = _unique(_name(node, constants), names)
@@ -56,8 +60,7 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, ex
         reason = found if isinstance(found, str) else ""
         if isinstance(found, Operands):
             chosen = overrides[hits[-1]].scheme if hits else scheme.default
-            small = target.sums16 and (found.operation != "convolution" or _adds_in_16_bits(node, found, constants, target))
-            site = _site(node, name, found, fitting(chosen, found.operation, small), constants, small)
+            site = _site(node, name, found, fitting(chosen, found.operation, node in small), constants, node in small)
             reason = _refusal(site, scheme, by_caller=bool(hits) and overrides[hits[-1]] in excluded)
             if not hits and node in choosing and site.scheme.quantized and site.features[1] <= site.features[0]:
                 reason = reason or _ROUTER
@@ -99,8 +102,38 @@ def undivided(chosen: OpScheme, inputs: int) -> str:
     return f"groups of {weight.group} do not divide its {inputs} inputs"
 
 
-def _adds_in_16_bits(node: Node, found: Operands, constants: Constants, target: Target) -> bool:
-    """Whether a convolution is a product of bytes: from one channel each it is sums in f32, and minimal filtering multiplies 16 bits."""
+def _small(operations: Mapping[Node, Operands | str], constants: Constants, target: Target) -> set[Node]:
+    """The products that small weights make faster, but for the cheapest: they have so little of the work that they may as well keep all
+    bits. The first and the last layer of a network of images are often among them."""
+    if not target.sums16:
+        return set()
+    products = {node: found for node, found in operations.items() if isinstance(found, Operands) and found.weight is not None}
+    convolutions = {node: found for node, found in products.items() if found.operation == "convolution"}
+    small = set(products) - {node for node, found in convolutions.items() if _without_bytes(node, found, constants, target)}
+    work = {node: _multiplications(node, found, constants) for node, found in products.items() if found.operation in _COUNTED}
+    total = sum(work.values())
+    left = _CHEAP * total if math.isfinite(total) else 0.0
+    for node in sorted((node for node in work if node in small), key=lambda node: work[node]):
+        left -= work[node]
+        if left < 0:
+            break
+        small.remove(node)
+    return small
+
+
+def _multiplications(node: Node, found: Operands, constants: Constants) -> float:
+    """How many a product takes for data as large as the example; infinitely many where its size is computed from the data."""
+    assert found.weight is not None
+    weight, sizes = constants.value(found.weight).shape, [known(size) for size in node.meta["val"].shape]
+    if found.operation == "convolution":
+        each = math.prod(weight[1:])
+    else:
+        each = weight[-2] if found.transposed else weight[-1]
+    return math.inf if None in sizes else float(each * math.prod(size or 0 for size in sizes))
+
+
+def _without_bytes(node: Node, found: Operands, constants: Constants, target: Target) -> bool:
+    """Whether a convolution multiplies no bytes: from one channel each it is sums in f32, and minimal filtering multiplies 16 bits."""
     assert found.weight is not None
     shape = constants.value(found.weight).shape
     columns, channels, *window = shape
@@ -109,9 +142,9 @@ def _adds_in_16_bits(node: Node, found: Operands, constants: Constants, target: 
     _, _, _, stride, _, dilation, *_ = schema_arguments(node)
     one_for_each = window == [3, 3] and all(n == 1 for n in (*stride, *dilation)) and read == channels
     if channels == 1 or not one_for_each or None in places:
-        return bool(channels > 1)
+        return bool(channels == 1)
     height, width = (size or 0 for size in places)
-    return Filtering(height, width, channels, columns, integers=True).why_not(far=shape.numel() > target.l2) is not None
+    return Filtering(height, width, channels, columns, integers=True).why_not(far=shape.numel() > target.l2) is None
 
 
 def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: Constants, small: bool) -> QuantSite:
