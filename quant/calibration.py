@@ -81,7 +81,7 @@ class Calibration:
         left = list(self.placement.left_out)
         for site in self.placement.sites:
             scheme = choice.get(site.name, site.scheme)
-            chosen = replace(site, scheme=fitting(scheme, site.operation, site.small))
+            chosen = replace(site, scheme=fitting(scheme, site.operation, self.target.sums16 and site.integers))
             if chosen.scheme == FP32:
                 left.append(LeftOut(site.name, site.op, "fp32 was chosen for it", site.source))
             elif len(self.ranges((chosen,))) < len(set(observed(chosen))):

@@ -49,7 +49,7 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, ex
     sites: list[QuantSite] = []
     left: list[LeftOut] = []
     operations = {node: found for node in graph.nodes if (found := operands(node, constants)) is not None}
-    small = _small(operations, constants, target)
+    of_bytes = _of_bytes(operations, constants, target)
     choosing = routers(graph, (node for node in operations if packet(node) != "embedding"))
     for node, found in operations.items():
         if packet(node) == "embedding" and "embedding" not in scheme.operations:
@@ -60,7 +60,8 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, ex
         reason = found if isinstance(found, str) else ""
         if isinstance(found, Operands):
             chosen = overrides[hits[-1]].scheme if hits else scheme.default
-            site = _site(node, name, found, fitting(chosen, found.operation, node in small), constants, node in small)
+            fitted = fitting(chosen, found.operation, target.sums16 and node in of_bytes)
+            site = _site(node, name, found, fitted, constants, node in of_bytes)
             reason = _refusal(site, scheme, by_caller=bool(hits) and overrides[hits[-1]] in excluded)
             if not hits and node in choosing and site.scheme.quantized and site.features[1] <= site.features[0]:
                 reason = reason or _ROUTER
@@ -75,7 +76,7 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, ex
 def fitting(chosen: OpScheme, operation: str, small: bool) -> OpScheme:
     """What a scheme means for a kind of operation on a machine: a scale for each row is for linears and experts; a table's activations are
     its indices. A hidden state has a scale for each row always: what one range for all times leaves of it would be fed back. Small weights
-    are for activations of integers. small: as in `QuantSite`."""
+    are for activations of integers. small: whether they make the product faster."""
     weight, activation = chosen.weight, None if operation == "embedding" else chosen.activation
     if weight is None:
         return chosen
@@ -102,23 +103,21 @@ def undivided(chosen: OpScheme, inputs: int) -> str:
     return f"groups of {weight.group} do not divide its {inputs} inputs"
 
 
-def _small(operations: Mapping[Node, Operands | str], constants: Constants, target: Target) -> set[Node]:
-    """The products that small weights make faster, but for the cheapest: they have so little of the work that they may as well keep all
-    bits. The first and the last layer of a network of images are often among them."""
-    if not target.sums16:
-        return set()
+def _of_bytes(operations: Mapping[Node, Operands | str], constants: Constants, target: Target) -> set[Node]:
+    """The products of bytes, but for the cheapest: they have so little of the work that they may as well keep all bits. The first and the
+    last layer of a network of images are often among them."""
     products = {node: found for node, found in operations.items() if isinstance(found, Operands) and found.weight is not None}
     convolutions = {node: found for node, found in products.items() if found.operation == "convolution"}
-    small = set(products) - {node for node, found in convolutions.items() if _without_bytes(node, found, constants, target)}
+    of_bytes = set(products) - {node for node, found in convolutions.items() if _without_bytes(node, found, constants, target)}
     work = {node: _multiplications(node, found, constants) for node, found in products.items() if found.operation in _COUNTED}
     total = sum(work.values())
     left = _CHEAP * total if math.isfinite(total) else 0.0
-    for node in sorted((node for node in work if node in small), key=lambda node: work[node]):
+    for node in sorted((node for node in work if node in of_bytes), key=lambda node: work[node]):
         left -= work[node]
         if left < 0:
             break
-        small.remove(node)
-    return small
+        of_bytes.remove(node)
+    return of_bytes
 
 
 def _multiplications(node: Node, found: Operands, constants: Constants) -> float:
@@ -137,17 +136,17 @@ def _without_bytes(node: Node, found: Operands, constants: Constants, target: Ta
     assert found.weight is not None
     shape = constants.value(found.weight).shape
     columns, channels, *window = shape
-    read = found.activations[0].meta["val"].shape[1]
-    places = [known(size) for size in node.meta["val"].shape[2:]]
-    _, _, _, stride, _, dilation, *_ = schema_arguments(node)
-    one_for_each = window == [3, 3] and all(n == 1 for n in (*stride, *dilation)) and read == channels
-    if channels == 1 or not one_for_each or None in places:
+    if channels == 1 or window != [3, 3]:
         return bool(channels == 1)
-    height, width = (size or 0 for size in places)
+    _, _, _, stride, _, dilation, *_ = schema_arguments(node)
+    height, width = (known(size) for size in node.meta["val"].shape[-2:])
+    one_for_each = all(n == 1 for n in (*stride, *dilation)) and found.activations[0].meta["val"].shape[-3] == channels
+    if not one_for_each or not height or not width:
+        return False
     return Filtering(height, width, channels, columns, integers=True).why_not(far=shape.numel() > target.l2) is None
 
 
-def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: Constants, small: bool) -> QuantSite:
+def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: Constants, integers: bool) -> QuantSite:
     weight, features = "", (0, 0)
     if found.weight is not None:
         shape = constants.value(found.weight).shape
@@ -158,7 +157,7 @@ def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: C
         weight = sources[0] if len(sources) == 1 else f"expression of {', '.join(sources)}"
     activations = tuple(a.name for a in found.activations)
     scheme = grouped(scheme, features[0])
-    return QuantSite(name, found.operation, packet(node), scheme, node.name, activations, weight, features, source_of(node), small)
+    return QuantSite(name, found.operation, packet(node), scheme, node.name, activations, weight, features, source_of(node), integers)
 
 
 def _refusal(site: QuantSite, scheme: Scheme, by_caller: bool) -> str:

@@ -20,7 +20,8 @@ class QuantSite:
     weight: qualified name of the parameter, or `expression of a, b` when it is computed from several; empty without a weight.
     features: (K, N), inputs and outputs of a product with a weight, rows and columns of a table, (0, 0) without a weight.
     source: file:line in user code, empty when unknown.
-    small: whether small weights make it faster (`graph.sums16`) on the machine it is for.
+    integers: whether it multiplies bytes, and so many that small weights (`graph.sums16`) are worth it on machines that are faster with
+        them. Convolutions from one channel each are sums in f32.
     """
 
     name: str
@@ -32,7 +33,7 @@ class QuantSite:
     weight: str
     features: tuple[int, int]
     source: str
-    small: bool = False
+    integers: bool = True
 
 
 @dataclass(frozen=True)

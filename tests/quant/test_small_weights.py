@@ -196,6 +196,12 @@ def test_what_is_filtered_keeps_all_bits(layer: nn.Module, size: tuple[int, int]
         assert (compiled(x) - expected).norm() / expected.norm() < 1e-3
 
 
+def test_one_image_alone() -> None:
+    """Without a batch, and with as many lines as channels."""
+    model = nn.Sequential(nn.Conv2d(32, 48, 3), nn.ReLU()).eval()
+    assert counts_of(quantize(model, [torch.randn(32, 32, 12)], preset="int8-static", target=X86_64_V3)) == {"0": 1}
+
+
 @RUNS_V3
 def test_weights_that_change() -> None:
     """Others that fit are packed again; larger ones cannot be, and say so instead of saturating."""
