@@ -37,8 +37,11 @@ _CHEAP = 0.03
 EXCLUDED = "excluded by the caller"
 
 
-def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, exclude: Iterable[Where] = ()) -> Placement:
-    """Finds every operation. target: the machine it is for. exclude: overrides to fp32, stronger than those of the scheme.
+def place(
+    graph: Graph, constants: Constants, scheme: Scheme, target: Target, exclude: Iterable[Where] = (), sized: bool = True
+) -> Placement:
+    """Finds every operation. target: the machine it is for. exclude: overrides to fp32, stronger than those of the scheme. sized: whether
+    images will be as large as the example's.
 
     Raises InputError for an override or an exclude that matches nothing.
     """
@@ -49,7 +52,7 @@ def place(graph: Graph, constants: Constants, scheme: Scheme, target: Target, ex
     sites: list[QuantSite] = []
     left: list[LeftOut] = []
     operations = {node: found for node in graph.nodes if (found := operands(node, constants)) is not None}
-    of_bytes = _of_bytes(operations, constants, target)
+    of_bytes = _of_bytes(operations, constants, target, sized)
     choosing = routers(graph, (node for node in operations if packet(node) != "embedding"))
     for node, found in operations.items():
         if packet(node) == "embedding" and "embedding" not in scheme.operations:
@@ -103,12 +106,12 @@ def undivided(chosen: OpScheme, inputs: int) -> str:
     return f"groups of {weight.group} do not divide its {inputs} inputs"
 
 
-def _of_bytes(operations: Mapping[Node, Operands | str], constants: Constants, target: Target) -> set[Node]:
+def _of_bytes(operations: Mapping[Node, Operands | str], constants: Constants, target: Target, sized: bool) -> set[Node]:
     """The products of bytes, but for the cheapest: they have so little of the work that they may as well keep all bits. The first and the
     last layer of a network of images are often among them."""
     products = {node: found for node, found in operations.items() if isinstance(found, Operands) and found.weight is not None}
     convolutions = {node: found for node, found in products.items() if found.operation == "convolution"}
-    of_bytes = set(products) - {node for node, found in convolutions.items() if _without_bytes(node, found, constants, target)}
+    of_bytes = set(products) - {node for node, found in convolutions.items() if _without_bytes(node, found, constants, target, sized)}
     work = {node: _multiplications(node, found, constants) for node, found in products.items() if found.operation in _COUNTED}
     total = sum(work.values())
     left = _CHEAP * total if math.isfinite(total) else 0.0
@@ -131,12 +134,13 @@ def _multiplications(node: Node, found: Operands, constants: Constants) -> float
     return math.inf if None in sizes else float(each * math.prod(size or 0 for size in sizes))
 
 
-def _without_bytes(node: Node, found: Operands, constants: Constants, target: Target) -> bool:
-    """Whether a convolution multiplies no bytes: from one channel each it is sums in f32, and minimal filtering multiplies 16 bits."""
+def _without_bytes(node: Node, found: Operands, constants: Constants, target: Target, sized: bool) -> bool:
+    """Whether a convolution multiplies no bytes: from one channel each it is sums in f32, and minimal filtering, which is for images of
+    known size, multiplies 16 bits."""
     assert found.weight is not None
     shape = constants.value(found.weight).shape
     columns, channels, *window = shape
-    if channels == 1 or window != [3, 3]:
+    if channels == 1 or window != [3, 3] or not sized:
         return bool(channels == 1)
     _, _, _, stride, _, dilation, *_ = schema_arguments(node)
     height, width = (known(size) for size in node.meta["val"].shape[-2:])

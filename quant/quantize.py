@@ -99,7 +99,7 @@ def calibrate(
         program = export(model, typical(sample))
         original = program = replace(program, masks=mask_arguments(program.gate, mask))
         machine = resolve_target(target)
-        placement = place(program.graph, Constants(program.graph, program.attributes), scheme, machine, rules)
+        placement = place(program.graph, Constants(program.graph, program.attributes), scheme, machine, rules, alike(sample))
         if scheme.smooth is not None:
             program, placement = smoothed(program, placement, scheme.smooth, dealt)
         shown = _shown(chain(held, stream), total(batches, max_batches), progress if shards.rank == 0 else False)
@@ -110,6 +110,11 @@ def calibrate(
         found = Calibration(program, original, placement, scheme, machine, shards.merged(observers), sample, count, weigh)
     found = without_outliers(found) if scheme.outliers is not None else found
     return replace(found, means=output_means(program, found.placement, sample)) if scheme.correct_bias else found
+
+
+def alike(sample: tuple[Call, ...]) -> bool:
+    """Whether all images have one size."""
+    return len({tuple(tensor.shape[-2:] for tensor in call.tensors() if tensor.dim() >= 3) for call in sample}) == 1
 
 
 def typical(sample: tuple[Call, ...]) -> Call:

@@ -196,6 +196,14 @@ def test_what_is_filtered_keeps_all_bits(layer: nn.Module, size: tuple[int, int]
         assert (compiled(x) - expected).norm() / expected.norm() < 1e-3
 
 
+def test_images_of_several_sizes_are_not_filtered() -> None:
+    """Compiled for any of them, products are of bytes."""
+    model = nn.Sequential(nn.Conv2d(32, 48, 3), nn.ReLU()).eval()
+    for sizes, count in (((12, 12), 1), ((12, 14), 4)):
+        batches = [torch.randn(n, 32, size, 12) for n, size in enumerate(sizes, 1)]
+        assert counts_of(quantize(model, batches, preset="int8-static", target=X86_64_V3)) == {"0": count}
+
+
 def test_one_image_alone() -> None:
     """Without a batch, and with as many lines as channels."""
     model = nn.Sequential(nn.Conv2d(32, 48, 3), nn.ReLU()).eval()
