@@ -99,7 +99,7 @@ def calibrate(
         program = export(model, typical(sample))
         original = program = replace(program, masks=mask_arguments(program.gate, mask))
         machine = resolve_target(target)
-        placement = place(program.graph, Constants(program.graph, program.attributes), scheme, machine, rules, alike(sample))
+        placement = place(program.graph, Constants(program.graph, program.attributes), scheme, machine, rules, _of_one_size(sample))
         if scheme.smooth is not None:
             program, placement = smoothed(program, placement, scheme.smooth, dealt)
         shown = _shown(chain(held, stream), total(batches, max_batches), progress if shards.rank == 0 else False)
@@ -112,8 +112,8 @@ def calibrate(
     return replace(found, means=output_means(program, found.placement, sample)) if scheme.correct_bias else found
 
 
-def alike(sample: tuple[Call, ...]) -> bool:
-    """Whether all images have one size."""
+def _of_one_size(sample: tuple[Call, ...]) -> bool:
+    """Whether images, and whatever else has three axes or more, are of one size in all calls."""
     return len({tuple(tensor.shape[-2:] for tensor in call.tensors() if tensor.dim() >= 3) for call in sample}) == 1
 
 

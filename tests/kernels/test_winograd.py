@@ -97,6 +97,8 @@ def add(
     images, lines, width, channels, n, apart = case
     spec = spec_of(lines, width, channels, n, images, M if images > 1 else lines * width, dtype, apart)
     assert spec.lhs_pieces is not None and winograd.image_of(spec.lhs_pieces, spec.k, spec.m) is not None
+    why_not = winograd.why_not(products.runner.target, spec)
+    assert why_not is None or (not dtype.is_float and why_not.startswith("computes")), "of integers also where it does not pay"
     code = winograd_emit.emit(products.module, replace(products.runner.target, l2=l2), spec, micros, products.name())
     packed, sizes = winograd.pack(w.reshape(n, -1), micros[0]), {"M": images * lines * width}
     assert packed.numel() == evaluate(code.packed_bytes, sizes)

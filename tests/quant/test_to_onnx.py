@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 HALF_DOUBLE = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch before 2.13 writes a product of double and float")
 STATIC = Scheme(OpScheme(ActivationScheme("minmax")), operations=("linear", "convolution", "matmul", "attention", "embedding"))
-# Without VNNI its products of activations saturate. Those with weights do not: ours are small there (`graph.sums16`).
+# Without VNNI its products of activations saturate. Those with small weights (`graph.sums16`) do not, as most of ours are there.
 EXACT = not host().sums16
 AFFINE_ROWS = Scheme(OpScheme(ActivationScheme(signed=False, granularity="row")))
 
