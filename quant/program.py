@@ -31,9 +31,9 @@ from . import edit
 from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts
 
-# Operations in the expression of a size, and where there are more, in each quotient, remainder or the like in it. Encoders and detectors
-# of images of any size stay below that; what goes beyond is to be found before torch has spent long on it.
-_LONGEST_SIZE, _LONGEST_FUNCTION = 32, 24
+# Operations in a quotient, remainder or the like in the expression of a size: of images of any size in encoders and detectors, and in what
+# cuts images into windows as well. What goes beyond is to be found before torch has spent long on it.
+_LONG, _LONGEST = 4, 24
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ def export(model: nn.Module, call: Call) -> Program:
 
     Tried in this order, the first that exports and gives the model's own results on `call` wins: with a batch dimension of size 1
     doubled (a size of 1 would be fixed), with the sizes as they are, with the batch dimension alone free, with every size fixed; then
-    all of these again where the numbers among the model's buffers are known (`graph.numbers`), and become part of the program. Raises
+    all of these again where the numbers among the model's buffers are known (`graph.numbers`), and become part of the program. Where
+    sizes are long expressions of the free ones, or those must meet conditions that the model's do not, torch is asked once more without
+    looking at whether a size is 0 or 1: it finds out less, such as the largest size of a table, and takes less for granted. Raises
     Unsupported when none does, and CalibrationError when the model itself fails on `call`.
     """
     try:
@@ -112,10 +114,12 @@ def export(model: nn.Module, call: Call) -> Program:
 
 def _exported(model: nn.Module, call: Call, expected: Any, failures: list[Exception]) -> Program | None:
     """What the first attempt that succeeds gives; the reasons of the others are added to `failures`."""
-    for example, axes, which in _attempts(call):
+    for example, axes, which, obliviously in _attempts(call):
+        if obliviously and not isinstance(failures[-1], Unsupported):
+            continue  # torch refuses it all the same
         why = translated(failures[-1]).what if failures else "calibrate with larger batches to free it"
         try:
-            program = _program(model, without_writes(_torch_export(model, example, axes)), f"{which}: {why}" if which else "")
+            program = _program(model, without_writes(_torch_export(model, example, axes, obliviously)), f"{which}: {why}" if which else "")
         except Exception as error:  # torch.export raises whatever user code and its own passes raise
             failures.append(error)
             continue
@@ -140,22 +144,25 @@ def _with_numbers(model: nn.Module, call: Call, expected: Any) -> Program | None
     return replace(program, notes=(*program.notes, f"sizes depend on buffers, whose numbers are part of it: {', '.join(found.read)}"))
 
 
-def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:
-    """Examples, the axes whose sizes are free in them, and what to tell the user of the others, before the reason."""
+def _attempts(call: Call) -> Iterator[tuple[Call, range, str, bool]]:
+    """Examples, the axes whose sizes are free in them, what to tell the user of the others, before the reason, and whether torch is not
+    to look at sizes of 0 and 1."""
     shaped = [t for t in call.tensors() if t.dim()]
     every, batch = range(max((t.dim() for t in shaped), default=0)), range(1)
     all_but_batch = "all sizes but that of the batch are fixed to those of the first batch"
     ones = [t.shape[0] == 1 for t in shaped]
     if shaped and all(ones):
         twice = call.map(lambda t: torch.cat([t, t]) if t.dim() else t)
-        yield twice, every, ""
-        yield twice, batch, all_but_batch
+        yield twice, every, "", False
+        yield twice, every, "", True
+        yield twice, batch, all_but_batch, False
     if any(ones):
-        yield call, every, "the batch dimension is fixed to 1 as in the first batch"
+        yield call, every, "the batch dimension is fixed to 1 as in the first batch", False
     else:
-        yield call, every, ""
-        yield call, batch, all_but_batch
-    yield call, range(0), "every size is fixed to that of the first batch"
+        yield call, every, "", False
+        yield call, every, "", True
+        yield call, batch, all_but_batch, False
+    yield call, range(0), "every size is fixed to that of the first batch", False
 
 
 def copied(graph: Graph) -> Graph:
@@ -181,23 +188,27 @@ class _PlainSizes(TorchFunctionMode):
     and products, such as the number of places on all levels of a detector, are as easy as the functions in them.
     """
 
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self._longest = longest
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         sizes: tuple[object, ...] = tuple(result.shape) if isinstance(result, torch.Tensor) else ()  # int or SymInt
         for size in sizes:
-            if isinstance(size, torch.SymInt) and _is_long(size.node.expr):
-                raise Unsupported(f"a size is a quotient or remainder of more than {_LONGEST_FUNCTION} operations, too long to prove")
+            if isinstance(size, torch.SymInt) and _longest_function(size.node.expr) > self._longest:
+                raise Unsupported(f"a size is a quotient or remainder of more than {self._longest} operations, too long to prove")
         return result
 
 
 @lru_cache(maxsize=1 << 10)
-def _is_long(size: sympy.Expr) -> bool:
-    return size.count_ops() > _LONGEST_SIZE and any(part.count_ops() > _LONGEST_FUNCTION for part in size.atoms(Application))
+def _longest_function(size: sympy.Expr) -> int:
+    return max((int(part.count_ops()) for part in size.atoms(Application)), default=0)
 
 
-def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
+def _torch_export(model: nn.Module, call: Call, axes: range, obliviously: bool) -> ExportedProgram:
     shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     for tensor in call.tensors():
         # Sizes 0 and 1 are special to torch's symbolic shapes: they cannot be free.
@@ -210,7 +221,8 @@ def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with _PlainSizes():
+        oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=obliviously)  # type: ignore[attr-defined]
+        with oblivious, _PlainSizes(_LONGEST if obliviously else _LONG):
             return traced(model, call.args, kwargs, dynamic_shapes)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)

@@ -134,6 +134,30 @@ def test_images_of_all_sizes_on_many_levels() -> None:
         torch.testing.assert_close(small(image), model(image), rtol=0, atol=0.1)
 
 
+def test_images_of_all_sizes_in_patches() -> None:
+    """Images taken apart and put together again, as small vision transformers have it: long functions of their sizes, which torch would
+    compare with one another."""
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.mix = nn.Conv2d(4, 4, 3, 2, 1), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.mix(self.down(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            batch, channels, rows, columns = x.shape[0], x.shape[1], x.shape[2] // 2, x.shape[3] // 2
+            x = x.reshape(batch * channels * rows, 2, columns, 2).transpose(1, 2).reshape(batch, channels, rows * columns, 4)
+            x = x.transpose(1, 3).reshape(batch * 4, rows * columns, channels)
+            x = torch.softmax(x @ x.transpose(1, 2), -1) @ x
+            x = x.reshape(batch, 4, rows * columns, channels).transpose(1, 3).reshape(batch * channels * rows, columns, 2, 2)
+            return x.transpose(1, 2).reshape(batch, channels, 2 * rows, 2 * columns)
+
+    model = nn.Sequential(Patches(), Patches()).eval()
+    small = quantize(model, [torch.rand(1, 4, 32, 32)] * 2)
+    assert not small.record.notes
+    for image in (torch.rand(1, 4, 32, 32), torch.rand(3, 4, 64, 48)):
+        assert (small(image) - model(image)).norm() < 0.05 * model(image).norm()
+
+
 @pytest.mark.parametrize("first", [1, 6])
 def test_a_batch_of_one_bag(first: int) -> None:
     """PyTorch asks whether there is more than one of what is as many as the bags, by another expression."""
