@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.graph import PythonCode
 from torch.utils import _pytree as pytree
 
-from ..diagnostics.errors import ArtifactError, InputError
+from ..diagnostics.errors import ArtifactError, InputError, Unsupported
 from ..diagnostics.files import writing
 from ..graph.captured import same_value
 from ..graph.exporting import any_names, quiet
@@ -269,6 +269,17 @@ class QuantizedModule(GraphModule):
             cls.__name__ = QuantizedModule.__name__
             cls.forward = _gated(cls.forward, gate)
         return code
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedModule:
+        """As of any module, but for another element type, which is refused: the program casts to those that it was exported with."""
+        for tensor in {t.dtype: t for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()}.values():
+            wanted = fn(tensor.new_empty(0)).dtype
+            if wanted != tensor.dtype:
+                what = f"a quantized module of {tensor.dtype} cannot be converted to {wanted}"
+                hint = "quantize the converted model" + (', or compile with precision="bf16"' if wanted == torch.bfloat16 else "")
+                raise Unsupported(what, type(self).__name__, hint)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def __copy__(self) -> QuantizedModule:
         """Another module of the same tensors, as of any module; what is set in one, its record, too, is not set in the other."""

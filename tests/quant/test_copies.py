@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sashiko
-from sashiko.diagnostics.errors import InputError
+from sashiko.diagnostics.errors import InputError, Unsupported
 from sashiko.quant import QuantizedModule, quantize
 from tests.quant.models import mlp
 
@@ -45,3 +45,18 @@ def test_tensors_are_shared_and_what_is_set_is_not(small: QuantizedModule) -> No
     before = small(x)
     next(iter(other.buffers())).zero_()
     assert torch.equal(other(x), small(x)) and not torch.equal(small(x), before)
+
+
+@torch.no_grad()
+def test_element_types_stay_those_of_the_model(small: QuantizedModule) -> None:
+    """A program in f32 around other weights would fail in some calls, and in no kernel give what it says."""
+    x = torch.randn(3, 8)
+    before = small(x)
+    for convert, hint in (("bfloat16", r'precision="bf16"'), ("half", "quantize the converted model"), ("double", "the converted")):
+        with pytest.raises(Unsupported, match=rf"of torch\.float32 cannot be converted to torch\.(.|\n)*{hint}"):
+            getattr(small, convert)()
+        with pytest.raises(Unsupported, match="cannot be converted"):
+            getattr(torch.nn.Sequential(small), convert)()
+    same = small.float().cpu().to(torch.float32)
+    assert same is small and torch.equal(small(x), before)
+    torch.testing.assert_close(sashiko.compile(small, (x,))(x), before)
