@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.errors import BY_PARTS, PADDED, InputError, Unsupported
-from . import flex
+from . import flex, regions
 from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
 from .attributes import counted, without_data
@@ -225,7 +225,8 @@ def _is_taken(op: Any) -> bool:
 
 def without_transforms(program: ExportedProgram) -> ExportedProgram:
     """The program with torch.vmap and its like carried out: they are recorded as functions that change how later operations are taken,
-    which cannot be looked at one by one."""
+    which cannot be looked at one by one. Regions with gradients become part of it."""
+    regions.put_back(program)
     if not any(getattr(node.target, "__module__", "") == "torch._functorch.predispatch" for node in program.graph.nodes):
         return program
     return _by_torch(program, {})

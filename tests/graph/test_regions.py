@@ -1,0 +1,90 @@
+"""Models that switch gradients on or off: their graphs hold the operations themselves, and compute what the models do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.testing import assert_close
+
+import sashiko
+from sashiko.graph.exporting import export
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            y = self.up(x)
+            shape, given = y.shape[0], x
+        return self.down(torch.relu(y)) * shape, given, y
+
+
+class Whole(Part):
+    @torch.enable_grad()
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.down(torch.relu(self.up(x)))
+
+
+class Writing(Part):
+    @torch.enable_grad()
+    def forward(self, x: torch.Tensor) -> Any:
+        self.seen += x.detach().sum(0)
+        y = x * 2
+        y[:, 0] = 1
+        return self.down(self.up(y)), y
+
+
+class Nested(Part):
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            y = self.up(x)
+            with torch.autocast("cpu", torch.bfloat16):
+                y = self.down(y)
+                with torch.no_grad(), torch.enable_grad():
+                    z = self.up(y)
+            with torch.no_grad():
+                other = y + 1
+        with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
+            z = self.down(z)
+        return y, z.float(), other
+
+
+class Constant(Part):
+    @torch.enable_grad()
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + torch.tensor([1.0, 2.0] * 4), torch.vmap(lambda row: row * 3)(x)
+
+
+@pytest.mark.parametrize("kind", [Part, Whole, Writing, Nested, Constant])
+@pytest.mark.parametrize("free", [False, True], ids=["fixed", "free"])
+@torch.no_grad()
+def test_gradients_on_or_off(kind: type[Part], free: bool) -> None:
+    torch.manual_seed(0)
+    model, other = kind().eval(), kind().eval()
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(3, 8)
+    fast = sashiko.compile(model, (x,), dynamic_shapes=({0: Dim("rows")},) if free else None)
+    for rows in (3, 5) if free else (3,):
+        x = torch.randn(rows, 8)
+        assert_close(fast(x), other(x), rtol=1e-2 if kind is Nested else 1e-5, atol=1e-2 if kind is Nested else 1e-5)
+        assert_close(model.seen, other.seen)
+    if kind is not Nested:
+        assert not any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in export(model, (x,)).graph.nodes)
+
+
+@pytest.mark.parametrize("kind", [Part, Whole])
+@torch.no_grad()
+def test_what_runs_with_gradients_is_quantized(kind: type[Part]) -> None:
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(3, 8)
+    small = sashiko.quantize(model, [x], progress=False)
+    assert [item.site.name for item in small.record.sites] == ["up", "down"]
+    assert_close(sashiko.compile(small, (x,))(x), small(x), rtol=1e-5, atol=0.05)
