@@ -130,7 +130,7 @@ def _measure(source: str) -> Callable[[Any], Any]:
 
 
 def _number(measure: Callable[[Any], Any], model: Any, options: argparse.Namespace) -> float:
-    from ..quant.program import first_line
+    from ..graph.examples import first_line
 
     try:
         value = measure(model)

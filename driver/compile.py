@@ -9,7 +9,7 @@ import torch
 
 from ..diagnostics.collector import paused
 from ..diagnostics.errors import InputError
-from ..graph.exporting import example
+from ..graph.examples import example
 from ..kernels.custom import CustomKernel
 from ..platforms.host import resolve
 from ..platforms.target import Target

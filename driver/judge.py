@@ -13,7 +13,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
-from ..quant.program import Call, first_line
+from ..graph.examples import first_line
+from ..quant.program import Call
 
 EvalFn = Callable[[Any], Any]
 Model = Callable[..., Any]

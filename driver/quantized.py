@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from ..diagnostics.errors import InputError
-from ..graph.exporting import example
+from ..graph.examples import example
 from ..platforms.host import host
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target

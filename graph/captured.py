@@ -15,6 +15,7 @@ from ..diagnostics.surroundings import CPU
 from .dims import Dim, Shape, evaluate, symbols
 from .floats import Definition
 from .ir import Graph, Value
+from .nesting import difference
 from .symbols import Assumed, require, solve
 from .types import DType, Order
 
@@ -159,6 +160,7 @@ class Parameters:
 
 
 NAMELESS = Parameters()
+_ALIKE = "give the arguments that the example had"  # what to do about others
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,19 +249,20 @@ def flatten_call(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str
         args, kwargs = parameters.arranged(args, kwargs, count, named)
     if sorted(named) != sorted(kwargs):
         what = f"called with keyword arguments {sorted(kwargs)}, compiled for {sorted(named)}"
-        raise InputError(what, hint="give the arguments that the example had")
+        raise InputError(what, hint=_ALIKE)
     given = (tuple(args), {n: kwargs[n] for n in named})
     flat, found = pytree.tree_flatten(given)
     if found == spec:
         return list(flat)
+    if len(args) != count:
+        raise InputError(f"called with {len(args)} positional arguments that do not fit the {count} compiled for", hint=_ALIKE)
     try:  # dictionaries may have their keys in another order
         flat = spec.flatten_up_to(given)
-    except ValueError as error:
-        what = f"called with {len(args)} positional arguments that do not fit the {count} compiled for"
-        hint = "give the arguments that the example had" if len(args) != count else f"compiled for {spec}"
-        raise InputError(what, hint=hint) from error
+    except ValueError:
+        flat = [given]
     if not all(map(pytree.tree_is_leaf, flat)):
-        raise InputError("called with arguments that are nested otherwise", hint=f"compiled for {spec}")
+        why = difference(spec, *given, parameters.names)
+        raise InputError(f"called with arguments nested otherwise than compiled for, {why}", hint=_ALIKE)
     return list(flat)
 
 

@@ -18,12 +18,13 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..diagnostics.errors import BY_PARTS, PADDED, InputError, Unsupported
+from ..diagnostics.errors import BY_PARTS, PADDED, InputError, SashikoError, Unsupported
 from . import flex, regions
 from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
 from .attributes import counted, without_data
 from .decompose import by_node
+from .examples import refusal
 from .lower import PART_OF
 from .refusals import translated
 from .views import writes_to_windows
@@ -54,43 +55,28 @@ def _collected(operations: int) -> Mapping[Any, Callable[..., Any]]:
     return dict(torch.export.default_decompositions())
 
 
-def arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Positional and named arguments of the call that an example or a batch stands for: a tensor is the only argument, a tuple or list is
-    positional, a mapping is by name. None: it is none of these."""
-    if isinstance(given, Mapping):
-        return (), {str(name): value for name, value in given.items()}
-    if isinstance(given, torch.Tensor):
-        return (given,), {}
-    return (tuple(given), {}) if isinstance(given, (tuple, list)) else None
-
-
-def example(given: Any, where: str = "") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`arguments` of `example_inputs`. Raises InputError for what is no example."""
-    found = arguments(given)
-    if found is None:
-        hint = "pass a tensor, a tuple of positional or a dict of keyword arguments"
-        raise InputError(f"example_inputs is a {type(given).__name__}", where, hint)
-    return found
-
-
 @alone()
 def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
            dynamic_shapes: Any = None) -> ExportedProgram:
     """torch.export of a model in evaluation mode; the result is functional and decomposed, ready for `from_exported`.
 
-    dynamic_shapes: as in torch.export. Raises InputError for a model in training mode or dynamic_shapes that do not fit, Unsupported
-    (with torch's reason and the user's line) for what torch.export cannot trace.
+    dynamic_shapes: as in torch.export. Raises InputError for a model in training mode, arguments that it fails with or dynamic_shapes
+    that do not fit, Unsupported (with torch's reason and the user's line) for what torch.export cannot trace.
     """
     check_module(model)
     check_mode(model)
+    example = tuple(args), dict(kwargs or {})
     try:
         with torch.no_grad(), tracing():
-            given = distinct(model, (tuple(args), dict(kwargs or {})))
+            given = distinct(model, example)
             args, kwargs = pytree.tree_map_only(torch.Tensor, _dense, given) if dynamic_shapes else given
             program = traced(model, args, kwargs, dynamic_shapes)
             flex.spell_out(program.graph_module)
+    except SashikoError:
+        raise
     except Exception as error:
-        raise translated(error) from error
+        told = refusal(model, *example, error)
+        raise told from told.__cause__
     made = functional(program)
     flex.still_say(program.graph_module, made.graph_module)
     return made

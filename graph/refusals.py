@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import sysconfig
 
 from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
 
@@ -26,7 +29,8 @@ KNOWN = (
     ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
 )
 _BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences
-_NOT_THE_USERS = ("torch", "sympy", "contextlib", __name__.partition(".")[0])
+_NOT_THE_USERS = frozenset({"torch", "sympy", __name__.partition(".")[0], *sys.stdlib_module_names})
+_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 # Of what is not known to be torch's fault: the model itself may raise.
 PERHAPS_BY_PARTS = f"where the model itself runs with these arguments, {BY_PARTS}"
 # Of dynamic_shapes: signs of them, where torch's advice about itself begins, how many of its reasons to tell, and how it names sizes
@@ -45,8 +49,8 @@ def translated(error: Exception) -> SashikoError:
         return error
     text = str(error)
     short = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:300]
-    frames = [(p, n) for p, n in re.findall(r'File "([^"]+)", line (\d+)', text) if not re.search(r"[/\\]torch[/\\]", p)]
-    where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else _raised_at(error)
+    frames = [(p, n) for p, n in re.findall(r'File "([^"]+)", line (\d+)', text) if _is_the_users(p)]
+    where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else raised_at(error)
     if type(error).__name__ == "ConstraintViolationError" or any(sign in text for sign in _OF_SIZES):
         return _of_sizes(text, where)
     by_data = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
@@ -68,8 +72,13 @@ def _of_sizes(text: str, where: str) -> InputError:
     return InputError(f"dynamic_shapes do not fit the model: {what}", where, hint[:600])
 
 
-def _raised_at(error: Exception) -> str:
-    """The innermost frame of the traceback that is neither torch's nor ours."""
+def _is_the_users(path: str) -> bool:
+    """Whether a file is part of neither torch nor Python; other packages may well be where a model comes from."""
+    return not re.search(r"[/\\]torch[/\\]", path) and (not path.startswith(_LIBRARY) or "-packages" in path)
+
+
+def raised_at(error: Exception) -> str:
+    """The innermost frame of the traceback that is neither torch's nor Python's nor ours."""
     where, step = "", error.__traceback__
     while step is not None:
         path, module = step.tb_frame.f_code.co_filename, str(step.tb_frame.f_globals.get("__name__"))

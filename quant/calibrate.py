@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -12,12 +11,13 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import PADDED, CalibrationError, InputError
-from ..graph.exporting import CPU, arguments
+from ..graph.examples import arguments, first_line, misfit
+from ..graph.exporting import CPU
 from .masking import MaskArgument
 from .module import Gate
 from .observers import NonFinite, Watcher
 from .placement import module_path, source_of
-from .program import Call, Program, bind, first_line, scratch
+from .program import Call, Program, bind, scratch
 
 _LOOP = "calibration data"
 Select = Callable[[Node, torch.Tensor], torch.Tensor | None]
@@ -76,12 +76,10 @@ def call_of(model: nn.Module, batch: Any, number: int) -> Call:
             f"batch {number} is a {type(batch).__name__}", _LOOP, "a batch is a tensor, a tuple of arguments, or a dict of named arguments"
         )
     args, kwargs = given
-    signature = f"forward{inspect.signature(model.forward)}"
-    try:
-        call = bind(model, args, kwargs)
-    except TypeError as error:
+    if why := misfit(model, args, kwargs):
         hint = "leave out labels: quantize(model, (x for x, label in data))" if len(args) > 1 else "a dict names the arguments"
-        raise CalibrationError(f"batch {number} does not fit {signature}: {error}", _LOOP, hint) from None
+        raise CalibrationError(f"batch {number} {why}", _LOOP, hint)
+    call = bind(model, args, kwargs)
     if not call.tensors():
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in pytree.tree_leaves((args, kwargs))}))
         what = f"batch {number} holds no tensor, only {kinds or 'nothing'}"

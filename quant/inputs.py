@@ -14,10 +14,12 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..diagnostics.errors import CalibrationError
+from ..graph.examples import first_line
+from ..graph.refusals import raised_at
 from .gptq import GramObserver, Inputs, compensated
 from .masking import ANY, DECODER, MaskArgument, fitted
 from .observers import NonFinite
-from .program import Call, first_line, named
+from .program import Call, named
 from .scheme import WeightScheme
 from .weights import QuantizedWeight
 
@@ -159,7 +161,8 @@ def _run(
         what = f"batch {number}: the input of {found} holds NaN or infinity"
         raise CalibrationError(what, _LOOP, "remove or repair that batch, or exclude the layer") from None
     except Exception as error:
-        raise CalibrationError(f"the model failed on batch {number}: {first_line(error)}", _LOOP, "the cause is shown above") from error
+        where = raised_at(error) or _LOOP
+        raise CalibrationError(f"the model failed on batch {number}: {first_line(error)}", where, "the cause is shown above") from error
     finally:
         for handle in handles:
             handle.remove()

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 from torch.fx.graph import PythonCode
-from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import ArtifactError, InputError, Unsupported
 from ..diagnostics.files import writing
 from ..graph.captured import same_value
 from ..graph.exporting import any_names, quiet
+from ..graph.nesting import parts
 from ..graph.symbols import Assumed, require
 from .record import QuantRecord
 
@@ -105,19 +105,6 @@ class ConstantLeaf:
 
 
 Leaf = TensorLeaf | ConstantLeaf
-
-
-def parts(value: object) -> dict[str, Any]:
-    """The leaves of an argument by where they are, such as `[0]['key']`; one that is no container is at the empty path.
-
-    The leaves of a container type that does not name its parts are numbered.
-    """
-    if isinstance(value, torch.Tensor):
-        return {"": value}
-    try:
-        return {pytree.keystr(path): leaf for path, leaf in pytree.tree_leaves_with_path(value)}
-    except ValueError:  # a type registered without keys
-        return {f"<{number}>": leaf for number, leaf in enumerate(pytree.tree_leaves(value))}
 
 
 @dataclass(frozen=True)

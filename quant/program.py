@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -22,14 +21,15 @@ from torch.utils import _pytree as pytree
 from ..diagnostics.errors import CalibrationError, Unsupported
 from ..graph import numbers
 from ..graph.alone import alone
-from ..graph.attributes import kept
 from ..graph.capture import assumptions
+from ..graph.examples import first_line, unchanged
 from ..graph.exporting import any_names, quiet, traced, tracing, without_writes
 from ..graph.lower import PART_OF
-from ..graph.refusals import translated
+from ..graph.nesting import parts
+from ..graph.refusals import raised_at, translated
 from . import edit
 from .masking import MaskArgument
-from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, parts
+from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf
 
 # Operations in a quotient, remainder or the like in the expression of a size: of images of any size in encoders and detectors, and in what
 # cuts images into windows as well. What goes beyond is to be found before torch has spent long on it.
@@ -74,10 +74,9 @@ class Program:
 
 def bind(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
     """The call as it was given, since hooks and wrappers of `forward` see what is by position and what by name; the names in the order of
-    `forward`. Raises TypeError when the arguments do not fit `forward`."""
-    signature = inspect.signature(model.forward)
-    signature.bind(*args, **kwargs)
-    return Call(args, {**{name: kwargs[name] for name in signature.parameters if name in kwargs}, **kwargs})
+    `forward`."""
+    names = inspect.signature(model.forward).parameters
+    return Call(args, {**{name: kwargs[name] for name in names if name in kwargs}, **kwargs})
 
 
 def named(model: nn.Module, call: Call) -> Mapping[str, Any]:
@@ -97,13 +96,14 @@ def export(model: nn.Module, call: Call) -> Program:
     Unsupported when none does, and CalibrationError when the model itself fails on `call`.
     """
     try:
-        with _unchanged(model):
+        with unchanged(model):
             expected = model(*call.args, **call.kwargs)
     except Exception as error:
         what = f"the model failed on batch 1: {first_line(error)}"
-        raise CalibrationError(what, "calibration data", "does model(*batch) work outside of quantize?") from error
+        where = raised_at(error) or "calibration data"
+        raise CalibrationError(what, where, "does model(*batch) work outside of quantize?") from error
     failures: list[Exception] = []
-    with _unchanged(model), tracing(), any_names():
+    with unchanged(model), tracing(), any_names():
         program = _exported(model, call, expected, failures) or _with_numbers(model, call, expected)
     if program is not None:
         return program
@@ -332,21 +332,3 @@ def _close(mine: object, other: torch.Tensor) -> bool:
     # Same operators on the same data: only the order of sums may differ.
     tolerance = 1e3 * torch.finfo(other.dtype).eps if other.dtype.is_floating_point else 0.0
     return torch.allclose(mine, other, rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Runs without gradients, and puts back attributes, buffers (caches, counters) and random numbers that a forward pass moves."""
-    before = [(buffer, buffer._version, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.no_grad(), kept(model), torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            for buffer, version, value in before:
-                if buffer._version != version:
-                    buffer.copy_(value)
-
-
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"

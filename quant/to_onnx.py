@@ -23,7 +23,8 @@ from ..diagnostics.errors import InputError, Unsupported
 from ..diagnostics.files import writing
 from ..graph.alone import alone
 from ..graph.aten.recurrent import RECURRENCE
-from ..graph.exporting import any_names, example, quiet
+from ..graph.examples import example
+from ..graph.exporting import any_names, quiet
 from ..graph.nodes import origin_of
 from ..graph.refusals import translated
 from ..graph.rows import LEAST, MOST

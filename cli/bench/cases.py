@@ -180,7 +180,8 @@ class ByPosition(nn.Module):
 
 def custom(source: str) -> Example:
     """The user's own model on its own inputs, which are its calibration data too."""
-    from ...graph.exporting import check_mode, check_module, example
+    from ...graph.examples import example
+    from ...graph.exporting import check_mode, check_module
 
     model, inputs = load_example(source)
     check_module(model)

@@ -1,0 +1,88 @@
+"""Examples of a call: which arguments they stand for, and why a model does not run with them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..diagnostics.errors import InputError, SashikoError
+from .attributes import kept
+from .refusals import raised_at, translated
+
+FORMS = "a tensor is the only argument, a tuple or list has them by position, a dict by name"
+
+
+def arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Positional and named arguments of the call that an example or a batch stands for: a tensor is the only argument, a tuple or list is
+    positional, a mapping is by name. None: it is none of these."""
+    if isinstance(given, Mapping):
+        return (), {str(name): value for name, value in given.items()}
+    if isinstance(given, torch.Tensor):
+        return (given,), {}
+    return (tuple(given), {}) if isinstance(given, (tuple, list)) else None
+
+
+def example(given: Any, where: str = "") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`arguments` of `example_inputs`. Raises InputError for what is no example."""
+    found = arguments(given)
+    if found is None:
+        hint = "pass a tensor, a tuple of positional or a dict of keyword arguments"
+        raise InputError(f"example_inputs is a {type(given).__name__}", where, hint)
+    return found
+
+
+def misfit(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Why the model's `forward` does not take such arguments, or an empty string."""
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return f"does not fit forward{signature}: {error}"
+    return ""
+
+
+def refusal(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> SashikoError:
+    """What to raise for a model that could not be traced with an example: the model itself may not run with it. `__cause__` says why."""
+    told = translated(error)
+    told.__cause__ = error
+    if why := misfit(model, args, kwargs):
+        return InputError(f"the example {why}", "example_inputs", FORMS)
+    return told if isinstance(told, InputError) else _failure(model, args, kwargs) or told
+
+
+def _failure(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError | None:
+    """What the model itself raises with an example, if it does."""
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (tuple(args), dict(kwargs)))
+    try:
+        with unchanged(model):
+            model(*args, **kwargs)
+    except Exception as error:
+        where = raised_at(error) or "example_inputs"
+        told = InputError(f"the model itself fails with this example: {first_line(error)}", where, "it does so without sashiko, too")
+        told.__cause__ = error
+        return told
+    return None
+
+
+@contextmanager
+def unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Runs without gradients, and puts back attributes, buffers (caches, counters) and random numbers that a forward pass moves."""
+    before = [(buffer, buffer._version, buffer.detach().clone()) for buffer in model.buffers()]
+    with torch.no_grad(), kept(model), torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            for buffer, version, value in before:
+                if buffer._version != version:
+                    buffer.copy_(value)
+
+
+def first_line(error: Exception) -> str:
+    """The kind of an exception, and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return ": ".join((type(error).__name__, *lines[:1]))
