@@ -263,18 +263,22 @@ def tracing() -> Iterator[None]:
     fails; recurrent layers stay whole (`aten/recurrent.py`), and nn.Transformer does not look at the numbers of a mask.
 
     It looks whether they are those of the causal mask, which decides about speed alone; a traced mask has none, and tracing would end.
+    What is asserted of a number that is read from a tensor is checked in each call, whatever the assertion says where it fails.
     """
     module: Any = torch.nn.modules.transformer
+    bytecode: Any = importlib.import_module("torch._dynamo.symbolic_convert")
     exporter: Any = importlib.import_module("torch.export._trace")  # which torch.export imports when it is first called
     with alone():
-        asking = module._detect_is_causal_mask
+        asking, asserting = module._detect_is_causal_mask, bytecode.get_assert_bytecode_sequence
         exporter.print = lambda *_, **__: None  # instead of the built-in function
         module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+        # What follows the jump by which torch knows an assertion: the exception is loaded, and behind that a message, or none.
+        bytecode.get_assert_bytecode_sequence = lambda with_msg: asserting(with_msg)[:1]
         try:
             with quiet(), recurrent.Layers():
                 yield
         finally:
-            module._detect_is_causal_mask = asking
+            module._detect_is_causal_mask, bytecode.get_assert_bytecode_sequence = asking, asserting
             vars(exporter).pop("print", None)  # a model that compiles another as it is traced has
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import sashiko
@@ -42,3 +43,11 @@ def compiled_by_the_backend(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref
 
     monkeypatch.setattr(backend, "build_model", noted)
     return made
+
+
+def at_most_ten(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """With assertions of data, as they are where pytest does not rewrite them."""
+    assert n.max().item() <= 10, f"too long: {x.shape}"
+    assert (n >= 0).all().item(), "less than nothing"
+    assert n.sum().item() < 20
+    return x * n.max()

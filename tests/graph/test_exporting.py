@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+import sashiko
 from sashiko.diagnostics.errors import BY_PARTS, InputError, Unsupported
 from sashiko.graph.capture import export
 from sashiko.graph.exporting import quiet, without_writes
+from tests.driver.functions import Apply, at_most_ten
 from tests.graph.captures import Causal, capture, run
 
 
@@ -118,3 +120,15 @@ def test_without_writes_operations_stay_as_they_are() -> None:
         for _ in range(2):
             assert torch.equal(made(x), model(x))
         assert torch.equal(made.seen, model.seen) and bool(model.seen.any())
+
+
+def test_assertions_of_data_with_a_message_are_made_in_each_call() -> None:
+    x, n = torch.randn(3, 4), torch.tensor([1, 2])
+    model = Apply(at_most_ten).eval()
+    for fast in (sashiko.compile(model, (x, n)), sashiko.compile(sashiko.quantize(model, [(x, n)], progress=False), (x, n))):
+        torch.testing.assert_close(fast(x, n + 1), model(x, n + 1))
+        for wrong in ([1, 11], [-1, 2], [10, 10]):
+            with pytest.raises(AssertionError):
+                model(x, torch.tensor(wrong))
+            with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+                fast(x, torch.tensor(wrong))
