@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch._dynamo.eval_frame import OptimizedModule
+
+from ..diagnostics.errors import InputError
+from ..quant.module import QuantizedModule
 from ..runtime.plan import AtenStep
 from ..runtime.segments import written
 from .build import Built
@@ -18,8 +22,16 @@ class Explains(Protocol):
 
 
 def explain(model: Explains) -> str:
-    """What was fused, which kernel each operation runs on and why not an earlier one, what was left to PyTorch and why."""
-    return model.explain()
+    """What was fused, which kernel each operation runs on and why not an earlier one, what was left to PyTorch and why. Raises InputError
+    for what is not compiled."""
+    if hasattr(model, "explain"):
+        return model.explain()
+    hint = "pass what sashiko.compile returns"
+    if isinstance(model, OptimizedModule):
+        hint += "; SASHIKO_DEBUG=3 prints the explanation of each graph that the backend compiles"
+    elif isinstance(model, QuantizedModule):
+        hint += " for it; model.report() tells what was quantized"
+    raise InputError(f"a {type(model).__name__} has nothing to explain", "explain(...)", hint)
 
 
 def explained(built: Built) -> str:

@@ -40,8 +40,8 @@ def numbered(
     Raises CalibrationError when `batches` is no iterable of batches, or when it or `transform` raises.
     """
     check_iterable(batches)
-    if limit is not None and not isinstance(limit, int):
-        raise InputError(f"max_batches={limit!r} is no number of batches", _LOOP)
+    if limit is not None and not (isinstance(limit, int) and limit > 0):
+        raise InputError(f"max_batches={limit!r} is no number of batches", _LOOP, "1 or more, or None for all")
     iterator = iter(batches)
     number = 0
     while limit is None or number < limit:

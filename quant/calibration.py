@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.fx import Graph
 
+from ..diagnostics.errors import InputError
 from ..diagnostics.surroundings import undisturbed
 from ..graph.sites import name_node
 from ..platforms.target import Target
@@ -19,7 +20,7 @@ from .histograms import with_histograms
 from .insert import Inserter, Weigher, plain_weight
 from .module import QuantizedModule
 from .observers import Observer, Range, Watcher, make_observer
-from .placement import dynamic, fitting
+from .placement import dynamic, fitting, unknown
 from .program import Call, Program, copied, scratch_attributes
 from .record import LeftOut, Placement, QuantRecord, QuantSite
 from .scheme import FP32, ActivationScheme, OpScheme, Scheme
@@ -53,8 +54,9 @@ class Calibration:
     def build(self, choice: Mapping[str, OpScheme] | None = None) -> QuantizedModule:
         """The quantized model. choice: other schemes for some sites, by name; ranges they need must have been observed.
 
-        What smoothing added serves integers only: without any, the model is the original one.
+        What smoothing added serves integers only: without any, the model is the original one. Raises InputError for a choice that is none.
         """
+        self._check(choice or {})
         sites, left = self.chosen(choice or {})
         program = self.program if any(site.scheme.quantized for site in sites) else self.original
         graph, attributes = copied(program.graph), dict(scratch_attributes(program))
@@ -68,6 +70,18 @@ class Calibration:
         results = with_histograms(results, self.observers)
         notes = program.notes if results else (*program.notes, "nothing was quantized")
         return QuantizedModule.build(attributes, graph, program.gate, QuantRecord(self.scheme, results, left, self.batches, notes))
+
+    def _check(self, choice: Mapping[str, object]) -> None:
+        """Raises InputError for what is no scheme, a name that no operation has, and one that calibration has left in floating point."""
+        sites, left = {site.name for site in self.placement.sites}, {item.name: item.reason for item in self.placement.left_out}
+        for name, scheme in choice.items():
+            if not isinstance(scheme, OpScheme):
+                what = f"{scheme!r:.60}, chosen for {name!r}, is no scheme of an operation"
+                raise InputError(what, "build(...)", "pass an OpScheme of sashiko.quant, such as FP32 or BF16")
+            if name not in sites and name not in left:
+                raise unknown(name, (*sites, *left), "build(...)")
+            if name in left and scheme != FP32:
+                raise InputError(f"{name!r} was left in floating point: {left[name]}", "build(...)", "calibrate with an Override for it")
 
     def ranges(self, sites: tuple[QuantSite, ...]) -> dict[ObserverKey, Range]:
         """The fixed ranges that sites need, those that calibration gave values."""

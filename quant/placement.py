@@ -190,9 +190,14 @@ def check_used(overrides: tuple[Override, ...], used: set[int], names: Iterable[
         if i not in used:
             wanted = override.where
             where = wanted if isinstance(wanted, str) else wanted.__name__ if isinstance(wanted, type) else wanted.pattern
-            close = difflib.get_close_matches(where, names, 3, 0.3)
-            hint = f"did you mean {', '.join(close)}?" if close else "quantize(model, batches).report() lists the names"
-            raise InputError(f"{where!r} matches no operation of the model", "quantize(exclude=...) or Override(...)", hint)
+            raise unknown(where, names, "quantize(exclude=...) or Override(...)")
+
+
+def unknown(wanted: str, names: Iterable[str], where: str) -> InputError:
+    """What to say of a name that no operation has."""
+    close = difflib.get_close_matches(wanted, names, 3, 0.3)
+    hint = f"did you mean {', '.join(close)}?" if close else "quantize(model, batches).report() lists the names"
+    return InputError(f"{wanted!r} matches no operation of the model", where, hint)
 
 
 def _name(node: Node, constants: Constants) -> str:

@@ -68,7 +68,7 @@ def quantize(
     torch.export does not accept.
     """
     found = calibrate(
-        model, batches, resolve(preset), exclude=exclude, transform=transform, mask=mask, sharded=sharded, max_batches=max_batches,
+        model, batches, preset, exclude=exclude, transform=transform, mask=mask, sharded=sharded, max_batches=max_batches,
         target=target, progress=progress,
     )
     return found.build()
@@ -78,7 +78,7 @@ def quantize(
 def calibrate(
     model: nn.Module,
     batches: Iterable[Any],
-    scheme: Scheme,
+    scheme: str | Scheme,
     *,
     exclude: Where | Iterable[Where] = (),
     transform: Callable[[Any], Any] | None = None,
@@ -88,8 +88,9 @@ def calibrate(
     target: Target | str | None = None,
     progress: bool | None = None,
 ) -> Calibration:
-    """Exports a model, runs the calibration data through it and keeps what was learnt; arguments and errors as in `quantize`."""
-    rules = several(exclude)
+    """Exports a model, runs the calibration data through it and keeps what was learnt; arguments and errors as in `quantize`, whose preset
+    `scheme` is."""
+    scheme, rules = resolve(scheme), several(exclude)
     with Shards(sharded) as shards:
         check_evaluating(model)
         stream = ((number, call_of(model, batch, number)) for number, batch in numbered(batches, max_batches, transform))

@@ -31,6 +31,7 @@ from ..graph.rows import LEAST, MOST
 from ..graph.symbols import require
 from . import ops
 from .module import FreeDim, Gate, QuantizedModule, TensorLeaf
+from .qat import QATModule
 
 _PACKAGES = ("onnx", "onnxscript")
 _PLACE = "export_onnx"
@@ -57,6 +58,11 @@ def export_onnx(
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"{' and '.join(missing)} cannot be imported", _PLACE, "pip install 'sashiko[onnx]'")
+    given: object = quantized
+    if isinstance(given, QATModule):
+        raise InputError("the model still trains: its quantizers have no integers", _PLACE, "export what model.convert() returns")
+    if not isinstance(given, QuantizedModule):
+        raise InputError(f"expected what quantize returns, got a {type(given).__name__}", _PLACE, "torch.onnx.export is for other models")
     for item in quantized.record.sites:
         if item.site.scheme.floating == "bf16":
             raise Unsupported(f"{item.site.name} is in bf16, which ONNX Runtime does not run on CPUs", _PLACE, "keep it in fp32")

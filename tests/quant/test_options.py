@@ -1,0 +1,64 @@
+"""Arguments of the verbs of quantization that are none: an InputError that says what to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sashiko
+from sashiko.quant import BF16, FP32, PRESETS, calibrate, export_onnx, prepare_qat
+from tests.quant.models import mlp
+
+X = torch.randn(5, 8)
+
+
+def test_a_choice_of_schemes() -> None:
+    found = calibrate(mlp(), [X], PRESETS["int8"], exclude="2")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"classifier": FP32}, r"'classifier' matches no operation of the model\n(.|\n)*report\(\) lists the names"),
+        ({"0.": FP32}, r"did you mean 0\?"),
+        ({"0": "fp32"}, r"'fp32', chosen for '0', is no scheme of an operation\n(.|\n)*FP32 or BF16"),
+        ({"2": BF16}, r"'2' was left in floating point: excluded by the caller\n(.|\n)*Override"),
+    ]
+    for choice, says in wrong:
+        with pytest.raises(sashiko.InputError, match=says):
+            found.build(choice)
+    assert [item.site.name for item in found.build({"2": FP32}).record.sites] == ["0"]
+    assert not found.build({"0": FP32, "2": FP32}).record.sites
+
+
+def test_calibration_takes_the_name_of_a_preset() -> None:
+    model = mlp()
+    assert torch.equal(calibrate(model, [X], "int8-static").build()(X), sashiko.quantize(model, [X], preset="int8-static")(X))
+    with pytest.raises(sashiko.InputError, match="there is no preset 'int9'"):
+        calibrate(model, [X], "int9")
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5])
+def test_a_number_of_batches(count: Any) -> None:
+    with pytest.raises(sashiko.InputError, match=f"max_batches={count} is no number of batches"):
+        sashiko.quantize(mlp(), [X], max_batches=count)
+
+
+def test_what_is_explained_and_exported(tmp_path: Path) -> None:
+    model = mlp()
+    small, trains = sashiko.quantize(model, [X]), prepare_qat(model, [X])
+    explain: Callable[[Any], Any] = sashiko.explain
+    for given, says in (
+        (model, "a Sequential has nothing to explain"), (small, r"a QuantizedModule has(.|\n)*model\.report\(\)"),
+        (torch.compile(model, backend="sashiko"), r"a OptimizedModule has(.|\n)*SASHIKO_DEBUG=3"), (None, "a NoneType has nothing"),
+    ):  # fmt: skip
+        with pytest.raises(sashiko.InputError, match=says):
+            explain(given)
+    pytest.importorskip("onnxscript")
+    export: Callable[..., Any] = export_onnx
+    for given, says in (
+        (model, "expected what quantize returns, got a Sequential"), (sashiko.compile(model, X), "got a CompiledModel"),
+        (trains, r"still trains(.|\n)*convert\(\)"),
+    ):  # fmt: skip
+        with pytest.raises(sashiko.InputError, match=says):
+            export(given, tmp_path / "model.onnx")
