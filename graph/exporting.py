@@ -33,6 +33,7 @@ from .views import writes_to_windows
 # result, which a graph of values has no place for.
 _CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve")}
 CPU = "move it with .cpu(); on a GPU, torch.compile(model, backend=\"sashiko\") compiles what it finds there"
+EVAL = "call model.eval() first"
 # What to do about attributes that forward changes.
 AS_STATE = "a buffer that it writes into is kept, and torch.compile(model, backend=\"sashiko\") asks for such numbers"
 # What torch says of tensors that are written and held outside of modules.
@@ -102,9 +103,15 @@ def check_module(model: object) -> None:
 
 def check_mode(model: torch.nn.Module) -> None:
     """InputError for a model in training mode, unless it is the same there."""
-    if model.training and not has_one_mode(model):
-        what = "the model is in training mode, where dropout and normalization differ"
-        raise InputError(what, type(model).__name__, "call model.eval() first")
+    if names := in_training(model):
+        raise InputError(f"the model is in training mode, where dropout and normalization differ: {names}", type(model).__name__, EVAL)
+
+
+def in_training(model: torch.nn.Module) -> str:
+    """The names of the first modules in training mode, or an empty string."""
+    parts = {} if has_one_mode(model) else dict(model.named_modules())
+    names = [name or type(model).__name__ for name, part in parts.items() if part.training and not has_one_mode(part)]
+    return f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
 
 
 def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:

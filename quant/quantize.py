@@ -14,7 +14,7 @@ from torch import nn
 from ..diagnostics.errors import CalibrationError
 from ..diagnostics.surroundings import undisturbed
 from ..graph.alone import alone
-from ..graph.exporting import check_module, has_one_mode
+from ..graph.exporting import EVAL, check_module, in_training
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from .bias import output_means
@@ -133,13 +133,9 @@ def typical(sample: tuple[Call, ...]) -> Call:
 def check_evaluating(model: nn.Module) -> None:
     """Raises CalibrationError for a model in training mode, and what `check_module` raises."""
     check_module(model)
-    parts = [] if has_one_mode(model) else model.named_modules()
-    training = [name or type(model).__name__ for name, module in parts if module.training]
-    if training:
-        raise CalibrationError(
-            f"the model is in training mode: {', '.join(training[:3])}{' ...' if len(training) > 3 else ''}",
-            "quantize(model, ...)", "call model.eval() first: dropout and batch statistics would falsify the calibration",
-        )
+    if names := in_training(model):
+        hint = f"{EVAL}: dropout and batch statistics would falsify the calibration"
+        raise CalibrationError(f"the model is in training mode: {names}", "quantize(model, ...)", hint)
 
 
 def _check_weights(program: Program, placement: Placement) -> None:

@@ -277,3 +277,11 @@ def test_draws_whose_order_cannot_be_kept() -> None:
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="leaves a graph to PyTorch"):
         assert_close(torch.compile(Draws(), backend="sashiko")(x), expected)
+
+
+@pytest.mark.parametrize("verb", ["compile", "quantize"])
+def test_a_part_in_training_mode(verb: str) -> None:
+    whole = nn.Sequential(Rows(), nn.Dropout(0.5)).eval()
+    whole[1].train()
+    with pytest.raises(sashiko.SashikoError, match=r"in training mode.*: 1\n(.|\n)*call model\.eval\(\) first"):
+        getattr(sashiko, verb)(whole, [torch.randn(3, 16)])
