@@ -13,6 +13,9 @@ from .errors import InputError
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Around what makes a file and writes it: InputError where it cannot be written, before any work where that is known."""
+    given: object = path
+    if not isinstance(given, (str, os.PathLike)) or "\0" in os.fspath(given):
+        raise InputError(f"{given!r} is no path of a file", "save(path)", "pass a str without NUL, or a pathlib.Path")
     where, file = os.fspath(path), Path(path)
     try:
         if not file.parent.is_dir():

@@ -14,7 +14,7 @@ from ..kernels.custom import CustomKernel
 from ..platforms.host import resolve
 from ..platforms.target import Target
 from ..quant import QATModule
-from ..rewrite import RuleSet
+from ..rewrite import Rule, RuleSet
 from .build import Options
 from .captures import captured_of
 from .measure import Example
@@ -55,8 +55,16 @@ def compile(
     given = example(example_inputs)
     if not isinstance(tune, (int, float)) or not tune >= 0:
         raise InputError(f"tune is {tune!r}", hint="True, or seconds to measure for")
+    _check_extensions(rules, kernels)
     options = Options(resolve(target), precision, strict, rules, kernels, type(model).__name__)
     return compiled(model, *given, dynamic_shapes, options, SECONDS if tune is True else float(tune))
+
+
+def _check_extensions(rules: object, kernels: object) -> None:
+    """InputError for what are no rewrite rules and no kernels."""
+    for name, given, kind in (("rules", rules, Rule), ("kernels", kernels, CustomKernel)):
+        if not isinstance(given, (tuple, list)) or not all(isinstance(each, kind) for each in given):
+            raise InputError(f"{name} is {given!r:.60}", hint=f"a tuple of {kind.__module__.partition('.')[2]}.{kind.__name__}")
 
 
 def compiled(

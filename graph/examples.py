@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..diagnostics.errors import InputError, SashikoError
+from ..diagnostics.errors import InputError, SashikoError, Unsupported
 from .attributes import kept
 from .refusals import raised_at, translated
+from .views import ON_A_VIEW
 
 FORMS = "a tensor is the only argument, a tuple or list has them by position, a dict by name"
 
@@ -55,9 +56,11 @@ def refusal(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     return told if isinstance(told, InputError) else _failure(model, args, kwargs) or told
 
 
-def _failure(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError | None:
-    """What the model itself raises with an example, if it does."""
+def _failure(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SashikoError | None:
+    """What the model itself raises with an example, if it does; or that it changes the shape of an argument, which torch stumbles on."""
+    given = pytree.tree_leaves((tuple(args), dict(kwargs)))
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (tuple(args), dict(kwargs)))
+    own = pytree.tree_leaves((args, kwargs))
     try:
         with unchanged(model):
             model(*args, **kwargs)
@@ -66,6 +69,8 @@ def _failure(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
         told = InputError(f"the model itself fails with this example: {first_line(error)}", where, "it does so without sashiko, too")
         told.__cause__ = error
         return told
+    if any(isinstance(tensor, torch.Tensor) and tensor.shape != before.shape for before, tensor in zip(given, own, strict=True)):
+        return Unsupported("the model changes the shape of an argument in place", "", ON_A_VIEW)
     return None
 
 

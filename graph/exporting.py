@@ -15,25 +15,26 @@ from typing import Any, TypeVar
 
 import torch
 from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.errors import BY_PARTS, PADDED, InputError, SashikoError, Unsupported
-from . import flex, regions
+from . import flex, regions, views
 from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
 from .attributes import counted, without_data
+from .axes import check_axes
 from .decompose import by_node
 from .examples import refusal
 from .lower import PART_OF
+from .modes import EVAL, in_training
 from .refusals import translated
-from .views import writes_to_windows
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
 _CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve")}
 CPU = "move it with .cpu(); on a GPU, torch.compile(model, backend=\"sashiko\") compiles what it finds there"
-EVAL = "call model.eval() first"
 # What to do about attributes that forward changes.
 AS_STATE = "a buffer that it writes into is kept, and torch.compile(model, backend=\"sashiko\") asks for such numbers"
 # What torch says of tensors that are written and held outside of modules.
@@ -67,6 +68,8 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
     check_module(model)
     check_mode(model)
     example = tuple(args), dict(kwargs or {})
+    check_initialized(model)
+    check_axes(model, *example, dynamic_shapes)
     try:
         with torch.no_grad(), tracing():
             given = distinct(model, example)
@@ -101,17 +104,17 @@ def check_module(model: object) -> None:
         raise InputError(f"{name} is a FakeTensor, which has no data", type(model).__name__, hint)
 
 
+def check_initialized(model: torch.nn.Module) -> None:
+    """InputError for a model with lazy modules that were never called."""
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise InputError(f"{name} has no shape yet: its module is lazy", type(model).__name__, "call the model once first")
+
+
 def check_mode(model: torch.nn.Module) -> None:
     """InputError for a model in training mode, unless it is the same there."""
     if names := in_training(model):
         raise InputError(f"the model is in training mode, where dropout and normalization differ: {names}", type(model).__name__, EVAL)
-
-
-def in_training(model: torch.nn.Module) -> str:
-    """The names of the first modules in training mode, or an empty string."""
-    parts = {} if has_one_mode(model) else dict(model.named_modules())
-    names = [name or type(model).__name__ for name, part in parts.items() if part.training and not has_one_mode(part)]
-    return f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
 
 
 def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
@@ -148,12 +151,6 @@ def distinct(model: torch.nn.Module, arguments: T) -> T:
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that lies without gaps: torch traces the distances in memory of another one as sizes that no call tells."""
     return tensor if torch.ops.aten.is_non_overlapping_and_dense.default(tensor) else tensor.contiguous()
-
-
-def has_one_mode(model: torch.nn.Module) -> bool:
-    """True for the graphs that torch.export and PT2E make. Their operations say themselves whether they train; the flag that every new
-    module carries means nothing, and `eval`, which could clear it, is replaced by one that raises."""
-    return isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)
 
 
 @alone()
@@ -218,8 +215,10 @@ def _is_taken(op: Any) -> bool:
 
 def without_transforms(program: ExportedProgram) -> ExportedProgram:
     """The program with torch.vmap and its like carried out: they are recorded as functions that change how later operations are taken,
-    which cannot be looked at one by one. Regions with gradients become part of it."""
+    which cannot be looked at one by one. Regions with gradients become part of it. Raises Unsupported for one that gives what it is called
+    with another shape."""
     regions.put_back(program)
+    views.refuse_reshaped(program.graph)
     if not any(getattr(node.target, "__module__", "") == "torch._functorch.predispatch" for node in program.graph.nodes):
         return program
     return _by_torch(program, {})
@@ -227,7 +226,7 @@ def without_transforms(program: ExportedProgram) -> ExportedProgram:
 
 def _by_torch(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -> ExportedProgram:
     """The program as torch decomposes it as a whole."""
-    if writes_to_windows(program.graph):
+    if views.writes_to_windows(program.graph):
         hint = f"write to slices of it instead, or to a clone of the windows; or {BY_PARTS}"
         raise Unsupported("the model writes to what it sees through windows (Tensor.unfold)", hint=hint)
     found: ExportedProgram = program.run_decompositions(table)

@@ -54,8 +54,11 @@ def translated(error: Exception) -> SashikoError:
     if type(error).__name__ == "ConstraintViolationError" or any(sign in text for sign in _OF_SIZES):
         return _of_sizes(text, where)
     by_data = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
+    said = f"{type(error).__name__}: {short}"
+    if by_data:
+        said = f"it branches on its data, or makes sizes of them ({said})"
     known = next((what for sign, what in KNOWN if sign in text), PERHAPS_BY_PARTS)
-    return Unsupported(f"PyTorch cannot capture this model: {type(error).__name__}: {short}", where, BY_PARTS if by_data else known)
+    return Unsupported(f"PyTorch cannot capture this model: {said}", where, BY_PARTS if by_data else known)
 
 
 def _of_sizes(text: str, where: str) -> InputError:

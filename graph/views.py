@@ -12,7 +12,11 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
+from ..diagnostics.errors import Unsupported
+from .nodes import origin_of
+
 aten = torch.ops.aten
+ON_A_VIEW = "work on a view of it instead, such as x.t() for x.t_()"  # what to do about an argument that gets another shape
 
 # Operations whose result is all of a tensor in another shape, with its elements in their order.
 _RESHAPED: frozenset[Any] = frozenset({
@@ -100,6 +104,21 @@ def writes_to_windows(graph: Graph) -> bool:
         if isinstance(node.target, OpOverload) and not windows.isdisjoint(_written(node, node.target)):
             return True
     return False
+
+
+def refuse_reshaped(graph: Graph) -> None:
+    """Raises Unsupported for an exported graph that changes the shape of an argument or buffer in place, which its owner would see."""
+    for node in graph.nodes:
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.inplace_view in tags and (given := node.args[0]).op == "placeholder" and _lie(node) != _lie(given):
+            name = node.target._schema.name.partition("::")[2]
+            what = f"the model changes the shape of {given.name} in place, by {name}"
+            raise Unsupported(what, origin_of(node), ON_A_VIEW)
+
+
+def _lie(node: Node) -> list[str]:
+    """The sizes and strides of a tensor."""
+    return [str(size) for size in (*node.meta["val"].shape, *node.meta["val"].stride())]
 
 
 def _share(node: Node, read: Node) -> bool:

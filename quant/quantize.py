@@ -14,7 +14,8 @@ from torch import nn
 from ..diagnostics.errors import CalibrationError
 from ..diagnostics.surroundings import undisturbed
 from ..graph.alone import alone
-from ..graph.exporting import EVAL, check_module, in_training
+from ..graph.exporting import check_module
+from ..graph.modes import EVAL, in_training
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from .bias import output_means

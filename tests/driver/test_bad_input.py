@@ -285,6 +285,9 @@ def test_files_that_cannot_be_written(tmp_path: Path, model: nn.Module, compiled
         for path, message in wrong.items():
             with pytest.raises(sashiko.InputError, match=message):
                 write(path)
+        for strange in (os.fsencode(tmp_path / "name"), f"{tmp_path}/a\0b", 3):
+            with pytest.raises(sashiko.InputError, match="is no path of a file"):
+                write(strange)  # type: ignore[arg-type]
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
 
 

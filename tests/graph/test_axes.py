@@ -1,0 +1,81 @@
+"""Axes that dynamic_shapes names and no tensor has, and what else is refused before anything is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.testing import assert_close
+
+import sashiko
+from tests.driver.functions import Apply
+
+B = Dim("b", max=16)
+X = torch.randn(4, 8)
+
+
+class Nested(nn.Module):
+    def forward(self, x: torch.Tensor, d: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        return x + d["a"][0]
+
+
+@pytest.mark.parametrize(("shapes", "says"), [
+    (({5: B},), r"dynamic_shapes\[0\] has axis 5, of a tensor with 2 dimensions"), (({-2: B},), "has axis -2"),
+    (({-2: Dim.AUTO},), "has axis -2"), (({"0": B},), "has '0' for an axis"), (({(0,): B},), r"has \(0,\) for an axis"),
+    (({0.0: B},), "has 0.0 for an axis"), (({True: B},), "has True for an axis"), ({"input": {2: B}}, r"\['input'\] has axis 2"),
+    (3, "dynamic_shapes=3 is no tuple and no dict"),
+])  # fmt: skip
+def test_axes_that_are_none(shapes: Any, says: str) -> None:
+    with pytest.raises(sashiko.InputError, match=says) as caught:
+        sashiko.compile(nn.Linear(8, 4).eval(), (X,), dynamic_shapes=shapes)
+    assert caught.value.where == "dynamic_shapes" and caught.value.hint
+
+
+def test_axes_of_nested_arguments() -> None:
+    model, example = Nested().eval(), (X, {"a": [X]})
+    with pytest.raises(sashiko.InputError, match=r"dynamic_shapes\[1\]\['a'\]\[0\] has axis 2"):
+        sashiko.compile(model, example, dynamic_shapes=({0: B}, {"a": [{2: B}]}))
+    fast, x = sashiko.compile(model, example, dynamic_shapes={"x": {0: B}, "d": {"a": [{0: B}]}}), torch.randn(3, 8)
+    assert_close(fast(x, {"a": [x]}), 2 * x)
+
+
+@pytest.mark.parametrize("given", [3, [3], (None,)])
+def test_rules_and_kernels(given: Any) -> None:
+    for name in ("rules", "kernels"):
+        options: dict[str, Any] = {name: given}
+        with pytest.raises(sashiko.InputError, match=rf"{name} is .*\n(.|\n)*a tuple of"):
+            sashiko.compile(nn.Linear(8, 4).eval(), (X,), **options)
+
+
+def test_lazy_modules() -> None:
+    model = nn.Sequential(nn.LazyLinear(4)).eval()
+    for attempt in (lambda: sashiko.compile(model, (X,)), lambda: sashiko.quantize_(model, "int8-weight")):
+        with pytest.raises(sashiko.InputError, match=r"0\.weight has no shape yet(.|\n)*call the model once first"):
+            attempt()
+    model(X)
+    assert_close(sashiko.compile(model, (X,))(X), model(X))
+
+
+@pytest.mark.parametrize("change", [
+    lambda x: x.t_(), lambda x: x.unsqueeze_(0), lambda x: x.resize_(2, 2), lambda x: x.swapaxes_(0, 1).add_(1),
+])  # fmt: skip
+def test_arguments_that_get_another_shape(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def changed(x: torch.Tensor) -> torch.Tensor:
+        change(x)
+        return x + 1
+
+    with pytest.raises(sashiko.Unsupported, match=r"the model changes the shape of .* in place(.|\n)*x\.t\(\) for x\.t_\(\)"):
+        sashiko.compile(Apply(changed).eval(), (X.clone(),))
+
+
+def test_tensors_of_the_model_may_get_another_shape() -> None:
+    def changed(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.t_()
+        return y.unsqueeze_(0) + x.squeeze_().sum()
+
+    assert_close(sashiko.compile(Apply(changed).eval(), (X,))(X), changed(X))
