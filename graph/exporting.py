@@ -29,6 +29,7 @@ from .decompose import by_node
 from .examples import refusal
 from .lower import PART_OF
 from .modes import EVAL, in_training
+from .rebound import settled
 from .refusals import translated
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
@@ -120,10 +121,10 @@ def check_mode(model: torch.nn.Module) -> None:
 def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     """What torch.export makes of a model, whose attributes stay as they were. A warning names numbers that each call would change."""
 
-    def trace() -> ExportedProgram:
-        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    def trace(shapes: Any = None) -> ExportedProgram:
+        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
 
-    program, names = counted(model, trace)
+    program, names = counted(model, lambda: settled(model, lambda: trace(dynamic_shapes), trace))
     if names:
         warnings.warn(f"sashiko takes {', '.join(names)} for constant, which the model changes in each call: {AS_STATE}", stacklevel=2)
     return without_transforms(program)
