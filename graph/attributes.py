@@ -3,25 +3,29 @@ demand, stores tensors without data then, and would go on with them."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from .captured import same_value
-
-T = TypeVar("T")
-Numbers = Mapping[tuple[torch.nn.Module, str], float]
+Place = tuple[torch.nn.Module, str]
+State = Mapping[Place, object]
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set)  # classes that are filled again as they were; subclasses may do more
+_GROUPS = (*_CONTAINERS, tuple, frozenset, deque)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_OF_TORCH = {*vars(torch.nn.Module())} - {"training"}
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"} - {"__main__"}
 
 
 @contextmanager
 def kept(model: torch.nn.Module) -> Iterator[None]:
-    """Afterwards attributes of the model and its modules, and lists, dicts and sets among these, hold the same objects as before."""
+    """Afterwards attributes of the model and its modules, and lists, dicts, sets and objects in these, hold what they held before."""
     before = [(container, container.copy(), _content(container)) for container in _containers(model)]
     try:
         yield
@@ -32,39 +36,42 @@ def kept(model: torch.nn.Module) -> Iterator[None]:
                 (container.extend if isinstance(container, list) else container.update)(copy)
 
 
-def numbers(model: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], float]:
-    """The ints and floats among the attributes of modules."""
-    held = ((module, vars(module)) for module in model.modules())
-    return {(module, name): value for module, own in held for name, value in own.items() if type(value) in (int, float)}
+def state(model: torch.nn.Module) -> State:
+    """What the attributes of modules hold that is neither a tensor nor a module: numbers, words, flags and the like, in containers and
+    objects, too. What several modules hold is told of one of them."""
+    found: dict[Place, object] = {}
+    told: set[int] = set()
+    for module in model.modules():
+        for name, value in vars(module).items() if not isinstance(module, LazyModuleMixin) else ():
+            looked_into = type(value) in (*_PLAIN, *_GROUPS) or _is_object(value)
+            if looked_into and name not in _OF_TORCH and id(value) not in told:
+                found[module, name] = _frozen(value, told, True)
+    return found
 
 
-def counted(model: torch.nn.Module, trace: Callable[[], T]) -> tuple[T, list[str]]:
-    """What tracing the model gives, and the names of the numbers that every call changes: that are others after forward, and others again
-    after a second trace that begins with these. What is stored and stays, such as the sizes of an image, is none."""
-    before = numbers(model)
-    made, after = _with_numbers(model, trace)
-    changed = {place: after[place] for place in before.keys() & after.keys() if not same_value(after[place], before[place])}
-    if not changed:
-        return made, []
-    later: Numbers = {}
-    with kept(model), suppress(Exception):  # such as one of a model that raises at a certain number
-        for (module, name), value in changed.items():
-            vars(module)[name] = value
-        _, later = _with_numbers(model, trace)
-    prefixes = {module: prefix for prefix, module in model.named_modules()}
-    moved = [place for place, value in changed.items() if place not in later or not same_value(later[place], value)]
-    return made, sorted([f"{prefixes[module]}.{name}".removeprefix(".") for module, name in moved])
+def _frozen(value: Any, told: set[int], whole: bool) -> object:
+    """Something that is equal for equal values. Of a tensor and the like it is the type alone. whole: look into an object, too."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind, repr(value)
+    is_object = whole and _is_object(value)
+    if id(value) in told or not (is_object or kind in _GROUPS):
+        return kind
+    told.add(id(value))
+    items = [*vars(value).items()] if is_object else [*value.items()] if isinstance(value, dict) else [*enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return kind, frozenset(_frozen(item, told, False) for item in value)
+    inner = whole and not is_object
+    return kind, tuple((key if type(key) in _PLAIN else type(key), _frozen(item, told, inner)) for key, item in items)
 
 
-def _with_numbers(model: torch.nn.Module, trace: Callable[[], T]) -> tuple[T, Numbers]:
-    """What a trace gives, and the numbers as forward leaves them: torch.export itself puts them back."""
-    found: dict[tuple[torch.nn.Module, str], float] = {}
-    hook = model.register_forward_hook(lambda *_: found.update(numbers(model)))
-    try:
-        with kept(model):
-            return trace(), found
-    finally:
-        hook.remove()
+def _is_object(value: object) -> bool:
+    """Whether something is an object of a class that is neither torch's nor Python's own, and has attributes."""
+    if isinstance(value, (torch.nn.Module, torch.Tensor, type)):
+        return False
+    return isinstance(value, SimpleNamespace) or (
+        type(value).__module__.partition(".")[0] not in _LIBRARIES and isinstance(getattr(value, "__dict__", None), dict)
+    )
 
 
 def without_data(model: torch.nn.Module) -> str:
@@ -78,21 +85,25 @@ def without_data(model: torch.nn.Module) -> str:
 
 
 def _containers(model: torch.nn.Module) -> list[Any]:
-    """The attributes of modules, and whatever is a container in what these hold, each once. A lazy module stays what its first call makes
-    of it."""
+    """The attributes of modules, those of objects that these hold, and whatever is a container in what these hold, each once. A lazy module
+    stays what its first call makes of it."""
     found: dict[int, Any] = {}
-    ahead: list[Any] = [model]
+    ahead: list[tuple[Any, bool]] = [(model, True)]  # whether it is no object's
     while ahead:
-        each = ahead.pop()
+        each, whole = ahead.pop()
         if isinstance(each, LazyModuleMixin):
             continue
-        each = vars(each) if isinstance(each, torch.nn.Module) else each
+        if isinstance(each, torch.nn.Module):
+            each, whole = vars(each), True
+        elif _is_object(each):
+            each, whole = vars(each), False
         if id(each) in found:
             continue
         if type(each) in _CONTAINERS:
             found[id(each)] = each
-        values = each.values() if isinstance(each, dict) else each
-        ahead += [value for value in values if isinstance(value, (torch.nn.Module, tuple)) or type(value) in _CONTAINERS]
+        for value in each.values() if isinstance(each, dict) else each:
+            if isinstance(value, (torch.nn.Module, tuple)) or type(value) in _CONTAINERS or (whole and _is_object(value)):
+                ahead.append((value, whole))
     return list(found.values())
 
 

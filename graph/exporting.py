@@ -23,8 +23,9 @@ from ..diagnostics.errors import BY_PARTS, PADDED, InputError, SashikoError, Uns
 from . import flex, regions, views
 from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
-from .attributes import counted, without_data
+from .attributes import without_data
 from .axes import check_axes
+from .called_twice import changed
 from .decompose import by_node
 from .examples import refusal
 from .lower import PART_OF
@@ -37,7 +38,7 @@ from .refusals import translated
 _CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve")}
 CPU = "move it with .cpu(); on a GPU, torch.compile(model, backend=\"sashiko\") compiles what it finds there"
 # What to do about attributes that forward changes.
-AS_STATE = "a buffer that it writes into is kept, and torch.compile(model, backend=\"sashiko\") asks for such numbers"
+AS_STATE = "a buffer that it writes into is kept, and torch.compile(model, backend=\"sashiko\") asks for such values"
 # What torch says of tensors that are written and held outside of modules.
 _OUTSIDE = ("is mutated in the forward method", "expected compiled_fn to be GraphModule")
 T = TypeVar("T")
@@ -119,14 +120,18 @@ def check_mode(model: torch.nn.Module) -> None:
 
 
 def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
-    """What torch.export makes of a model, whose attributes stay as they were. A warning names numbers that each call would change."""
+    """What torch.export makes of a model, whose attributes stay as they were. A warning names what each call, or the first,
+    would change there."""
 
     def trace(shapes: Any = None) -> ExportedProgram:
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
 
-    program, names = counted(model, lambda: settled(model, lambda: trace(dynamic_shapes), trace))
-    if names:
-        warnings.warn(f"sashiko takes {', '.join(names)} for constant, which the model changes in each call: {AS_STATE}", stacklevel=2)
+    program, (always, once) = changed(model, lambda: settled(model, lambda: trace(dynamic_shapes), trace), trace)
+    if always:
+        warnings.warn(f"sashiko takes {', '.join(always)} for constant, which the model changes in each call: {AS_STATE}", stacklevel=2)
+    if once:
+        what = "as the first call finds it; the model changes it there, and computes something else in later calls"
+        warnings.warn(f"sashiko takes {', '.join(once)} for constant {what}: call the model once before", stacklevel=2)
     return without_transforms(program)
 
 

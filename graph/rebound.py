@@ -8,6 +8,7 @@ there was nothing, or something of another shape, is made in each call, as a tab
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ def settled(model: torch.nn.Module, trace: Callable[[], ExportedProgram], again:
     if not watch.made:
         return program
     names: set[str] = set()
-    with kept(model), suppress(Exception), _watched(model):
+    with tried(model):
         for module, name, sizes, dtype in watch.made:
             module._buffers[name] = torch.zeros(sizes, dtype=dtype)
         names.update(_written_only(again()))
@@ -64,6 +65,14 @@ def settled(model: torch.nn.Module, trace: Callable[[], ExportedProgram], again:
         if watch.path(module, name) not in names:
             raise watch.refused(module, name, "makes the buffer {} from its arguments, and finds it made in later calls", _CALLED)
     return program
+
+
+@contextmanager
+def tried(model: torch.nn.Module) -> Iterator[None]:
+    """For a trace that is to tell something, which may fail, warns of nothing, and leaves the model as it was."""
+    with kept(model), suppress(Exception), warnings.catch_warnings(), _watched(model):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _written_only(program: ExportedProgram) -> Iterator[str]:
@@ -108,10 +117,10 @@ class _Watch:
             return result
         self._check(changes, [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
         written = [change for change in changes if change.is_alike()]
-        ours = {_storage(change.old) for change in written}
+        ours = {storage(change.old) for change in written}
         # What is a view of a buffer is what it was, whatever the buffer becomes.
         result, values = pytree.tree_map_only(
-            Tensor, lambda t: t.clone() if _storage(t) in ours else t, (result, [change.new for change in written])
+            Tensor, lambda t: t.clone() if storage(t) in ours else t, (result, [change.new for change in written])
         )
         for change, value in zip(written, values, strict=True):
             assert change.old is not None
@@ -125,19 +134,19 @@ class _Watch:
 
     def _check(self, changes: list[_Change], arguments: list[Tensor]) -> None:
         held = [tensor for module, (own, _) in self.before.items() for tensor in (*own.values(), *module._parameters.values())]
-        storages = [_storage(tensor) for tensor in held]
+        storages = [storage(tensor) for tensor in held]
         for change in changes:
             module, name, old, new = change
             if new is None:
                 raise self.refused(module, name, f"binds the buffer {{}} to None, where {_told(old)} was", _IN_PLACE.format(name))
             if change.is_alike():
-                if storages.count(_storage(old)) > 1:
+                if storages.count(storage(old)) > 1:
                     what = "binds the buffer {} to another tensor, while another buffer or parameter shares its memory"
                     raise self.refused(module, name, what, _IN_PLACE.format(name))
-            elif old is not None and _storage(new) in _made_of([old]):
+            elif old is not None and storage(new) in _made_of([old]):
                 hint = _WHOLE if old.dtype == new.dtype else f"register it as a tensor of {_dtype(new)} to begin with"
                 raise self.refused(module, name, f"makes {_told(new)} of the buffer {{}}, {_told(old)}, for later calls", hint)
-            elif _storage(new) in _made_of(arguments):
+            elif storage(new) in _made_of(arguments):
                 self.made.append(Made(module, name, [_hint(size) for size in new.shape], new.dtype))
 
     def path(self, module: torch.nn.Module, name: str) -> str:
@@ -160,22 +169,22 @@ def _made_of(sources: Iterable[Tensor]) -> set[int]:
     that gives it."""
     mode = get_proxy_mode()
     assert mode is not None
-    found = {_storage(tensor) for tensor in sources}
+    found = {storage(tensor) for tensor in sources}
     dependent: set[torch.fx.Node] = set()
     for node in mode.tracer.graph.nodes:
         tensors = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
         reads = any(read in dependent or _holds(read, found) for read in node.all_input_nodes)
         if reads and not any(sign in str(node.target) for sign in _SIZES):
             dependent.add(node)
-            found.update(map(_storage, tensors))
+            found.update(map(storage, tensors))
     return found - {0}
 
 
 def _holds(node: torch.fx.Node, storages: set[int]) -> bool:
-    return any(isinstance(leaf, Tensor) and _storage(leaf) in storages for leaf in pytree.tree_leaves(node.meta.get("val")))
+    return any(isinstance(leaf, Tensor) and storage(leaf) in storages for leaf in pytree.tree_leaves(node.meta.get("val")))
 
 
-def _storage(tensor: Tensor | None) -> int:
+def storage(tensor: Tensor | None) -> int:
     """What tells the memory of a tensor from that of others; 0 where there is none."""
     return tensor.untyped_storage()._cdata if tensor is not None and tensor.layout is torch.strided else 0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,3 +161,182 @@ def test_numbers_that_calls_store_are_not(recwarn: pytest.WarningsRecorder) -> N
     model = Sizes().eval()
     assert_close(sashiko.compile(model, (X,))(X), X * 3**-0.5)
     assert not [str(w.message) for w in recwarn if "sashiko" in str(w.message)] and model.width == 0 and not hasattr(model, "made")
+
+
+class State(nn.Module):
+    """With attributes of many kinds, for forward to change."""
+
+    linear: Callable[[Tensor], Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.flag, self.word = False, "a"
+        self.last: int | None = None
+        self.table: Tensor
+        self.sum: Tensor
+        self.stats: dict[Any, Any] = {"calls": 0, "inner": [1]}
+        self.seen: list[Any] = []
+        self.own = SimpleNamespace(calls=0, seen=[0])
+        self.settings = Settings()
+        self.register_buffer("sum", torch.zeros(3))
+
+
+class Settings:
+    """An object of a class of its own."""
+
+    last: Any
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Toggles(State):
+    def forward(self, x: Tensor) -> Tensor:
+        self.flag = not self.flag
+        return self.linear(x) * (2 if self.flag else 1)
+
+
+class TakesTurns(State):
+    """The two calls compute alike, and return another of two results."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.flag = not self.flag
+        both = self.linear(x), self.linear(-x)
+        return both[self.flag]
+
+
+class Spells(State):
+    def forward(self, x: Tensor) -> Tensor:
+        self.word += "a"
+        return self.linear(x) * len(self.word)
+
+
+class InDict(State):
+    def forward(self, x: Tensor) -> Tensor:
+        self.stats["calls"] += 1
+        return self.linear(x) * self.stats["calls"]
+
+
+class InList(State):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.shape[0])
+        return self.linear(x) * len(self.seen)
+
+
+class Inside(State):
+    def forward(self, x: Tensor) -> Tensor:
+        self.stats["inner"].append(1)
+        return self.linear(x) * len(self.stats["inner"])
+
+
+class InNamespace(State):
+    def forward(self, x: Tensor) -> Tensor:
+        self.own.seen.append(1)
+        return self.linear(x) * len(self.own.seen)
+
+
+class InObject(State):
+    def forward(self, x: Tensor) -> Tensor:
+        self.settings.calls += 1
+        return self.linear(x) * self.settings.calls
+
+
+class Tensors(State):
+    """A mean over the last results, which are in a list."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = [*self.seen, self.linear(x)][-3:]
+        return torch.stack(self.seen).mean(0)
+
+
+class IntoBuffer(State):
+    """What differs is what is written into a buffer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.flag = not self.flag
+        self.sum.add_(x.sum(0) if self.flag else x.mean(0))
+        return self.linear(x)
+
+
+CHANGE = {
+    Toggles: "flag", TakesTurns: "flag", Spells: "word", InDict: "stats", InList: "seen", Inside: "stats", InNamespace: "own",
+    InObject: "settings", Tensors: "seen", IntoBuffer: "flag",
+}
+
+
+def told(record: pytest.WarningsRecorder) -> list[str]:
+    return [str(w.message) for w in record if "sashiko" in str(w.message)]
+
+
+def plain(model: State) -> object:
+    held = model.flag, model.last, model.word, model.stats, model.seen, vars(model.own), vars(model.settings), model.sum.tolist()
+    return copy.deepcopy(held)
+
+
+@pytest.mark.parametrize("kind", CHANGE)
+@torch.no_grad()
+def test_state_that_each_call_changes_is_spoken_of(kind: type[State], recwarn: pytest.WarningsRecorder) -> None:
+    model = kind().eval()
+    before, own = plain(model), vars(model.own)
+    compiled = sashiko.compile(model, (X,))
+    assert [text.partition(" for ")[0] for text in told(recwarn)] == [f"sashiko takes {CHANGE[kind]}"] and "each call" in told(recwarn)[0]
+    assert plain(model) == before and vars(model.own) is own and not model._forward_hooks
+    assert_close(compiled(X), copy.deepcopy(model)(X))
+
+
+class Starts(State):
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.linear(x) * (2 if self.flag else 1)
+        self.flag = True
+        return found
+
+
+@torch.no_grad()
+def test_state_that_the_first_call_changes_is_spoken_of(recwarn: pytest.WarningsRecorder) -> None:
+    model = Starts().eval()
+    with pytest.warns(UserWarning, match=r"takes flag for constant as the first call finds it(.|\n)*call the model once before"):
+        sashiko.compile(model, (X,))
+    assert not model.flag
+    model(X)
+    recwarn.clear()
+    assert_close(sashiko.compile(model, (X,))(X), model(X))
+    assert not told(recwarn)
+
+
+class Collects(State):
+    """What no result depends on, beside a buffer that each call changes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.shape[0])
+        self.stats["calls"] += 1
+        self.flag, self.last, self.word = not self.flag, x.shape[0], "b"
+        self.settings.last = x.shape
+        self.sum = self.sum + x.sum(0)
+        return self.linear(x) + self.sum
+
+
+class Fills(State):
+    """Tables that the first call makes: in a dictionary by size, behind a flag, and in a buffer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[1]
+        if size not in self.stats:
+            self.stats[size] = torch.arange(size) + 1.0
+        if not self.flag:
+            self.table = torch.zeros(size)
+            self.table[1:] = 2
+            self.sum.copy_(torch.arange(3.0))
+            self.flag, self.word = True, "made"
+        return self.linear(x) * self.stats[size] + self.table + self.sum
+
+
+@pytest.mark.parametrize("kind", (Collects, Fills))
+@torch.no_grad()
+def test_what_is_collected_or_made_once_is_not(kind: type[State], recwarn: pytest.WarningsRecorder) -> None:
+    model = kind().eval()
+    twin, before = copy.deepcopy(model), plain(model)
+    compiled = sashiko.compile(model, (X,))
+    assert not told(recwarn) and plain(model) == before
+    for call in range(3):
+        assert_close(compiled(X + call), twin(X + call))
