@@ -70,6 +70,17 @@ def test_what_torch_raises_within_a_layer() -> None:
     assert "test_examples.py:" in caught.value.where
 
 
+def test_what_a_quantized_module_refuses() -> None:
+    """It says itself what does not fit, as it would where it is called."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.Flatten(), nn.Linear(64, 4)).eval()
+    small = sashiko.quantize(model, [torch.rand(2, 3, 8, 8)], progress=False)
+    with pytest.raises(sashiko.InputError) as called:
+        small(torch.rand(2, 3, 16, 8))
+    with pytest.raises(sashiko.InputError) as compiled:
+        sashiko.compile(small, (torch.rand(2, 3, 16, 8),))
+    assert compiled.value.what == called.value.what
+
+
 class Nested(nn.Module):
     def forward(self, d: dict[str, torch.Tensor], pair: tuple[torch.Tensor, ...], *, last: Any = None) -> torch.Tensor:
         return d["a"] + 2 * d["b"] + 3 * pair[0] + 4 * pair[1] + 5 * last[0]
