@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch._dynamo.eval_frame import OptimizedModule
-
 from ..diagnostics.errors import InputError
 from ..quant.module import QuantizedModule
 from ..runtime.plan import AtenStep
@@ -26,6 +24,8 @@ def explain(model: Explains) -> str:
     for what is not compiled."""
     if hasattr(model, "explain"):
         return model.explain()
+    from torch._dynamo.eval_frame import OptimizedModule  # which takes long to import, and is for errors alone
+
     hint = "pass what sashiko.compile returns"
     if isinstance(model, OptimizedModule):
         hint += "; SASHIKO_DEBUG=3 prints the explanation of each graph that the backend compiles"
