@@ -183,7 +183,7 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     signature = program.graph_signature
     nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
     ranges = {s.name: _declared(integer_bounds(r)) for s, r in program.range_constraints.items() if s.is_Symbol}
-    found = _Signature(Lowering(Symbols(_shape_env(nodes), ranges)))
+    found = _Signature(Lowering(Symbols(_shape_env(nodes), ranges).unified()))
     written = {s.target for s in signature.output_specs if s.kind == OutputKind.BUFFER_MUTATION}
     targets: dict[str, int] = {}
     late: list[tuple[Node, str, torch.Tensor]] = []
@@ -250,7 +250,7 @@ def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[
     nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
     _guard_attention(module)
     device = device_of([*example_inputs, *(frozen or {}).values()])
-    found = _Signature(Lowering(Symbols(_shape_env(nodes)), device))
+    found = _Signature(Lowering(Symbols(_shape_env(nodes)).unified(), device))
     for position, node in enumerate(nodes):
         if frozen is not None and position in frozen:
             found.lowering.env[node] = constant_value(frozen[position], node.name, True, device)

@@ -101,6 +101,24 @@ class Symbols:
     ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     found: dict[str, Dim] = field(default_factory=dict)
     computed: dict[sympy.Expr, Definition] = field(default_factory=dict)
+    same: dict[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
+
+    def unified(self) -> Symbols:
+        """These, where symbols become one that are equal by what torch takes for granted, too. torch does not look at that again once it
+        has found more: that b * n == c * m, and then that b == c."""
+        guards = dict.fromkeys(guard.expr for guard in self.env.guards) if self.env is not None else ()
+        waiting = [e for e in guards if isinstance(e, sympy.Eq) and len(e.free_symbols) > 1 and not free_unbacked_symbols(e)]
+        while found := next(filter(None, map(self._equal, waiting)), None):
+            self.same[found[1]] = found[0]
+        return self
+
+    def _equal(self, expr: sympy.Eq) -> tuple[sympy.Symbol, sympy.Symbol] | None:
+        """The symbols that an equality says are the same; no size is 0."""
+        left, right = self._simplified(expr.lhs), self._simplified(expr.rhs)
+        if left == right or 0 in (left, right):
+            return None
+        one, other = sorted((left / right).as_numer_denom(), key=str)
+        return (one, other) if isinstance(one, sympy.Symbol) and isinstance(other, sympy.Symbol) else None
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """The Dim of a size. Raises Unsupported for one that depends on data."""
@@ -122,7 +140,12 @@ class Symbols:
         return isinstance(size, torch.SymInt) and bool(free_unbacked_symbols(self._simplified(size.node.expr)))
 
     def _simplified(self, expr: sympy.Expr) -> sympy.Expr:
-        return expr if self.env is None else self.env.simplify(self.env.replace(expr))
+        if self.env is None:
+            return expr
+        expr = self.env.replace(expr)
+        while self.same.keys() & expr.free_symbols:
+            expr = expr.xreplace(self.same)
+        return self.env.simplify(expr)
 
     def expression(self, expr: sympy.Expr) -> Dim:
         """The Dim of a sympy expression, of symbols that `assumptions` defines where it has no polynomial form. Raises Unsupported."""
@@ -238,6 +261,14 @@ class Symbols:
         return self.found[name]
 
     def _range(self, symbol: sympy.Symbol) -> tuple[int, int | None]:
+        """Where the symbol is, and all that are the same."""
+        low, high = self._own_range(symbol)
+        for other in (other for other, kept in self.same.items() if kept == symbol):
+            least, most = self._range(other)
+            low, high = max(low, least), most if high is None else high if most is None else min(high, most)
+        return low, high
+
+    def _own_range(self, symbol: sympy.Symbol) -> tuple[int, int | None]:
         if symbol.name in self.ranges:
             return self.ranges[symbol.name]
         bounds = self.env.var_to_range.get(symbol) if self.env is not None else None

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import sympy
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.testing import assert_close
 
+import sashiko
 from sashiko.graph.dims import symbol
 from sashiko.graph.symbols import Assumption, Symbols
 
@@ -37,3 +44,41 @@ def test_what_goes_without_saying_holds_for_all_sizes(relation: str, constant: i
         held = [assumption.holds({"a": x, "b": y}) for x in (2, 3, 4) for y in (1, 2, 3)]
         assert assumption.evident == all(held) or relation == "!="  # what is between two bounds may be left out
         assert all(held) or not assumption.evident
+
+
+class Positions(nn.Module):
+    """Sizes of one argument, of which another one's numbers are as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.query = nn.Embedding(50, 96), nn.Linear(96, 96)
+        self.register_buffer("table", torch.randn(100, 96))
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        batch, length = mask.shape
+        x = self.words(ids) + self.table.index_select(0, ids.view(-1)).view(batch, length, 96)
+        q = self.query(x).view(batch, length, -1, 24).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(q, q, q, mask[:, None, None, :].bool())
+
+
+@pytest.mark.parametrize("sizes", [(Dim("batch", min=1, max=8), Dim("length", min=4, max=64)), (Dim.AUTO, Dim.AUTO)], ids=["named", "auto"])
+@torch.no_grad()
+def test_sizes_that_are_equal_by_products_of_them(sizes: Any) -> None:
+    """PyTorch finds that the products are equal, then that the first factors are, and never says so of the others."""
+    torch.manual_seed(0)
+    model = Positions().eval()
+
+    def example(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(50, (batch, length)), torch.ones(batch, length, dtype=torch.int64)
+
+    small = sashiko.quantize(model, [example(2, 13)] * 2, progress=False)
+    free = dict(enumerate(sizes))
+    for fast, own in ((sashiko.compile(model, example(2, 13), dynamic_shapes=(free, free), strict=True), model),
+                      (sashiko.compile(small, example(2, 13), dynamic_shapes=(free, free)), small)):
+        for batch, length in ((2, 13), (3, 21), (8, 64)):
+            x = example(batch, length)
+            assert_close(fast(*x), own(*x), rtol=1e-5, atol=1e-5 if own is model else 0.05)
+        with pytest.raises(sashiko.InputError, match="mask"):
+            fast(example(2, 12)[0], example(2, 24)[1])
+        with pytest.raises(sashiko.InputError, match="mask"):
+            fast(example(4, 6)[0], example(2, 12)[1])
