@@ -113,9 +113,9 @@ class Symbols:
         return self
 
     def _equal(self, expr: sympy.Eq) -> tuple[sympy.Symbol, sympy.Symbol] | None:
-        """The symbols that an equality says are the same; no size is 0."""
+        """The symbols that an equality says are the same. Factors are sizes, which are positive here: another number may be 0."""
         left, right = self._simplified(expr.lhs), self._simplified(expr.rhs)
-        if left == right or 0 in (left, right):
+        if left == right or not all(symbol.is_positive for symbol in (left * right).free_symbols) or 0 in (left, right):
             return None
         one, other = sorted((left / right).as_numer_denom(), key=str)
         return (one, other) if isinstance(one, sympy.Symbol) and isinstance(other, sympy.Symbol) else None

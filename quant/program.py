@@ -114,19 +114,21 @@ def export(model: nn.Module, call: Call) -> Program:
 
 def _exported(model: nn.Module, call: Call, expected: Any, failures: list[Exception]) -> Program | None:
     """What the first attempt that succeeds gives; the reasons of the others are added to `failures`."""
-    for example, axes, which, obliviously in _attempts(call):
-        if obliviously and not isinstance(failures[-1], Unsupported):
-            continue  # torch refuses it all the same
+    for example, axes, which in _attempts(call):
         why = translated(failures[-1]).what if failures else "calibrate with larger batches to free it"
-        try:
-            program = _program(model, without_writes(_torch_export(model, example, axes, obliviously)), f"{which}: {why}" if which else "")
-        except Exception as error:  # torch.export raises whatever user code and its own passes raise
-            failures.append(error)
-            continue
-        why = _difference(program, call, expected)
-        if not why:
-            return program
-        failures.append(Unsupported(why, type(model).__name__))
+        for obliviously in (False, True) if len(axes) > 1 else (False,):
+            if obliviously and not isinstance(failures[-1], Unsupported):
+                break  # torch refuses it all the same
+            try:
+                exported = without_writes(_torch_export(model, example, axes, obliviously))
+                program = _program(model, exported, f"{which}: {why}" if which else "")
+            except Exception as error:  # torch.export raises whatever user code and its own passes raise
+                failures.append(error)
+                continue
+            difference = _difference(program, call, expected)
+            if not difference:
+                return program
+            failures.append(Unsupported(difference, type(model).__name__))
     return None
 
 
@@ -144,25 +146,22 @@ def _with_numbers(model: nn.Module, call: Call, expected: Any) -> Program | None
     return replace(program, notes=(*program.notes, f"sizes depend on buffers, whose numbers are part of it: {', '.join(found.read)}"))
 
 
-def _attempts(call: Call) -> Iterator[tuple[Call, range, str, bool]]:
-    """Examples, the axes whose sizes are free in them, what to tell the user of the others, before the reason, and whether torch is not
-    to look at sizes of 0 and 1."""
+def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:
+    """Examples, the axes whose sizes are free in them, and what to tell the user of the others, before the reason."""
     shaped = [t for t in call.tensors() if t.dim()]
     every, batch = range(max((t.dim() for t in shaped), default=0)), range(1)
     all_but_batch = "all sizes but that of the batch are fixed to those of the first batch"
     ones = [t.shape[0] == 1 for t in shaped]
     if shaped and all(ones):
         twice = call.map(lambda t: torch.cat([t, t]) if t.dim() else t)
-        yield twice, every, "", False
-        yield twice, every, "", True
-        yield twice, batch, all_but_batch, False
+        yield twice, every, ""
+        yield twice, batch, all_but_batch
     if any(ones):
-        yield call, every, "the batch dimension is fixed to 1 as in the first batch", False
+        yield call, every, "the batch dimension is fixed to 1 as in the first batch"
     else:
-        yield call, every, "", False
-        yield call, every, "", True
-        yield call, batch, all_but_batch, False
-    yield call, range(0), "every size is fixed to that of the first batch", False
+        yield call, every, ""
+        yield call, batch, all_but_batch
+    yield call, range(0), "every size is fixed to that of the first batch"
 
 
 def copied(graph: Graph) -> Graph:

@@ -82,3 +82,18 @@ def test_sizes_that_are_equal_by_products_of_them(sizes: Any) -> None:
             fast(example(2, 12)[0], example(2, 24)[1])
         with pytest.raises(sashiko.InputError, match="mask"):
             fast(example(4, 6)[0], example(2, 12)[1])
+
+
+def test_sizes_times_a_number_that_may_be_zero() -> None:
+    """Equal products say nothing of the sizes there."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor, times: int) -> torch.Tensor:
+            return x.sum() + y.sum() if x.shape[0] * times == y.shape[0] * times else x.sum() - y.sum()
+
+    model, free = Scaled().eval(), {0: Dim.AUTO}
+    fast = sashiko.compile(model, (torch.ones(5, 3), torch.ones(5, 3), 7), dynamic_shapes=(free, free, Dim.AUTO))
+    for rows, others, times in ((5, 5, 7), (4, 4, 3), (4, 6, 0)):
+        assert_close(fast(torch.ones(rows, 3), torch.ones(others, 3), times), model(torch.ones(rows, 3), torch.ones(others, 3), times))
+    with pytest.raises(sashiko.InputError, match="takes another way"):
+        fast(torch.ones(4, 3), torch.ones(6, 3), 2)
