@@ -194,7 +194,10 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
         return None, most if highest is None else min(most, up(highest, pad))
     if spec.lines is not None or by_groups(target, spec, micros, packed_most(target, first)):
         return 1, up(spec.k, pad)
-    one = spec.k * widest <= (target.l1d if _streams(target, spec, first) else target.l2 // 4)
+    whole = target.l1d if _streams(target, spec, first) else target.l2 // 4
+    if first.unpacked_bytes(1):  # several tiles share what is written out
+        whole = min(whole, packed_most(target, first) // _SHARING)
+    one = spec.k * widest <= whole
     pieces = spec.choice.pieces or (_of_far(target, spec, first, spec.k * widest) if one else max(1, -(-spec.k // most)))
     k_block = max(pad, up(-(-spec.k // pieces), pad))
     return max(1, -(-spec.k // k_block)), k_block

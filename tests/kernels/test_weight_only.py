@@ -205,8 +205,8 @@ def test_groups_must_divide_k_and_fill_words(group: int) -> None:
     (X86_64_V4, f32, i4, FEW, "gemm_f32_f32_i4_8x32x8_avx512lookup"),
     (X86_64_V3, f32, i4, FEW, "gemm_f32_f32_i4_1x32x8_avx2digits"),
     (X86_64_V3, f32, i4, M, "gemm_f32_f32_i4_6x16x8_avx2unpackdigits"),
-    (X86_64_V3, f32, i8, FEW, "gemm_f32_f32_i8_4x16x1_avx2extend"),
-    (X86_64_V3, bf16, i8, M, "gemm_f32_bf16_i8_6x16x1_avx2unpack"),
+    (X86_64_V3, f32, i8, FEW, "gemm_f32_f32_i8_6x16x1_avx2extend"),
+    (X86_64_V3, bf16, i8, M, "gemm_f32_bf16_i8_6x16x1_avx2extend"),
     (X86_64_VNNI, f32, i8, M, "gemm_f32_f32_i8_2x32x4_avx512vnnidigits"),
     (X86_64_VNNI, bf16, i4, M, "gemm_f32_bf16_i4_2x32x8_avx512vnnidigits"),
     (X86_64_AMX, f32, i4, M, "gemm_f32_f32_i4_2x32x8_avx512vnnidigits"),
@@ -222,9 +222,9 @@ def test_the_fastest_row_is_selected(target: Target, lhs: DType, rhs: DType, m: 
 
 @pytest.mark.parametrize(("rows", "heights"), [(1, [1]), (2, [2]), (4, [4]), (6, [6]), (8, [4]), (18, [6]), (20, [4]), (50, [6, 2])])
 def test_a_known_number_of_rows_takes_the_tile_that_is_fastest_with_all_of_them(rows: int, heights: list[int]) -> None:
-    """Six rows at a time are multiplied by weights that have been written out as floats; eight are two times four, not six and two."""
+    """Eight rows are two times four, not six and two."""
     spec = weight_spec(Case(rows, 64, 256), f32, i8, 0, rows)
-    row = next(row for row in ROWS if row.name == "gemm_f32_f32_i8_6x16x1_avx2unpack")
+    row = next(row for row in ROWS if row.name == "gemm_f32_f32_i8_6x16x1_avx2extend")
     assert [variant.micro.mr for variant in choose(X86_64_V3, spec, tailored(X86_64_V3, spec, row.micros)).variants] == heights
 
 
