@@ -22,39 +22,52 @@ _SEEN: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
 """The version that a weight had when it was looked at, and what was found: a weight is asked about again when it is packed."""
 
 
-def by_sums(weight: torch.Tensor, count: int) -> torch.Tensor:
-    """The weight [N, K] as [N, sums, count]: those along the last axis are added in 16 bits. Zeros fill the last unit."""
-    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % _UNIT))
-    units = padded.reshape(len(weight), -1, 2, 2, 2)
-    return (units.transpose(2, 3) if count == 4 else units).reshape(len(weight), -1, count)
-
-
-def from_sums(sums: torch.Tensor, k: int) -> torch.Tensor:
-    """The reverse of `by_sums`, with k columns."""
-    units = sums.reshape(len(sums), -1, 2, 2, 2)
-    return (units.transpose(2, 3) if sums.shape[-1] == 4 else units).reshape(len(sums), -1)[:, :k]
+def columns(sums: torch.Tensor, count: int) -> torch.Tensor:
+    """The columns [..., count] of a weight that are added in the sums of these numbers [...]; the last ones may be beyond its end."""
+    if count < 4:
+        return count * sums[..., None] + torch.arange(count)
+    return _UNIT * (sums[..., None] // 2) + 2 * (sums[..., None] % 2) + torch.tensor([0, 1, 4, 5])
 
 
 def largest(weight: torch.Tensor, count: int) -> torch.Tensor:
     """For each row of a weight [N, K] in floating point the largest sum of the positive numbers among `count`, or of the negative ones."""
     if not weight.shape[1]:
         return weight.new_zeros(len(weight))
-    parts = by_sums(weight, count)
-    return torch.maximum(*(part.clamp_min(0).sum(-1).amax(1) for part in (parts, -parts)))
+    parts = weight.split(max(1, _CHUNK // weight.shape[1]))
+    return torch.cat([torch.maximum(*(_positive(signed, count).amax(1) for signed in (part, -part))) for part in map(_padded, parts)])
 
 
 def limited(values: torch.Tensor, real: torch.Tensor, count: int) -> torch.Tensor:
     """Integers [N, K], in floating point, of which sums of `count` fit: what they are too large by is taken off those that are rounded up
     the most from `real`, which gives the nearest ones that fit."""
-    parts, exact = by_sums(values, count).clone(), by_sums(real, count)
+    result, exact = _padded(values).clone(), _padded(real)
     for sign in (1, -1):
-        over = ((parts * sign).clamp_min(0).sum(-1) > MOST).nonzero(as_tuple=True)
-        some, wanted = parts[over] * sign, exact[over] * sign
+        rows, sums = (_positive(result * sign, count) > MOST).nonzero(as_tuple=True)
+        if not len(rows):
+            continue
+        at = rows[:, None], columns(sums, count)
+        some, wanted = result[at] * sign, exact[at] * sign
         while bool((excess := some.clamp_min(0).sum(-1) > MOST).any()):
             most = torch.where(some > 0, some - wanted, -torch.inf).argmax(-1, keepdim=True)
             some.scatter_add_(-1, most, -excess[:, None].to(some.dtype))
-        parts[over] = some * sign
-    return from_sums(parts, values.shape[1])
+        result[at] = some * sign
+    return result[:, : values.shape[1]]
+
+
+def _padded(weight: torch.Tensor) -> torch.Tensor:
+    """A weight with zeros that fill the last unit."""
+    return torch.nn.functional.pad(weight, (0, -weight.shape[1] % _UNIT))
+
+
+def _positive(padded: torch.Tensor, count: int) -> torch.Tensor:
+    """The sums [N, K / count] of the positive numbers of whole units, in the order of `columns`: of neighbours, which whole vectors add."""
+    sums = padded.clamp_min(0)
+    if count > 1:
+        sums = sums[:, 0::2] + sums[:, 1::2]
+    if count > 2:
+        units = sums.view(len(sums), -1, 2, 2)
+        sums = (units[:, :, 0] + units[:, :, 1]).flatten(1)
+    return sums
 
 
 def how_many(weight: torch.Tensor) -> int:
@@ -71,7 +84,7 @@ def _counted(weight: torch.Tensor) -> int:
     found = COUNTS[0]
     rows = max(1, _CHUNK // max(k, 1))
     for begin in range(0, n if k else 0, rows):
-        part = torch.nn.functional.pad(weight[begin : begin + rows], (0, -k % _UNIT)).contiguous()
+        part = _padded(weight[begin : begin + rows]).contiguous()
         found = min(found, _how_many(part))
         if found == 1:
             break
