@@ -33,7 +33,7 @@ def largest(weight: torch.Tensor, count: int) -> torch.Tensor:
     """For each row of a weight [N, K] in floating point the largest sum of the positive numbers among `count`, or of the negative ones."""
     if not weight.shape[1]:
         return weight.new_zeros(len(weight))
-    parts = weight.split(max(1, _CHUNK // weight.shape[1]))
+    parts = torch.split(weight, max(1, _CHUNK // weight.shape[1]))
     return torch.cat([torch.maximum(*(_positive(signed, count).amax(1) for signed in (part, -part))) for part in map(_padded, parts)])
 
 

@@ -16,6 +16,7 @@ from ..diagnostics.errors import BY_PARTS, InputError, Unsupported
 from . import dims, floats
 from .dims import Dim, Symbol
 from .floats import Definition
+from .guards import guards
 from .ir import Value
 
 _FUNCTIONS: dict[str, Callable[..., Dim]] = {
@@ -106,8 +107,7 @@ class Symbols:
     def unified(self) -> Symbols:
         """These, where symbols become one that are equal by what torch takes for granted, too. torch does not look at that again once it
         has found more: that b * n == c * m, and then that b == c."""
-        guards = dict.fromkeys(guard.expr for guard in self.env.guards) if self.env is not None else ()
-        waiting = [e for e in guards if isinstance(e, sympy.Eq) and len(e.free_symbols) > 1 and not free_unbacked_symbols(e)]
+        waiting = [e for e in guards(self.env) if isinstance(e, sympy.Eq) and len(e.free_symbols) > 1 and not free_unbacked_symbols(e)]
         while found := next(filter(None, map(self._equal, waiting)), None):
             self.same[found[1]] = found[0]
         return self
@@ -162,7 +162,7 @@ class Symbols:
         """The definitions, and what tracing took for granted of the sizes beyond their ranges. Raises Unsupported for what has no integer
         form."""
         found: dict[Assumption, None] = {}
-        for expr in dict.fromkeys(guard.expr for guard in self.env.guards) if self.env is not None else ():
+        for expr in guards(self.env):
             assert self.env is not None
             if self.env._maybe_evaluate_static(expr, axioms=()) is None and not free_unbacked_symbols(expr):
                 try:

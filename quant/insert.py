@@ -132,7 +132,9 @@ class Inserter:
             quantized = self.weigh(site, matrix, scheme)
             if found.operation == "convolution":
                 last = value.movedim(1, -1).shape
-                quantized = replace(quantized, values=quantized.values.reshape(last).movedim(-1, 1).contiguous())
+                values = quantized.values.reshape(last).movedim(-1, 1)
+                # With the strides of a new tensor for dimensions of size 1, too: PyTorch chooses the strides of results by them.
+                quantized = replace(quantized, values=values.clone(memory_format=torch.contiguous_format))
             base = weight.target if weight.op == "get_attr" else f"{site.name.split('#')[0]}.{weight.name}"
             read = self._read_weight(self._free_name(str(base)), quantized, scheme, like)
             if found.operation == "experts":
