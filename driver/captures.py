@@ -13,13 +13,14 @@ from ..graph import numbers
 from ..graph.alone import alone
 from ..graph.capture import from_exported
 from ..graph.captured import Captured, Parameters, TensorInput
-from ..graph.dims import Dim, substitute
+from ..graph.dims import Dim, substitute, symbol
 from ..graph.exporting import export
+from ..graph.guards import another_way
 from ..graph.ir import Value
 from ..graph.lower import constant_value
-from ..graph.symbols import Assumed, Assumption, require
+from ..graph.symbols import Assumed, Assumption
 from ..quant import QuantizedModule
-from ..quant.module import FreeDim, Gate, TensorLeaf
+from ..quant.module import ONE_WAY, FreeDim, Gate, TensorLeaf
 
 
 @alone()
@@ -53,16 +54,19 @@ def _behind(gate: Gate, captured: Captured) -> Captured:
         free = leaf.dims if isinstance(leaf, TensorLeaf) and isinstance(given, TensorInput) else ()
         for axis, dim in enumerate(free):
             if isinstance(dim, FreeDim) and isinstance(given, TensorInput):
-                size = sizes[dim.symbol] = given.shape[axis]
+                sizes[dim.symbol], size = given.shape[axis], symbol(dim.symbol)
                 required += [Assumption(size - dim.low, ">=")] if dim.low > 2 else []
                 required += [Assumption(dim.high - size, ">=")] if dim.high is not None else []
-    for each in gate.assumed:
-        if isinstance(each, Assumption):
-            required.append(Assumption(substitute(each.dim, sizes), each.relation))
-        else:
-            own = each.substituted(f"gate_{each.name}", sizes)
-            sizes[each.name] = own.dim
-            required.append(own)
-    require((each for each in required if isinstance(each, Assumption) and isinstance(each.dim, int)), {})
-    asked = (each for each in required if not isinstance(each, Assumption) or not isinstance(each.dim, int))
+    asked: list[Assumed] = []
+    for each in (*required, *gate.assumed):
+        if not isinstance(each, Assumption):
+            defined = each.substituted(f"gate_{each.name}", sizes)
+            sizes[each.name] = defined.dim
+            asked.append(defined)
+            continue
+        own = Assumption(substitute(each.dim, sizes), each.relation)
+        if not isinstance(own.dim, int):
+            asked.append(own)
+        elif not own.holds({}):  # of fixed sizes, those of the example
+            raise another_way(each, sizes, ONE_WAY)
     return replace(captured, assumed=(*captured.assumed, *asked))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ..diagnostics.errors import InputError
 
 _FOR_STRIDES = {"_reshape_view_helper_core_alg", "matmul"}
 """Functions of PyTorch that reshape what may or may not be contiguous."""
@@ -17,6 +20,12 @@ def guards(env: ShapeEnv | None) -> tuple[sympy.Basic, ...]:
     found = env.guards if env is not None else ()
     asked = (guard.expr for guard in found if not (isinstance(guard.expr, sympy.Ne) and _for_strides(guard.sloc.framework_loc)))
     return tuple(dict.fromkeys(asked))
+
+
+def another_way(assumption: object, sizes: Mapping[str, object], hint: str) -> InputError:
+    """What is said of sizes that another program would be traced for."""
+    here = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+    return InputError(f"the model takes another way for these sizes: it was captured where {assumption}, and here {here}", hint=hint)
 
 
 def _for_strides(place: traceback.FrameSummary | str | None) -> bool:

@@ -16,7 +16,7 @@ from ..diagnostics.errors import BY_PARTS, InputError, Unsupported
 from . import dims, floats
 from .dims import Dim, Symbol
 from .floats import Definition
-from .guards import guards
+from .guards import another_way, guards
 from .ir import Value
 
 _FUNCTIONS: dict[str, Callable[..., Dim]] = {
@@ -84,9 +84,7 @@ def require(
             except (ArithmeticError, ValueError) as error:  # as the model itself would raise
                 raise InputError(f"the model computes {assumption} of its sizes, here {env}: {error}") from error
         elif not assumption.holds(env):
-            sizes = ", ".join(f"{name} = {number}" for name, number in env.items())
-            what = f"the model takes another way for these sizes: it was captured where {assumption}, and here {sizes}"
-            raise InputError(what, hint=hint)
+            raise another_way(assumption, env, hint)
     return env
 
 

@@ -33,7 +33,7 @@ _PLACE = "call of the quantized model"
 # What to do about a call, or a batch of calibration, that the program is not for.
 _ALIKE = "make it like the first batch, by padding where it is a size, or quantize the model from a batch that is like it, too"
 _TYPICAL = "let the first batch be a typical one, with no size of 1 in a dimension that varies"
-_ONE_WAY = "a program takes one way: quantize the model from a batch of these sizes, too"
+ONE_WAY = "a program takes one way: quantize the model from a batch of these sizes, too"
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Gate:
         for name, leaves in self.arguments:
             self._check(name, leaves, values[name], sizes)
         ones = {dim.symbol: 1 for dim in self.free}  # sizes of 1 are no symbol's value: they stretch
-        require(self.assumed, {**ones, **sizes}, _ONE_WAY)
+        require(self.assumed, {**ones, **sizes}, ONE_WAY)
         return [values[name] for name in self.names]
 
     def _misfit(self, given: Collection[str]) -> str:
