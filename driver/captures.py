@@ -20,7 +20,7 @@ from ..graph.ir import Value
 from ..graph.lower import constant_value
 from ..graph.symbols import Assumed, Assumption
 from ..quant import QuantizedModule
-from ..quant.module import ONE_WAY, FreeDim, Gate, TensorLeaf
+from ..quant.module import ONE_WAY, Gate, TensorLeaf
 
 
 @alone()
@@ -29,6 +29,7 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
     does not take such calls. A size that depends on numbers among the model's buffers is known where these are."""
     if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
         kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
+        model.gate.arrange(tuple(args), kwargs)  # torch.export traces the graph behind it
     try:
         captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
     except Unsupported as refusal:
@@ -46,18 +47,20 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
 
 
 def _behind(gate: Gate, captured: Captured) -> Captured:
-    """What the gate requires of sizes is required of those of a call; torch.export traces the graph behind it. Raises InputError."""
+    """What the gate requires of sizes is required of those of a call. Raises InputError."""
     leaves = [leaf for _, held in gate.arguments for leaf in held]
     sizes: dict[str, Dim] = {}
-    required: list[Assumed] = []
+    required: list[Assumed] = []  # in the symbols of the gate
+    asked: list[Assumed] = []
     for leaf, given in zip(leaves, captured.inputs, strict=True):
-        free = leaf.dims if isinstance(leaf, TensorLeaf) and isinstance(given, TensorInput) else ()
-        for axis, dim in enumerate(free):
-            if isinstance(dim, FreeDim) and isinstance(given, TensorInput):
-                sizes[dim.symbol], size = given.shape[axis], symbol(dim.symbol)
+        held = zip(leaf.dims, given.shape, strict=True) if isinstance(leaf, TensorLeaf) and isinstance(given, TensorInput) else ()
+        for dim, there in held:
+            if isinstance(dim, int):
+                asked += [] if isinstance(there, int) else [Assumption(there - dim, "==")]
+            else:
+                sizes[dim.symbol], size = there, symbol(dim.symbol)
                 required += [Assumption(size - dim.low, ">=")] if dim.low > 2 else []
                 required += [Assumption(dim.high - size, ">=")] if dim.high is not None else []
-    asked: list[Assumed] = []
     for each in (*required, *gate.assumed):
         if not isinstance(each, Assumption):
             defined = each.substituted(f"gate_{each.name}", sizes)
