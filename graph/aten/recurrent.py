@@ -21,6 +21,7 @@ from .call import Call, Row
 
 _SCHEMA = '(str cell, Tensor x, Tensor state, Tensor w, Tensor? b, bool reverse, str rounding="none") -> Tensor'
 _NAME = "sashiko::recurrence"
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _recurrence(cell: str, x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, reverse: bool, rounding: str = "none") -> Tensor:
@@ -68,25 +69,29 @@ class Layers(TorchFunctionMode):
 
 
 def _separable(x: Tensor, states: Any, weights: Any, biases: Any, *rest: Any) -> bool:
-    """Sequences of one length, without gradients, dropout between the layers, and projections of the hidden state; of more than one step,
-    unless that depends on the call."""
+    """Sequences of one length, without gradients, dropout between the layers, and projections of the hidden state; in f32 of more than
+    one step, unless that depends on the call. (PyTorch takes an LSTM of narrow floats to oneDNN, which lacks it on many machines.)"""
     if not isinstance(weights, (list, tuple)) or len(rest) != 5:  # packed sequences have their lengths second
         return False
     layers, dropout, training, two_ways, batch_first = rest
     each = (1 + two_ways) * layers * (4 if biases else 2)
-    if x.dim() != 3 or x.dtype != torch.float32 or len(weights) != each or (training and dropout):
+    if x.dim() != 3 or x.dtype not in _FLOATS or len(weights) != each or (training and dropout):
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
         return False
     times: int | torch.SymInt = x.shape[1 if batch_first else 0]
-    return isinstance(times, torch.SymInt) or times > 1
+    return isinstance(times, torch.SymInt) or times > 1 or x.dtype != torch.float32
 
 
 def _layers(
     cell: str, x: Tensor, states: Any, weights: Sequence[Tensor], biases: bool, layers: int, dropout: float, training: bool,
     two_ways: bool, batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """What PyTorch's function of these arguments returns."""
+    """What PyTorch's function of these arguments returns. A state of narrow floats is one of f32 between the steps."""
+
+    def wide(tensor: Tensor) -> Tensor:
+        return tensor if tensor.dtype == torch.float32 else tensor.to(torch.float32)
+
     x = x.transpose(0, 1) if batch_first else x
     first = states if isinstance(states, (list, tuple)) else (states,)
     ways, each = 1 + two_ways, 4 if biases else 2
@@ -98,7 +103,9 @@ def _layers(
             w_in, w, *bias = weights[at * each : (at + 1) * each]
             b_in, b_state = bias or (None, None)
             given = torch.nn.functional.linear(x, w_in, b_in)
-            all_states = RECURRENCE(cell, given, torch.stack([s[at] for s in first]), w, b_state, bool(way))
+            state = torch.stack([wide(s[at]) for s in first])
+            all_states = RECURRENCE(cell, wide(given), state, wide(w), None if b_state is None else wide(b_state), bool(way))
+            all_states = all_states if x.dtype == torch.float32 else all_states.to(x.dtype)
             last.append(all_states[0 if way else -1])
             found.append(all_states[:, 0])
         x = torch.cat(found, 2) if two_ways else found[0]

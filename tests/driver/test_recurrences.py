@@ -51,6 +51,21 @@ def test_one_compilation_serves_every_length(cell: str) -> None:
     agree(compiled, model, torch.randn(0, 3, 12))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cell", swept(LAYERS, ("lstm", "gru")))
+def test_models_of_narrow_floats(cell: str, dtype: torch.dtype) -> None:
+    """PyTorch needs oneDNN for an LSTM of them, and writes out the steps of the others. The state is f32 between the steps here."""
+    model = layer(cell, num_layers=2, bidirectional=True).to(dtype)
+    compiled = sashiko.compile(model, (torch.randn(2, 5, 12, dtype=dtype),), dynamic_shapes=FREE, strict=True)
+    for batch, length in ((2, 5), (3, 1), (1, 90)):
+        x = torch.randn(batch, length, 12, dtype=dtype)
+        agree(compiled, model, x, 4 * torch.finfo(dtype).eps)
+        assert {result.dtype for result in leaves(compiled(x))} == {dtype}
+    one = torch.randn(2, 1, 12, dtype=dtype)
+    agree(sashiko.compile(model, (one,), strict=True), model, one, 4 * torch.finfo(dtype).eps)
+    agree(sashiko.quantize(model, [one], preset="int8-weight", progress=False), model, one, 8 * torch.finfo(torch.bfloat16).eps)
+
+
 def test_the_plan_does_not_grow_with_the_length() -> None:
     plans = [sashiko.compile(layer("lstm"), (torch.randn(1, length, 12),)).executable.plan for length in (3, 300)]
     (short,), (long,) = (p.segments for p in plans)
