@@ -278,8 +278,8 @@ def _weights(rhs: DType) -> tuple[Kernel, ...]:
     """The rows for weights of type `rhs` and floats."""
     x, a, w = x86_vector, neon, weight_only
     wide, narrow, arm = (((tiles[0], (), rate),) for tiles, rate in ((x.fma(16), 32), (x.fma(8), 16), (a.fmla(), 8)))
-    # AVX2 widens a byte in the time of a load. Zen 3: at 8 rows and more as fast as floats that were written out, or up to 15 % faster
-    # (`benchmarks/weight_only.py --rows 8,24,64`).
+    # AVX2 widens a byte in the time of a load: one tile serves any number of rows, as fast as fp32 or faster on Zen 3
+    # (`benchmarks/weight_only.py --rows 8,24,64`); by hand, up to 15 % faster than with floats that were written out.
     widened = narrow if rhs == i4 else ()
     wide_halves = ((amx.amx(bf16, bf16)[0], ("amx_bf16",), 512), (x.dot_bf16()[0], ("avx512_bf16",), 64))
     arm_halves = ((a.bfmmla()[0], ("bf16",), 32), *arm)
