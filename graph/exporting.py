@@ -220,14 +220,12 @@ def _is_taken(op: Any) -> bool:
 
 
 def without_transforms(program: ExportedProgram) -> ExportedProgram:
-    """The program with torch.vmap and its like carried out: they are recorded as functions that change how later operations are taken,
-    which cannot be looked at one by one. Regions with gradients become part of it. Raises Unsupported for one that gives what it is called
-    with another shape."""
+    """The program with torch.vmap, torch.autocast and their like carried out: they are recorded as functions, or as regions, that change
+    how operations are taken, which cannot be looked at one by one. Regions that change nothing become part of it. Raises Unsupported for
+    one that gives what it is called with another shape."""
     regions.put_back(program)
     views.refuse_reshaped(program.graph)
-    if not any(getattr(node.target, "__module__", "") == "torch._functorch.predispatch" for node in program.graph.nodes):
-        return program
-    return _by_torch(program, {})
+    return _by_torch(program, {}) if regions.transform(program) else program
 
 
 def _by_torch(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -> ExportedProgram:

@@ -1,7 +1,8 @@
-"""Regions of an exported program in which gradients are on or off, put back in their places.
+"""Regions of an exported program that compute as what is around them does, put back in their places.
 
-torch.export makes a graph of its own of what runs under `torch.enable_grad()`, since it exports as if without gradients. For numbers there
-is no difference, and what reads a graph, quantization for one, sees operations only there.
+torch.export makes a graph of its own of what runs under `torch.enable_grad()`, since it exports as if without gradients, and of what runs
+under `torch.autocast`, also where that is switched off or for another device, as models guard their attention or their losses. For
+numbers there is no difference, and what reads a graph, quantization for one, sees operations only there.
 """
 
 from __future__ import annotations
@@ -13,26 +14,47 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
+_GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled  # of (on or off, graph, *its arguments)
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast  # of (device, element type, on or off, caching, graph, *its arguments)
 
 
 def put_back(program: ExportedProgram) -> None:
-    """Replaces the regions of a program by what is in them, in place."""
+    """Replaces the regions of a program by what is in them, in place. Those of autocast stay where any casts on the CPU, so that one that
+    is switched off may be inside of one that is not."""
+    modules = [module for module in program.graph_module.modules() if isinstance(module, GraphModule)]
+    casts = torch.is_autocast_enabled("cpu") or any(_casts(node) for module in modules for node in _regions(module, _AUTOCAST))
     with program.graph_module._set_replace_hook(program.graph_signature.get_replace_hook()):
-        for module in reversed(list(program.graph_module.modules())):  # what is inside of a region comes first
-            nodes = module.graph.find_nodes(op="call_function", target=_REGION) if isinstance(module, GraphModule) else []
+        for module in reversed(modules):  # what is inside of a region comes first
+            nodes = [*_regions(module, _GRADIENTS), *(() if casts else _regions(module, _AUTOCAST))]
             for node in nodes:
-                _inline(module, node)
+                _inline(module, node, 1 if node.target is _GRADIENTS else 4)
             if nodes:
                 module.recompile()
 
 
-def _inline(module: GraphModule, node: Node) -> None:
-    graph, held = module.graph, node.args[1]
+def transform(program: ExportedProgram) -> bool:
+    """Whether a program says of operations in its graph that they are taken in another way: cast, or with a dimension more."""
+    functions = "torch._functorch.predispatch"  # between which they are
+    return any(n.target is _AUTOCAST or getattr(n.target, "__module__", "") == functions for n in program.graph.nodes)
+
+
+def _regions(module: GraphModule, kind: Any) -> list[Node]:
+    return module.graph.find_nodes(op="call_function", target=kind)
+
+
+def _casts(region: Node) -> bool:
+    """Whether autocast is on in a region of it, for what runs on the CPU."""
+    device, _, enabled = region.args[:3]
+    return device == "cpu" and bool(enabled)
+
+
+def _inline(module: GraphModule, node: Node, at: int) -> None:
+    """Replaces a region by what is in its graph, the argument `at`, which its arguments follow."""
+    graph, held = module.graph, node.args[at]
     assert isinstance(held, Node)
     inner = module.get_submodule(str(held.target))
     assert isinstance(inner, GraphModule)
-    given = dict(zip(inner.graph.find_nodes(op="placeholder"), node.args[2:], strict=True))
+    given = dict(zip(inner.graph.find_nodes(op="placeholder"), node.args[at + 1:], strict=True))
     with graph.inserting_before(node):
         results = _copied(inner, module, given)
     for user in list(node.users):

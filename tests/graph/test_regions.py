@@ -1,4 +1,4 @@
-"""Models that switch gradients on or off: their graphs hold the operations themselves, and compute what the models do."""
+"""Models that switch gradients or autocast on or off: their graphs hold the operations themselves, and compute what the models do."""
 
 from __future__ import annotations
 
@@ -76,13 +76,61 @@ def test_gradients_on_or_off(kind: type[Part], free: bool) -> None:
         x = torch.randn(rows, 8)
         assert_close(fast(x), other(x), rtol=1e-2 if kind is Nested else 1e-5, atol=1e-2 if kind is Nested else 1e-5)
         assert_close(model.seen, other.seen)
-    if kind is not Nested:
-        assert not any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in export(model, (x,)).graph.nodes)
+    assert not any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in export(model, (x,)).graph.nodes)
 
 
-@pytest.mark.parametrize("kind", [Part, Whole])
+class Guarded(Part):
+    """As models keep parts of themselves in f32, or cast on a device that is not there."""
+
+    device, enabled = "cpu", False
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.autocast(self.device, torch.bfloat16, self.enabled):
+            y = self.up(x.float())
+            with torch.enable_grad():
+                y = y + 1
+        return self.down(y.float())
+
+
+class Elsewhere(Guarded):
+    device, enabled = "cuda", True
+
+
+class Casting(Guarded):
+    enabled = True
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+@pytest.mark.parametrize("ambient", [False, True], ids=["f32", "autocast"])
+@pytest.mark.parametrize("kind", [Guarded, Elsewhere, Casting])
 @torch.no_grad()
-def test_what_runs_with_gradients_is_quantized(kind: type[Part]) -> None:
+def test_autocast_on_or_off(kind: type[Guarded], ambient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(3, 8)
+    whole: list[object] = []
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", _noted(whole))
+    with torch.autocast("cpu", torch.bfloat16, ambient):
+        expected, fast = model(x), sashiko.compile(model, (x,))
+    result = fast(x)
+    assert result.dtype == expected.dtype
+    casts = ambient or kind is Casting
+    assert_close(result, expected, rtol=2**-7 if casts else 1e-5, atol=2**-7 if casts else 1e-5)
+    assert bool(whole) == casts  # what casts nothing needs no second trace of the whole
+
+
+def _noted(calls: list[object]) -> Any:
+    original = torch.export.ExportedProgram.run_decompositions
+
+    def run(self: torch.export.ExportedProgram, *args: Any) -> Any:
+        calls.append(self)
+        return original(self, *args)
+
+    return run
+
+
+@pytest.mark.parametrize("kind", [Part, Whole, Guarded, Casting])
+@torch.no_grad()
+def test_what_runs_in_regions_is_quantized(kind: type[Part]) -> None:
     torch.manual_seed(0)
     model, x = kind().eval(), torch.randn(3, 8)
     small = sashiko.quantize(model, [x], progress=False)
