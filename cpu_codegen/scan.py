@@ -1,4 +1,5 @@
-"""Running sums and products along the columns of a row: what is carried from one vector to the next, and the totals inside a vector."""
+"""Running sums, products and extremes along the columns of a row: what is carried from one vector to the next, and the totals inside a
+vector."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from ..graph.types import DType
 from ..platforms.target import Target
 from ..stitch.loops import Node
+from . import elementwise
 from .body import BodyEmitter, Point
 from .builder import Val, const
 from .reduce import Reduction, State
@@ -18,6 +20,7 @@ class Scan(Reduction):
     def __init__(self, emitter: BodyEmitter, target: Target, position: int, node: Node, dtype: DType) -> None:
         super().__init__(emitter.fn, target, node, dtype, False)
         self._emitter, self._node, self._arg = emitter, position, node.args[0]
+        self._loses_nan = self.watches = False  # NaN is joined to all that follows
 
     @property
     def restarts(self) -> bool:
@@ -57,7 +60,8 @@ class Scan(Reduction):
         return [self._fn.extract(v, 0) if v.ty.lanes else v for v in state]
 
     def _joined(self, before: Val, x: Val) -> Val:
-        return self._fn.add(before, x) if self.kind == "sum" else self._fn.mul(before, x)
+        op = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}[self.kind]
+        return elementwise.apply(self._fn, self._target, op, self.dtype, [before, x])
 
 
 def scans_of(emitter: BodyEmitter, roots: Sequence[int]) -> list[Scan]:

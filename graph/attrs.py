@@ -90,7 +90,7 @@ class ReduceAttrs(Attrs):
 
 @dataclass(frozen=True)
 class ScanAttrs(Attrs):
-    """`kind`: sum or prod. Always along the last axis."""
+    """`kind`: sum, prod, max or min. Always along the last axis."""
 
     kind: str
 

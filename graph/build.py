@@ -136,7 +136,7 @@ def reduce(x: Value, kind: str, axes: int | Sequence[int] | None = None, keepdim
 
 
 def scan(x: Value, kind: str, axis: int) -> Value:
-    """Running sums or products (kind: sum, prod) along an axis, in the dtype of x: f32, f64, i32 or i64."""
+    """Running sums, products or extremes (kind: sum, prod, max, min) along an axis, in the dtype of x: f32, f64, i32 or i64."""
     axis, rank = axis_of(axis, x.tensor.rank), x.tensor.rank
     if x.shape[axis] == 1:
         return x

@@ -246,6 +246,8 @@ def _elementwise(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _scan(v: Value, env: Env, x: Tensor) -> Tensor:
     assert isinstance(v.attrs, A.ScanAttrs)
+    if v.attrs.kind in ("max", "min"):
+        return (torch.cummax if v.attrs.kind == "max" else torch.cummin)(x, -1).values
     return (torch.cumsum if v.attrs.kind == "sum" else torch.cumprod)(x, -1, dtype=x.dtype)
 
 

@@ -39,7 +39,7 @@ class Node:
     index                          index: the integer value of an index expression, dtype i64 or i32
     acc                            the accumulator that a contraction hands to its epilogue (r = row, c = column of the result)
     reduce        x                kind: sum prod max min any all argmax argmin; axis "c" or "k"; dtype of the result
-    scan          x                kind: sum prod; the same of a row's columns up to this one (axis "c")
+    scan          x                kind: sum prod max min; the same of a row's columns up to this one (axis "c")
     check         ok (bool)        sets the status word when false for any active lane (an index out of range); no value
     cast          x                to dtype, as torch's .to()
     bitcast       x                same bits, other dtype

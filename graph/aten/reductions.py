@@ -64,6 +64,25 @@ def running(kind: str) -> Row:
     return row
 
 
+def furthest(kind: str) -> Row:
+    """cummax and cummin: (values, indices), of equal elements those of the last, and of NaN of the last NaN."""
+
+    def row(c: Call, x: Value, axis: int) -> tuple[Value, Value | None]:
+        if not x.tensor.rank:
+            return x, b.full(0, i64, ())
+        axis, work = b.axis_of(axis, x.tensor.rank), i32 if x.dtype == boolean else opmath(x.dtype)
+        wide = b.cast(x, work)
+        values = b.scan(wide, kind, axis)
+        if 1 not in c.used:
+            return b.cast(values, x.dtype), None
+        place = b.reshape(b.iota(x.shape[axis], i64), (x.shape[axis], *[1] * (x.tensor.rank - axis - 1)))
+        reached = b.eq(wide, values)
+        reached = b.or_(reached, b.ne(wide, wide)) if work.is_float else reached
+        return b.cast(values, x.dtype), b.scan(b.where(reached, place, 0), "max", axis)
+
+    return row
+
+
 def _of_few(x: Value, kind: str, axis: int) -> Value:
     """Running sums of few elements, which lie apart: each by itself, as many beside each other as vectors have lanes."""
     n, behind = x.shape[axis], x.tensor.rank - axis - 1
@@ -199,6 +218,8 @@ ROWS: dict[Any, Row] = {
     aten.prod.dim_int: times,
     aten.cumsum.default: running("sum"),
     aten.cumprod.default: running("prod"),
+    aten.cummax.default: furthest("max"),
+    aten.cummin.default: furthest("min"),
     aten.amax.default: most("max"),
     aten.amin.default: most("min"),
     aten.max.default: most("max"),
@@ -213,6 +234,8 @@ ROWS: dict[Any, Row] = {
     aten.all.default: truth("all"),
     aten.all.dim: truth("all"),
     aten.all.dims: truth("all"),
+    aten._is_all_true.default: truth("all"),
+    aten._is_any_true.default: truth("any"),
     aten.var.correction: spread(root=False, with_mean=False),
     aten.std.correction: spread(root=True, with_mean=False),
     aten.var_mean.correction: spread(root=False, with_mean=True),

@@ -10,7 +10,7 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import Dim, broadcast, product
+from ..dims import Dim, bounds, broadcast, product
 from ..ir import Value
 from ..types import boolean, i64, identity, u8
 from .call import Call, Operand, Row, as_value, opmath
@@ -51,6 +51,26 @@ def _masked(x: Value, found: Sequence[tuple[int, Value]], values: Value) -> Valu
         raise Unsupported("as many values as a mask holds true, which depends on the data")
     shape = (*[1] * first, *mask.shape, *[1] * (x.tensor.rank - first - mask.tensor.rank))
     return b.where(b.reshape(b.cast(mask, boolean), shape), b.reshape(values, ()), x)
+
+
+def masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
+    """The next element of the source wherever the mask is true, as vision-language models put what images give between words. A mask
+    that is the same for all of a row takes rows of the source. Where the source is too short, reading it raises IndexError."""
+    shape = broadcast((x.shape, mask.shape))
+    while mask.op == "expand" and mask.inputs[0].tensor.rank == mask.tensor.rank:
+        mask = mask.inputs[0]
+    rank, given = len(shape), source.tensor.rank
+    mask = b.reshape(mask, (*[1] * (rank - mask.tensor.rank), *mask.shape))
+    row = next((n for n in range(min(rank, given)) if mask.shape[rank - 1 - n] != 1), min(rank, given))  # axes at the end that are one
+    if product(shape[rank - row:]) != product(source.shape[given - row:]):
+        row = 0
+    rows, lines = shape[:rank - row], product(source.shape[:given - row])
+    if (bounds(lines)[0] or 0) < 1:
+        raise Unsupported("masked_scatter from what may be empty")
+    true = b.reshape(b.expand(mask, (*rows, *mask.shape[rank - row:])), (product(rows),))
+    place = b.where(true, b.sub(b.scan(b.cast(true, i64), "sum", 0), 1), 0)
+    taken = b.take(b.reshape(source, (lines, product(shape[rank - row:]))), place, 0)
+    return b.where(mask, b.reshape(taken, shape), b.expand(x, shape))
 
 
 def index_copy(c: Call, x: Value, axis: int, index: Value, source: Value) -> Value:
@@ -137,6 +157,7 @@ def _at(x: Value, part: Value, axis: int, first: Dim, step: int) -> Value:
 ROWS: dict[Any, Row] = {
     aten.index_put.default: index_put,
     aten._unsafe_index_put.default: index_put,
+    aten.masked_scatter.default: masked_scatter,
     aten.index_copy.default: index_copy,
     aten.index_add.default: index_add,
     aten.scatter_add.default: partial(scatter, kind="sum"),

@@ -1,4 +1,4 @@
-"""Running sums and products along the columns, against torch: every length of a row, every width of a vector, and what surrounds them."""
+"""Running sums, products and extremes along the columns, against torch: every length of a row and width of a vector, and what is around."""
 
 from __future__ import annotations
 
@@ -48,6 +48,24 @@ def test_sums_and_products(runner: Runner, dtype: torch.dtype, known: bool) -> N
         bound = 2 * cols * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
         same(got[1], given.cumsum(1, dtype=dtype), rtol=bound, atol=bound)
         same(got[2], given.cumprod(1, dtype=dtype), rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("dtype", swept(DTYPES, (torch.float32, torch.int64)), ids=str)
+@pytest.mark.parametrize("runner", few())
+def test_extremes(runner: Runner, dtype: torch.dtype, kind: str) -> None:
+    for rows, cols in SIZES:
+        width, given = symbol("S"), (normal(rows, cols) * 9).to(dtype)
+        if dtype.is_floating_point and cols > 16:
+            given[0, 5], given[0, 6], given[1 % rows, 9] = float("inf"), float("-inf"), float("nan")
+        builder = BodyBuilder()
+        x, out = builder.buffer(FROM_TORCH[dtype]), builder.buffer(FROM_TORCH[dtype])
+        at = axis("r", rows) * width + axis("c", width)
+        builder.store(out, at, running(builder, kind, builder.load(x, at)))
+        kernel = LoopKernel("scan", builder.finish(), rows, width)
+        got = run(runner, kernel, [given, empty(rows, cols, dtype=dtype)], {"S": cols})[1]
+        want = getattr(given, f"cum{kind}")(1).values if cols else given
+        same(got, want, rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("runner", few())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import sashiko
 from sashiko.driver import backend
@@ -25,6 +26,14 @@ class Apply(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function(*args)
+
+
+def agree(function: Callable[..., Any], *args: torch.Tensor, dynamic_shapes: Any = None) -> sashiko.CompiledModel:
+    """Compiles a function with nothing left to PyTorch, and compares what it gives with what PyTorch gives."""
+    model = Apply(function).eval()
+    fast = sashiko.compile(model, args, dynamic_shapes=(dynamic_shapes,) if dynamic_shapes else None, strict=True)
+    assert_close(fast(*args), model(*args), equal_nan=True)
+    return fast
 
 
 def left(compiled: sashiko.CompiledModel) -> list[str]:

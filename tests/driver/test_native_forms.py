@@ -16,36 +16,8 @@ from torch.testing import assert_close
 
 import sashiko
 from sashiko.diagnostics.errors import Unsupported
-from tests.driver.functions import Apply, left
+from tests.driver.functions import Apply, agree, left
 from tests.sweeps import swept
-
-
-def agree(function: Callable[..., Any], *args: torch.Tensor, dynamic_shapes: Any = None) -> sashiko.CompiledModel:
-    model = Apply(function).eval()
-    fast = sashiko.compile(model, args, dynamic_shapes=(dynamic_shapes,) if dynamic_shapes else None, strict=True)
-    assert_close(fast(*args), model(*args), equal_nan=True)
-    return fast
-
-
-def test_running_sums_of_every_type() -> None:
-    torch.manual_seed(0)
-    length = Dim("length", max=200)
-    fast = agree(lambda m: (m.ne(1).int().cumsum(1).type_as(m) * m) + 1, torch.randint(0, 3, (2, 50)), dynamic_shapes=({1: length},))
-    for n in (1, 64, 199):
-        ids = torch.randint(0, 3, (2, n))
-        assert torch.equal(fast(ids), (ids.ne(1).int().cumsum(1) * ids) + 1)
-    x = torch.randn(3, 40)
-    x[0, 5], x[1, 7], x[2, 3], x[2, 9] = float("nan"), -0.0, float("inf"), float("-inf")
-    agree(lambda x, y, z, k: (x.cumsum(-1), y.cumsum(0), z.cumsum(1), k.cumsum(1), k.cumprod(1)),
-          x, x[1:2].bfloat16(), x > 0, torch.randint(-3, 4, (2, 9), dtype=torch.int8))
-    agree(lambda x, y: (x.cumsum(1), x.cumprod(1), y.cumsum(0), y.long().cumprod(0)), torch.randn(3, 12, 5, 7), torch.randn(2, 40))
-    special = torch.tensor([1.0, math.inf, math.nan])[:, None].expand(3, 30)
-    agree(lambda x, y: (x.cumsum(0), y.cumsum(0)), torch.randn(16, 20).bfloat16(), special)
-    agree(lambda x: (x.cumsum(0), x.cumsum(1).sum(0)), torch.zeros(0, 5))
-    agree(lambda x: x.cumsum(1) + x, torch.zeros(3, 0))
-    agree(lambda x: x.cumsum(0), torch.tensor(2.5))
-    for n in (16400, 40000):  # more than sums are taken of at a time
-        agree(lambda x, y: (x.cumsum(1), (x.cumsum(1) - x).sum(1), y.cumprod(1)), torch.rand(2, n), torch.rand(2, n) + 0.5)
 
 
 def test_the_largest_in_order() -> None:

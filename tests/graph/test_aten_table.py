@@ -183,6 +183,7 @@ POSITIONAL: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten.where.Scalar, (M, 1.5, 2)),
     (aten.any.dims, (M, [0, 2])),
     (aten.all.dims, (M, [0, 1])),
+    (aten._is_all_true.default, (M,)), (aten._is_any_true.default, (M,)),
     (aten.softmax.int, (X, 1)),
     (aten.softmax.int, (X.bfloat16(), 1, torch.float32)),
     (aten.log_softmax.int, (X, -1)),

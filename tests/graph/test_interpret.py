@@ -190,6 +190,9 @@ def test_scans_are_reductions_of_ever_more_elements(axis: int) -> None:
     for kind in ("sum", "prod"):
         steps = [getattr(x.narrow(axis, 0, n + 1).double(), kind)(axis) for n in range(x.shape[axis])]
         torch.testing.assert_close(evaluate(b.scan(x0, kind, axis), x).double(), torch.stack(steps, axis), rtol=1e-6, atol=1e-6)
+    for kind in ("max", "min"):
+        extremes = [getattr(x.narrow(axis, 0, n + 1), f"a{kind}")(axis) for n in range(x.shape[axis])]
+        assert torch.equal(evaluate(b.scan(x0, kind, axis), x), torch.stack(extremes, axis))
     for refused in (b.input_(0, i8, (3, 4)), b.input_(0, boolean, (3, 4))):
         with pytest.raises(InvalidGraph, match="no tensor of numbers"):
             b.scan(refused, "sum", 1)
