@@ -237,9 +237,18 @@ def _without_writes(op: OpOverload) -> OpOverload | None:
     arguments = op._schema.arguments
     if [n for n, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write] != [0]:
         return None
-    packet = getattr(getattr(torch.ops, op.namespace), op._schema.name.split("::")[1].removesuffix("_"), None)
-    form = getattr(packet, op._overloadname, None)
-    return form if form is not op and form is not None and [a.name for a in form._schema.arguments] == [a.name for a in arguments] else None
+    name = op._schema.name.split("::")[1]
+    name = name.replace("__i", "__") if name.startswith("__i") else name.removesuffix("_")  # __ior__ or add_
+    packet = getattr(getattr(torch.ops, op.namespace), name, None)
+    if packet is None or packet is op.overloadpacket:
+        return None
+    forms = (getattr(packet, each) for each in sorted(packet.overloads(), key=op._overloadname.__ne__))  # that of the same name first
+    return next((form for form in forms if _given(form) == _given(op)), None)
+
+
+def _given(op: OpOverload) -> list[tuple[str, str]]:
+    """The names and types of an operation's arguments."""
+    return [(argument.name, str(argument.type)) for argument in op._schema.arguments]
 
 
 def _alone(node: Node) -> bool:

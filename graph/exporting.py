@@ -28,7 +28,7 @@ from .axes import check_axes
 from .called_twice import changed
 from .decompose import by_node
 from .examples import refusal
-from .lower import PART_OF
+from .lower import CHECKS, PART_OF
 from .modes import EVAL, in_training
 from .rebound import settled
 from .refusals import translated
@@ -263,7 +263,7 @@ def _stays(node: torch.fx.Node) -> bool:
     if op in composite.CONDITIONS and not composite.CONDITIONS[op](node):
         return False
     known = any(op in rows for rows in (TABLE, COMPOSITES, COMPLEX)) or str(op) in QUANTIZED
-    known = known or op in (torch.ops.aten._assert_tensor_metadata.default, PART_OF)
+    known = known or op in CHECKS or op is PART_OF
     return known and not _writes(node)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +38,7 @@ _IGNORED: frozenset[Any] = frozenset({
     aten._assert_tensor_metadata.default, aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default, torch._check,
 })
 _ASSERTED: frozenset[Any] = frozenset({aten._assert_async.default, aten._assert_async.msg})
+CHECKS = _IGNORED | _ASSERTED | {aten._assert_scalar.default}  # calls without a result
 
 
 @dataclass(frozen=True)
@@ -176,16 +178,23 @@ class Lowering:
         return whole.part(name)
 
     def number(self, node: Node, meta: Any) -> Any:
-        """A Dim or a SymScalar; None for a bool that captured sizes decide, or that nobody asks for."""
+        """A Dim or a SymScalar; None for a bool that captured sizes decide, or that nobody asks for. What is read from a tensor is also
+        computed where torch says that it is a size: the model may have said so, and checks it."""
         numbers = [self.read[a] if isinstance(a, Node) and a in self.read else self.resolve(a) for a in node.args]
+        reads = node.target is READ or not self.read.keys().isdisjoint(node.all_input_nodes)
         if isinstance(meta, (torch.SymBool, bool)):
-            known = not of_data(meta) and self.read.keys().isdisjoint(node.all_input_nodes)
-            return condition(node, numbers) if node.users and (not known or computed_with(node)) else None
-        if node.target is READ:
-            self.read[node] = computed(node, numbers)
-        if isinstance(meta, (torch.SymInt, int)) and not self.symbols.depends_on_data(meta):
-            return self.symbols.dim(meta)  # which the model may have said of what it reads, and checks
-        return self.read[node] if node.target is READ else computed(node, numbers)
+            asked = node.users and (reads or of_data(meta) or computed_with(node))
+            result = condition(node, numbers) if asked else None
+        elif isinstance(meta, (torch.SymInt, int)) and not self.symbols.depends_on_data(meta):
+            if reads:
+                with suppress(Unsupported):
+                    self.read[node] = computed(node, numbers)
+            return self.symbols.dim(meta)
+        else:
+            result = computed(node, numbers)
+        if reads and result is not None:
+            self.read[node] = result
+        return result
 
     def assert_number(self, node: Node) -> None:
         """What is said of sizes holds where it is captured; what is said of data is checked in each call."""

@@ -262,6 +262,8 @@ ROWS: dict[Any, Row] = {
     aten.bitwise_xor.Scalar: binary("xor"),
     aten.bitwise_left_shift.Tensor_Scalar: shift("shl"),
     aten.bitwise_right_shift.Tensor_Scalar: shift("shr"),
+    aten.__lshift__.Scalar: shift("shl"),
+    aten.__rshift__.Scalar: shift("shr"),
     aten.bitwise_not.default: lambda c, x: b.logical_not(x) if x.dtype == boolean else b.bitwise_not(x),
     aten.logical_and.default: logical("and"),
     aten.logical_or.default: logical("or"),

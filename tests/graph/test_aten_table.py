@@ -174,6 +174,7 @@ POSITIONAL: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten.bitwise_xor.Scalar, (K, 6)),
     (aten.bitwise_left_shift.Tensor_Scalar, (K, 3)),
     (aten.bitwise_right_shift.Tensor_Scalar, (K, 2)),
+    (aten.__lshift__.Scalar, (K, 3)), (aten.__rshift__.Scalar, (K, 2)),
     (aten.clamp.default, (X, -0.5, 0.5)),
     (aten.clamp.default, (K, 0.5, None)),
     (aten.clamp_max.default, (X, 0.2)),

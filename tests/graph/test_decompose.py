@@ -81,6 +81,42 @@ def test_node_by_node(function: Callable[..., Any]) -> None:
     assert check(function, torch.randn(3, 4, 6))
 
 
+def of_integers(w: Tensor, x: Tensor) -> Tensor:
+    k = (x * 30).int()
+    k |= 3
+    k &= 29
+    k ^= 2
+    k <<= 1
+    k >>= 2
+    k //= 2
+    k %= 5
+    k **= 2
+    return k
+
+
+def of_masks(w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    mask = x > 0
+    mask |= x < w - 1
+    mask &= x < 2
+    mask ^= w > 0
+    y = x * 1
+    y[mask] = 0
+    return mask, y
+
+
+def asserted(w: Tensor, x: Tensor) -> Tensor:
+    torch._check_tensor_all(x < 9, lambda: "too large")
+    torch._assert_async((x < 9).all(), "too large")
+    number = (x[0, 0, 0] * 0).int().item()
+    torch._check(number < 3)
+    return (x + number).relu_()
+
+
+@pytest.mark.parametrize("function", [of_integers, of_masks, asserted])
+def test_operators_and_assertions(function: Callable[..., Any]) -> None:
+    assert check(function, torch.randn(3, 4, 6).clamp(-3, 3))
+
+
 def before_and_after(w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     y = x + 1
     before = y * w
