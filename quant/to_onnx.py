@@ -72,15 +72,26 @@ def export_onnx(
         _refuse(node)
     try:
         with alone(), quiet(), any_names(), _silent():
-            exported = torch.onnx.export(program, custom_translation_table=_table(), verbose=False)
+            exported = torch.onnx.export(program, custom_translation_table=_table(), verbose=False, optimize=False)
+            assert exported is not None
+            _shortened(exported.model)
     except Exception as error:  # the exporter raises what its parts raise
         raise Unsupported(f"the model has no form in ONNX: {_cause(error)}", _PLACE) from error
-    assert exported is not None
     double = next((node for node in nodes if _dtype(node) is torch.float64 and getattr(node.target, "namespace", "") == "aten"), None)
     if double is not None:
         _try(exported, double)
     with writing(path):
         exported.save(os.fspath(path))
+
+
+def _shortened(model: Any) -> None:
+    """Computes what is constant in an ONNX model of onnxscript. Its `optimize` also looks for patterns, in a time that grows with the square
+    of the number of operations, and ONNX Runtime looks for its own when it loads a model."""
+    from onnxscript import optimizer
+
+    optimizer.inline(model)
+    optimizer.fold_constants(model)
+    optimizer.remove_unused_nodes(model)
 
 
 def _traced(quantized: QuantizedModule, example_inputs: Any) -> ExportedProgram:
