@@ -47,7 +47,8 @@ class _Given:
 def backend(
     module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Any:
-    """Compile one graph of Dynamo. Graphs that need gradients run as PyTorch runs them; so does a graph we cannot capture.
+    """Compile one graph of Dynamo. A graph whose results require gradients, as outside of `torch.no_grad()`, runs as PyTorch runs it, with
+    a warning; so does a graph we cannot capture.
 
     Tensors are on the CPU, or all on one GPU: there products are PyTorch's, and what is around them are kernels of ours (docs/gpu.md).
 
@@ -76,8 +77,7 @@ def _traced(module: GraphModule, example_inputs: Sequence[Any], settings: Mappin
     windows = Windows()
 
     def training(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
-        windows.refuse_writes(graph.graph)
-        return _as_it_is(graph, inputs)
+        raise Unsupported("gradients may be asked for, which need PyTorch's own operations", hint="call it under torch.no_grad()")
 
     def inference(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
         refuse_nested(example_inputs)
@@ -86,7 +86,6 @@ def _traced(module: GraphModule, example_inputs: Sequence[Any], settings: Mappin
 
     compiled = aot_autograd(
         fw_compiler=training,
-        bw_compiler=_as_it_is,
         inference_compiler=inference,
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
@@ -98,7 +97,8 @@ def _traced(module: GraphModule, example_inputs: Sequence[Any], settings: Mappin
 
 
 def _say_left(error: Unsupported) -> None:
-    warnings.warn(f"sashiko leaves a graph to PyTorch as a whole: {error.what}", stacklevel=3)
+    advice = f": {error.hint}" if error.hint else ""
+    warnings.warn(f"sashiko leaves a graph to PyTorch as a whole: {error.what}{advice}", stacklevel=3)
 
 
 def _recurs(module: GraphModule, called: Set[str]) -> bool:
@@ -112,11 +112,6 @@ def _names(module: GraphModule) -> Iterator[str]:
         for node in graph.nodes:
             if node.op in ("call_function", "call_method"):
                 yield (node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")).partition(".")[0]
-
-
-def _as_it_is(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
-    """Training graphs are run by PyTorch: the compiler is for inference."""
-    return _box(graph.forward)
 
 
 def _box(call: Callable[..., Sequence[Any]]) -> Boxed:

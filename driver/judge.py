@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
 from ..graph.examples import first_line
+from ..graph.refusals import raised_at
 from ..quant.program import Call
 
 EvalFn = Callable[[Any], Any]
@@ -134,7 +135,7 @@ class Judge:
             with torch.no_grad():
                 result = self.goal.eval_fn(model)
         except Exception as error:
-            raise InputError(f"eval_fn failed on {what}: {first_line(error)}", _WHERE, "the cause is shown above") from error
+            raise InputError(f"eval_fn failed on {what}: {first_line(error)}", raised_at(error) or _WHERE) from error
         try:
             score = math.nan if isinstance(result, (bool, str, bytes)) else float(result)
         except (TypeError, ValueError, RuntimeError, OverflowError):

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ..diagnostics.errors import PADDED, CalibrationError, InputError
 from ..graph.examples import arguments, first_line, misfit
 from ..graph.exporting import CPU
+from ..graph.refusals import raised_at
 from .masking import MaskArgument
 from .module import Gate
 from .observers import NonFinite, Watcher
@@ -62,7 +63,7 @@ def numbered(
 
 def _raised(culprit: str, number: int, error: Exception) -> CalibrationError:
     what = f"{culprit} raised {type(error).__name__} while producing batch {number}: {error}"
-    return CalibrationError(what, _LOOP, "the cause is shown above")
+    return CalibrationError(what, raised_at(error) or _LOOP)
 
 
 def call_of(model: nn.Module, batch: Any, number: int) -> Call:
@@ -160,7 +161,7 @@ def observe(module: GraphModule, program: Program, observers: Mapping[str, Seque
         raise _explain_non_finite(module, gate, values, recorder.current, number) from None
     except Exception as error:
         what = f"the model failed on batch {number}: {first_line(error)}"
-        raise CalibrationError(what, _LOOP, "the cause is shown above") from error
+        raise CalibrationError(what, raised_at(error) or _LOOP) from error
 
 
 def selection(arguments: Sequence[MaskArgument], values: Mapping[str, Any], number: int) -> Select:

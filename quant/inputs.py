@@ -162,7 +162,7 @@ def _run(
         raise CalibrationError(what, _LOOP, "remove or repair that batch, or exclude the layer") from None
     except Exception as error:
         where = raised_at(error) or _LOOP
-        raise CalibrationError(f"the model failed on batch {number}: {first_line(error)}", where, "the cause is shown above") from error
+        raise CalibrationError(f"the model failed on batch {number}: {first_line(error)}", where) from error
     finally:
         for handle in handles:
             handle.remove()

@@ -21,7 +21,7 @@ from ..platforms.target import Target
 from . import ops
 from .calibration import Calibration, ObserverKey
 from .constants import Constants
-from .insert import Inserter, matrix_of
+from .insert import Inserter, matrix_of, plain_weight
 from .module import QuantizedModule
 from .observers import Range, affine
 from .operands import Operands
@@ -50,7 +50,8 @@ def prepare_qat(
     target: Target | str | None = None,
     progress: bool | None = None,
 ) -> QATModule:
-    """A copy of `model` to fine-tune: its parameters train, and so does a scale for each static activation and each weight channel.
+    """A copy of `model` to fine-tune: its parameters train, but for those that do not require gradients, and so does a scale for each
+    static activation and each weight channel.
 
     Arguments and errors as in `quantize`; the data gives the scales to begin with. The model is taken as it is in evaluation: dropout is
     off and batch statistics stay. Any optimizer over `parameters()` will do; a tenth of the rate of the weights suits the scales
@@ -65,14 +66,18 @@ def prepare_qat(
         target=target, progress=progress,
     )
     graph = copied(found.program.graph)
-    attributes = {name: _trainable(value) for name, value in found.program.attributes.items()}
+    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    attributes = {name: _trainable(value, name not in frozen) for name, value in found.program.attributes.items()}
     sites, left = found.chosen({})
     inserter = _FakeInserter(graph, attributes, Constants(graph, attributes), found.ranges(sites))
     results = inserter.run(sites)
     record = QuantRecord(scheme, results, left, found.batches, found.program.notes)
     module = QATModule.build(attributes, graph, found.program.gate, record)
     assert isinstance(module, QATModule)
-    module.meta[_QAT] = Plan(_settled(found, inserter.weight_schemes), inserter.activation_scales, inserter.weight_scales)
+    # What nothing reads, as a pooler whose result is not used, is not in the graph any more: it keeps what calibration found.
+    activation_scales = {key: name for key, name in inserter.activation_scales.items() if name in attributes}
+    weight_scales = {site: name for site, name in inserter.weight_scales.items() if name in attributes}
+    module.meta[_QAT] = Plan(_settled(found, inserter.weight_schemes), activation_scales, weight_scales)
     return module
 
 
@@ -82,9 +87,9 @@ def _settled(found: Calibration, schemes: Mapping[str, WeightScheme]) -> Calibra
     return replace(found, placement=replace(found.placement, sites=tuple(sites)))
 
 
-def _trainable(value: Any) -> Any:
+def _trainable(value: Any, trains: bool) -> Any:
     if isinstance(value, nn.Parameter):
-        return nn.Parameter(value.detach().clone(), requires_grad=value.is_floating_point())
+        return nn.Parameter(value.detach().clone(), requires_grad=trains and value.is_floating_point())
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -142,6 +147,8 @@ class QATModule(QuantizedModule):
             observers[key] = _Fixed(_range_of(_scale(held[name]).item(), zero_point, key[1]))
 
         def learned(site: QuantSite, weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
+            if site.name not in plan.weight_scales:
+                return plain_weight(site, weight, scheme)
             scales = _scale(held[plan.weight_scales[site.name]]).detach().reshape(-1)
             if scheme.granularity == "group":
                 scales = scales.reshape(weight.shape[0], -1)

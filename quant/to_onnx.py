@@ -85,8 +85,8 @@ def export_onnx(
 
 
 def _shortened(model: Any) -> None:
-    """Computes what is constant in an ONNX model of onnxscript. Its `optimize` also looks for patterns, in a time that grows with the square
-    of the number of operations, and ONNX Runtime looks for its own when it loads a model."""
+    """Computes what is constant in an ONNX model. onnxscript's `optimize` also looks for patterns, in a time that grows with the square of
+    the number of operations; ONNX Runtime looks for its own when it loads a model."""
     from onnxscript import optimizer
 
     optimizer.inline(model)

@@ -56,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
     if options.models == "list":
         _list(console)
         return 0
+    if options.plot:
+        plot.check(options.plot)
     old = record.load(options.against) if options.against else None
     found = record.together([record.load(path) for path in options.saved]) if options.saved else measured(options)
     if options.json:

@@ -18,19 +18,32 @@ _SHADES = {
 }
 
 
-def draw(run: Run, path: Path) -> None:
-    """Writes the picture; its format is that of the file's ending. InputError without matplotlib or without anything to draw."""
+_PLACE = "bench --plot"
+
+
+def check(path: Path) -> None:
+    """InputError without matplotlib, or for a file whose ending says no format that it writes: before anything is measured."""
     try:
         import matplotlib
     except ImportError as error:
-        raise InputError("matplotlib is not installed", "bench --plot", 'pip install "sashiko[bench]"') from error
+        raise InputError("matplotlib is not installed", _PLACE, 'pip install "sashiko[bench]"') from error
     matplotlib.use("Agg")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in formats:
+        raise InputError(f"{path.name!r} says no format of pictures", _PLACE, f"end its name in one of {', '.join(sorted(formats))}")
+
+
+def draw(run: Run, path: Path) -> None:
+    """Writes the picture; its format is that of the file's ending. Raises what `check` raises, and InputError without anything to draw."""
+    check(path)
     from matplotlib import pyplot
 
     groups = speeds(run)
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
     if not names:
-        raise InputError("nothing was measured that could be drawn", "bench --plot")
+        raise InputError("nothing was measured that could be drawn", _PLACE)
     colours = _colours(names)
     figure, axes = pyplot.subplots(figsize=(max(6.0, 1.2 + 0.32 * len(names) * len(groups)), 4.2), dpi=150)
     width = 0.85 / len(names)

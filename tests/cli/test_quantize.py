@@ -96,6 +96,8 @@ def test_a_search_writes_code_too(user: str, tmp_path: Path, capsys: pytest.Capt
     x = torch.randn(5, 8)
     fast, small = sashiko.load(out / "compiled.sashiko"), sashiko.load(out / "quantized.sashiko")
     assert fast(x).shape == small(x).shape == (5, 4)
+    assert run(arguments) == 0  # without a search there is none of this module
+    assert sorted(p.name for p in out.iterdir()) == ["quantized.sashiko", "summary.json"]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,12 @@ def test_training_gives_the_gradients_of_eager() -> None:
 
     model = Net().train()
     twin = copy.deepcopy(model)
+    with pytest.raises(Exception, match="gradients may be asked for"):
+        torch.compile(model, backend="sashiko", options={"strict": True})(torch.randn(5, 16))
+    torch._dynamo.reset()
     compiled = torch.compile(model, backend="sashiko")
+    with pytest.warns(UserWarning, match=r"gradients may be asked for.*no_grad"):
+        compiled(torch.randn(5, 16))
     data = torch.randn(2, 5, 16)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
     for batch in data:

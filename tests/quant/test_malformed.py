@@ -296,6 +296,7 @@ def test_data_that_breaks_off(after: int, preset: str) -> None:
     with pytest.raises(CalibrationError, match=f"{after + 1}.*disk on fire") as caught:
         quantize(model("good", True), raising([data("good")] * after), preset=preset)
     assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.where.startswith(f"{__file__}:")
 
 
 @pytest.mark.parametrize("preset", NAMES)

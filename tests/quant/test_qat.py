@@ -195,6 +195,48 @@ def test_what_still_trains_is_not_stored_as_a_whole(store: Callable[[QATModule, 
     assert isinstance(pickle.loads(pickle.dumps(other.convert())), QuantizedModule)
 
 
+class Headed(nn.Module):
+    """With a part whose result nothing uses, as the pooler of an encoder under another head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.pooler, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        self.pooler(y[:, 0])
+        result: torch.Tensor = self.head(y)
+        return result
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8-static", "int4-weight"])
+def test_parts_whose_results_nothing_uses_do_not_train(preset: str) -> None:
+    torch.manual_seed(0)
+    model, x = Headed().eval(), torch.randn(4, 6, 8)
+    trained = prepare_qat(model, [x], preset=preset)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    trained(x).square().mean().backward()
+    optimizer.step()
+    small = trained.convert()
+    torch.testing.assert_close(small(x), trained(x), rtol=1e-5, atol=1e-5)
+    assert [item.site.name for item in small.record.sites] == [item.site.name for item in quantize(model, [x], preset=preset).record.sites]
+
+
+def test_what_is_frozen_stays_so() -> None:
+    model, x = mlp(), torch.randn(4, 8)
+    frozen = [name for name, _ in model.named_parameters()][:2]
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    trained = prepare_qat(model, [x])
+    before = {name: trained.get_parameter(name).clone() for name in frozen}
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    trained(x).square().mean().backward()
+    optimizer.step()
+    assert all(torch.equal(trained.get_parameter(name), value) for name, value in before.items())
+    assert all(parameter.requires_grad for name, parameter in trained.named_parameters() if name not in frozen)
+    assert all(not model.get_parameter(name).requires_grad for name in frozen)
+
+
 def test_what_still_trains_is_not_compiled() -> None:
     x = torch.randn(4, 8)
     with pytest.raises(InputError, match="still trains"):

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sashiko.cli.bench import plot, show
+from sashiko.cli.app import run as launch
+from sashiko.cli.bench import command, plot, show
 from sashiko.cli.bench.compare import compare
 from sashiko.cli.bench.record import Run
 from sashiko.cli.bench.timing import Timing, measure, repeats, spread
+from sashiko.diagnostics.errors import InputError
 from tests.cli.bench.runs import EAGER, ours, row, run
 
 PEER = row("openvino", "fp32", tuple(t / 2 for t in EAGER))
@@ -68,6 +70,15 @@ def test_the_picture(tmp_path: Path) -> None:
     assert plot.speeds(RUN)["bert-mini\n8x64"] == {"openvino fp32": pytest.approx(2), "sashiko int8": pytest.approx(3, rel=0.01)}
     plot.draw(RUN, tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["run.txt", "run"])
+def test_pictures_without_a_format_are_refused_at_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    monkeypatch.setattr(command, "measured", lambda options: pytest.fail("measured"))
+    assert launch(["bench", "--models", "mlp", "--plot", str(tmp_path / name)]) == 2
+    with pytest.raises(InputError, match=r"no format of pictures[\s\S]*png"):
+        plot.draw(RUN, tmp_path / name)
 
 
 def test_spread_and_ratios() -> None:
