@@ -45,12 +45,26 @@ def index_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value,
 
 
 def _masked(x: Value, found: Sequence[tuple[int, Value]], values: Value) -> Value:
-    """x[mask] = number"""
+    """x[mask] = one value for all, or the next one wherever the mask is true. Other numbers of these than of values raise IndexError."""
     (first, mask), *more = found
-    if more or product(values.shape) != 1:
-        raise Unsupported("as many values as a mask holds true, which depends on the data")
-    shape = (*[1] * first, *mask.shape, *[1] * (x.tensor.rank - first - mask.tensor.rank))
-    return b.where(b.reshape(b.cast(mask, boolean), shape), b.reshape(values, ()), x)
+    behind = x.shape[first + mask.tensor.rank:]
+    if more or values.tensor.rank > first + 1 + len(behind):
+        raise Unsupported("a mask beside other indices")
+    mask, given = b.cast(mask, boolean), (*[1] * (first + 1 + len(behind) - values.tensor.rank), *values.shape)
+    true = b.reshape(mask, (*[1] * first, *mask.shape, *[1] * len(behind)))
+    if given[first] == 1:
+        return b.where(true, b.reshape(values, (*given[:first], *[1] * mask.tensor.rank, *given[first + 1:])), x)
+    if first or (bounds(given[0])[0] or 0) < 1:
+        raise Unsupported("as many values as a mask holds true, behind other axes or perhaps none")
+    as_many = b.eq(b.reduce(b.cast(mask, i64), "sum"), as_value(given[0], i64))
+    place = b.where(as_many, _next(b.reshape(mask, (product(mask.shape),))), -1)
+    taken = b.take(b.expand(b.reshape(values, given), (given[0], *behind)), place, 0)
+    return b.where(true, b.reshape(taken, x.shape), x)
+
+
+def _next(true: Value) -> Value:
+    """Where a mask of one axis is true, how often it was before."""
+    return b.where(true, b.sub(b.scan(b.cast(true, i64), "sum", 0), 1), 0)
 
 
 def masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
@@ -68,8 +82,7 @@ def masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
     if (bounds(lines)[0] or 0) < 1:
         raise Unsupported("masked_scatter from what may be empty")
     true = b.reshape(b.expand(mask, (*rows, *mask.shape[rank - row:])), (product(rows),))
-    place = b.where(true, b.sub(b.scan(b.cast(true, i64), "sum", 0), 1), 0)
-    taken = b.take(b.reshape(source, (lines, product(shape[rank - row:]))), place, 0)
+    taken = b.take(b.reshape(source, (lines, product(shape[rank - row:]))), _next(true), 0)
     return b.where(mask, b.reshape(taken, shape), b.expand(x, shape))
 
 

@@ -112,6 +112,7 @@ def test_histograms(bins: int, low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@torch.no_grad()
 def test_bags_of_equal_length(mode: str) -> None:
     bag = nn.EmbeddingBag(30, 12, mode=mode).eval()
     ids = torch.randint(0, 30, (5, 7))

@@ -107,6 +107,38 @@ def test_masks_of_any_shape() -> None:
     agree(put, x[0, 0, 0], mask[0, 0, 0], source[:1])
 
 
+def _assigned(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y[mask] = values
+    return y
+
+
+def test_values_where_a_mask_is_true() -> None:
+    torch.manual_seed(0)
+    x, mask = torch.randn(3, 8, 5), torch.rand(3, 8) > 0.7
+    many = int(mask.sum())
+    for values in (torch.randn(many, 5), torch.randn(many, 1), torch.randn(1, 5), torch.randn(5), torch.tensor(2.0)):
+        agree(_assigned, x, mask, values)
+    agree(_assigned, x, x > 0, torch.randn(int((x > 0).sum())))
+    agree(_assigned, x, torch.tensor([True, False, True]), torch.randn(2, 8, 5))
+    agree(lambda x, m, v: _assigned(x.transpose(0, 1), m, v), x.transpose(0, 1), mask, torch.randn(5))
+
+
+@pytest.mark.parametrize("true", [0, 1, 2, 3, 24])
+def test_as_many_values_as_a_mask_is_true(true: int) -> None:
+    x, values = torch.randn(3, 8, 5), torch.randn(2, 5)
+    first, now = torch.arange(24).view(3, 8) < 2, torch.arange(24).view(3, 8) < true
+    batch = Dim("batch")
+    fast = agree(_assigned, x, first, values, dynamic_shapes=({0: batch}, {0: batch}, {0: Dim("values")}))
+    if true == 2:
+        assert_close(fast(x, now, values), _assigned(x, now, values))
+        return
+    with pytest.raises(RuntimeError):
+        _assigned(x, now, values)
+    with pytest.raises(IndexError, match="out of range"):
+        fast(x, now, values)
+
+
 def test_assertions_of_tensors() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         torch._check_tensor_all(x < 5, lambda: "too large")
