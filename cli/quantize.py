@@ -65,9 +65,10 @@ def run(options: argparse.Namespace) -> int:
     _writable("--out", options.out / MODULE_FILE)
     if report is not None:
         _writable("--report", report)  # in the folder that was made
-    (options.out / CODE_FILE).unlink(missing_ok=True)  # of an earlier search, of another module
     small = _searched(model, data, measure, options) if searched else _plain(model, data, measure, options)
     small.save(options.out / MODULE_FILE)
+    if not searched:
+        (options.out / CODE_FILE).unlink(missing_ok=True)  # of an earlier search, of another module
     (options.out / SUMMARY_FILE).write_text(json.dumps(summary(small.record), indent=2) + "\n", encoding="utf-8")
     print(small.report(report), end="")
     return 0

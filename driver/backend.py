@@ -77,7 +77,7 @@ def _traced(module: GraphModule, example_inputs: Sequence[Any], settings: Mappin
     windows = Windows()
 
     def training(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
-        raise Unsupported("gradients may be asked for, which need PyTorch's own operations", hint="call it under torch.no_grad()")
+        raise Unsupported("gradients may be asked for, which need PyTorch's own operations", hint="call the model under torch.no_grad()")
 
     def inference(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
         refuse_nested(example_inputs)

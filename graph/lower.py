@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -187,8 +186,7 @@ class Lowering:
             result = condition(node, numbers) if asked else None
         elif isinstance(meta, (torch.SymInt, int)) and not self.symbols.depends_on_data(meta):
             if reads:
-                with suppress(Unsupported):
-                    self.read[node] = computed(node, numbers)
+                self.read[node] = computed(node, numbers)
             return self.symbols.dim(meta)
         else:
             result = computed(node, numbers)

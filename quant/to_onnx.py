@@ -85,13 +85,16 @@ def export_onnx(
 
 
 def _shortened(model: Any) -> None:
-    """Computes what is constant in an ONNX model. onnxscript's `optimize` also looks for patterns, in a time that grows with the square of
-    the number of operations; ONNX Runtime looks for its own when it loads a model."""
+    """Computes what is constant in an ONNX model, and once what is there twice. onnxscript's `optimize` also looks for patterns, in a time
+    that grows with the square of the number of operations; ONNX Runtime looks for its own when it loads a model."""
+    from onnx_ir.passes import common
     from onnxscript import optimizer
 
     optimizer.inline(model)
     optimizer.fold_constants(model)
     optimizer.remove_unused_nodes(model)
+    common.DeduplicateInitializersPass()(model)
+    common.CommonSubexpressionEliminationPass()(model)
 
 
 def _traced(quantized: QuantizedModule, example_inputs: Any) -> ExportedProgram:

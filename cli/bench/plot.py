@@ -8,6 +8,7 @@ from ...diagnostics.errors import InputError
 from .frameworks import OURS, YARDSTICK
 from .record import Run, title, yardstick
 
+_PLACE = "bench --plot"
 # Ours in indigo, as the cloth; the peers in quiet colours. The darker, the fewer bits.
 _SHADES = {
     OURS: ("#9fb0d9", "#5a72b5", "#24397d", "#101c47"),
@@ -16,9 +17,6 @@ _SHADES = {
     "openvino": ("#c9e0c4", "#93bf8a", "#5d945a"),
     "onnxruntime": ("#e9c6cf", "#c98a9a"),
 }
-
-
-_PLACE = "bench --plot"
 
 
 def check(path: Path) -> None:
