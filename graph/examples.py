@@ -5,13 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..diagnostics.errors import InputError, SashikoError, Unsupported
 from .attributes import kept
+from .rebound import storage
 from .refusals import raised_at, translated
 from .views import ON_A_VIEW
 
@@ -62,8 +66,7 @@ def _failure(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (tuple(args), dict(kwargs)))
     own = pytree.tree_leaves((args, kwargs))
     try:
-        with unchanged(model):
-            model(*args, **kwargs)
+        called(model, args, kwargs)
     except SashikoError as error:  # of a quantized module, which says itself what does not fit
         return error
     except Exception as error:
@@ -87,6 +90,53 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
             for buffer, version, value in before:
                 if buffer._version != version:
                     buffer.copy_(value)
+
+
+def called(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the model itself returns. It is as it was afterwards, parameters that it writes into, too."""
+    tensors = [tensor for tensor in chain(model.parameters(), model.buffers()) if not is_lazy(tensor)]
+    held = [(t, t.data) for t in tensors if storage(t) == storage(t.data)]  # not of what is made of other tensors
+    writes = _Writes(tensors)
+    with unchanged(model):
+        try:
+            with writes:
+                result = model(*args, **kwargs)
+            own = {storage(tensor) for tensor, _ in writes.before}
+            return pytree.tree_map_only(torch.Tensor, lambda t: t.clone() if storage(t) in own else t, result)
+        finally:
+            for tensor, data in held:
+                if storage(tensor) != storage(data):
+                    tensor.data = data
+            for tensor, value in writes.before:
+                tensor.copy_(value)
+
+
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Copies tensors just before they are written into. Most models write into few or none, and `.data` leaves no trace of it. before: the
+    tensors, and what they held."""
+
+    supports_higher_order_operators = True  # as they are: torch would refuse them
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._left: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            self._left.setdefault(storage(tensor), []).append(tensor)
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """What a model has compiled for itself, such as flex_attention, is not compiled under another mode."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+            given = {**dict(zip((a.name for a in func._schema.arguments), args)), **kwargs}
+            for written in pytree.tree_leaves([given.get(a.name) for a in func._schema.arguments if a.is_write]):
+                if isinstance(written, torch.Tensor):
+                    self.before += [(t, t.detach().clone()) for t in self._left.pop(storage(written), ())]
+        return func(*args, **kwargs)
 
 
 def first_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from ..diagnostics.errors import CalibrationError, Unsupported
 from ..graph import numbers
 from ..graph.alone import alone
 from ..graph.capture import assumptions
-from ..graph.examples import first_line, unchanged
+from ..graph.examples import called, first_line, unchanged
 from ..graph.exporting import any_names, quiet, traced, tracing, without_writes
 from ..graph.lower import PART_OF
 from ..graph.nesting import parts
@@ -96,8 +96,7 @@ def export(model: nn.Module, call: Call) -> Program:
     Unsupported when none does, and CalibrationError when the model itself fails on `call`.
     """
     try:
-        with unchanged(model):
-            expected = model(*call.args, **call.kwargs)
+        expected = called(model, call.args, call.kwargs)
     except Exception as error:
         what = f"the model failed on batch 1: {first_line(error)}"
         where = raised_at(error) or "calibration data"

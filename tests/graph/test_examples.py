@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -9,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.testing import assert_close
 
 import sashiko
+from sashiko.graph.examples import called
 from tests.driver.functions import Apply
 
 X = torch.randn(3, 8)
@@ -50,6 +54,48 @@ def test_what_the_model_itself_raises(rows: int, says: str) -> None:
         assert isinstance(error, sashiko.SashikoError) and error.what.endswith(says) and "test_examples.py:" in error.where
         assert type(error.__cause__) is (KeyError if rows == 2 else AssertionError)
     assert model.calls == 1 and not x.any(), "only quantize_ calls it as it is, on batches of its own"
+
+
+class Halving(nn.Module):
+    """Writes into its weight and its buffer as a call begins, and may be traced or not. The weight is another tensor afterwards, if so."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layer, self.way = nn.Linear(8, 8), way
+        self.register_buffer("table", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = self.layer.weight
+        with torch.no_grad():
+            if self.way == "bound":
+                weight.data = weight.data / 2
+            else:
+                (weight.data if self.way == "data" else weight).div_(2)
+            self.table.data.mul_(3)
+            torch._foreach_add_([self.layer.bias], 1.0)
+        return self.layer(x) * self.table, self.table
+
+
+@pytest.mark.parametrize("way", ["bound", "data", "in place"])
+def test_a_model_that_writes_into_parameters_is_called_without_changing_it(way: str) -> None:
+    model = Halving(way).eval().requires_grad_(False)
+    before, place = {name: value.clone() for name, value in model.state_dict().items()}, model.layer.weight.data_ptr()
+    expected = copy.deepcopy(model)(X)
+    assert_close(called(model, (X,), {}), expected)
+    for attempt in (lambda: sashiko.compile(model, (X, X)), lambda: sashiko.quantize(model, [X], progress=False)):
+        with contextlib.suppress(sashiko.SashikoError):
+            attempt()
+        assert_close(model.state_dict(), before, rtol=0, atol=0)
+        assert model.layer.weight.data_ptr() == place
+
+
+def test_what_the_model_has_compiled_for_itself_is_called() -> None:
+    class Flexible(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return flex_attention(x, x, x, score_mod=lambda score, *_: score * 2), torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    x = torch.randn(1, 1, 16, 16)
+    assert_close(called(Flexible(), (x,), {}), Flexible()(x))
 
 
 @pytest.mark.parametrize(("given", "says"), [
