@@ -20,10 +20,12 @@ T = TypeVar("T")
 
 
 class Changes(NamedTuple):
-    """Names of attributes. always: those that each call changes. once: those that only the first changes, so that the next is another."""
+    """Names of attributes. always: those that each call changes. once: those that only the first changes, so that the next is another.
+    written: the first of the parameters that the first call writes into, and the next does not; an empty string without any."""
 
     always: list[str]
     once: list[str]
+    written: str
 
 
 def changed(model: torch.nn.Module, trace: Callable[[], T], again: Callable[[], object]) -> tuple[T, Changes]:
@@ -39,7 +41,7 @@ def changed(model: torch.nn.Module, trace: Callable[[], T], again: Callable[[], 
         hook.remove()
     places = [place for place, value in after.items() if before.get(place) != value]
     if not places:
-        return made, Changes([], [])
+        return made, Changes([], [], "")
     calls = _Calls(model)
     with tried(model):  # a model may raise at a certain number
         hook = model.register_forward_hook(calls.again, with_kwargs=True)
@@ -49,7 +51,9 @@ def changed(model: torch.nn.Module, trace: Callable[[], T], again: Callable[[], 
             hook.remove()
     moved = [place for place in places if calls.second.get(place) != calls.first.get(place) or not calls.second]
     always = [place for place in moved if calls.differ or (_is_number(before.get(place)) and _is_number(after[place]))]
-    return made, Changes(_names(model, always), _names(model, places if calls.differ and not (calls.leans or always) else []))
+    once = places if calls.differ and not (calls.leans or always) else []
+    written = f"{', '.join(calls.written[:3])}{' ...' if len(calls.written) > 3 else ''}"
+    return made, Changes(_names(model, always), _names(model, once), written)
 
 
 def _is_number(held: object) -> bool:
@@ -67,13 +71,15 @@ class _Done(Exception):
 
 class _Calls:
     """Calls the model again at the end of its first call. differ: whether the second computes something else from the same arguments.
-    leans: whether it reads tensors that the first made or wrote, which may be the same in another way, as a table is."""
+    leans: whether it reads tensors that the first made or wrote, which may be the same in another way, as a table is. written: parameters
+    that the first writes into, and the second does not."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         self.first: State = {}
         self.second: State = {}
         self.differ = self.leans = False
+        self.written: list[str] = []
 
     def again(self, _: object, args: Any, kwargs: Any, result: Any) -> None:
         mode = get_proxy_mode()
@@ -85,6 +91,8 @@ class _Calls:
         meanings = _Meanings(mode.tracer)
         first, second = meanings.of_calls(end, *results)
         self.differ, self.leans = first != second, meanings.leans
+        once = first[1].keys() - second[1].keys()
+        self.written = [name for name, parameter in self.model.named_parameters() if storage(parameter) in once]
         raise _Done
 
 
@@ -100,11 +108,11 @@ class _Meanings:
         self.written: dict[int, int] = {}  # what was last written to memory
         self.leans = False
 
-    def of_calls(self, end: int, *results: Any) -> list[object]:
+    def of_calls(self, end: int, *results: Any) -> list[tuple[list[object], dict[int, int]]]:
         """What the results of calls are, and what each leaves in arguments and buffers. end: of the nodes of the first."""
         nodes = list(self.tracer.graph.nodes)
         given = {storage(leaf) for node in nodes if node.op == "placeholder" for leaf in _tensors(node)}
-        calls: list[object] = []
+        calls: list[tuple[list[object], dict[int, int]]] = []
         earlier: set[torch.fx.Node] = set()
         changed: set[int] = set()
         for part, result in zip((nodes[:end], nodes[end:]), results, strict=True):

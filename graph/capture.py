@@ -176,7 +176,7 @@ def _stored(program: ExportedProgram, name: str) -> torch.Tensor:
 def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Captured:
     """The graph of an exported program. `decomposed`: it went through `functional` already, as those from `export` did.
 
-    Parameters and buffers become watched constants that hold the program's own tensors; buffers that the model writes become
+    Parameters and buffers become watched constants that hold the program's own tensors; those that the model writes become
     inputs. Raises Unsupported when the program as a whole has no native form.
     """
     program = program if decomposed else functional(program)
@@ -184,7 +184,7 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
     ranges = {s.name: _declared(integer_bounds(r)) for s, r in program.range_constraints.items() if s.is_Symbol}
     found = _Signature(Lowering(Symbols(_shape_env(nodes), ranges).unified()))
-    written = {s.target for s in signature.output_specs if s.kind == OutputKind.BUFFER_MUTATION}
+    written = {s.target for s in signature.output_specs if s.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)}
     targets: dict[str, int] = {}
     late: list[tuple[Node, str, torch.Tensor]] = []
     for node, spec in zip(nodes, signature.input_specs, strict=True):
@@ -210,7 +210,8 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
             raise Unsupported("the model has operations with effects besides their results, such as a check that raises")
         if output.kind != OutputKind.USER_OUTPUT:
             if str(output.target) not in targets:
-                raise Unsupported(f"the model writes to {output.target or output.kind.name}, which is no buffer and no input")
+                what = f"the model writes to {output.target or output.kind.name}, which is no buffer, parameter or argument"
+                raise Unsupported(what, hint="make it a buffer by register_buffer")
             writes[number] = targets[str(output.target)]
     nodes = program.graph_module.graph.output_node().args[0]
     handed = {n: index for n, node in enumerate(nodes) if (index := found.given(node)) is not None}

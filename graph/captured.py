@@ -53,7 +53,7 @@ Input = TensorInput | IntInput | FixedInput
 
 @dataclass(frozen=True, eq=False)
 class StateInput:
-    """A buffer that the model writes: an input of the graph (number `index`) that the runtime binds to `tensor` itself."""
+    """A buffer or parameter that the model writes: an input of the graph (number `index`) that the runtime binds to `tensor` itself."""
 
     name: str
     index: int
@@ -105,7 +105,7 @@ OutputSpec = GraphOutput | FixedOutput | SymbolicOutput | InputOutput
 
 @dataclass(frozen=True)
 class Mutation:
-    """After a run, graph output `output` is copied into graph input `input` (a buffer or an argument that the model writes)."""
+    """After a run, graph output `output` is copied into graph input `input` (a buffer, parameter or argument that the model writes)."""
 
     output: int
     input: int

@@ -266,14 +266,17 @@ def _alone(node: Node) -> bool:
 
 
 def _state(program: ExportedProgram) -> dict[Node, tuple[OutputKind, str]]:
-    """The placeholders of buffers and arguments that have no memory in common with another, with how a signature says that they are
-    written to, and their names; none where it says that of some already."""
+    """The placeholders of parameters, buffers and arguments that have no memory in common with another, with how a signature says that
+    they are written to, and their names; none where it says that of some already."""
     if any(spec.kind != OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
         return {}
     nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
     storages = {n: val.untyped_storage()._cdata for n in nodes if isinstance(val := n.meta.get("val"), FakeTensor)}
     shared = Counter(storages.values())
-    kinds = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION}
+    kinds = {
+        InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION, InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+        InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,
+    }
     return {
         node: (kinds[spec.kind], spec.target or node.name)
         for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True)

@@ -121,12 +121,15 @@ def check_mode(model: torch.nn.Module) -> None:
 
 def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     """What torch.export makes of a model, whose attributes stay as they were. A warning names what each call, or the first,
-    would change there."""
+    would change there. Raises Unsupported for one whose first call alone writes into parameters."""
 
     def trace(shapes: Any = None) -> ExportedProgram:
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
 
-    program, (always, once) = changed(model, lambda: settled(model, lambda: trace(dynamic_shapes), trace), trace)
+    program, (always, once, written) = changed(model, lambda: settled(model, lambda: trace(dynamic_shapes), trace), trace)
+    if written:
+        what = f"the first call alone writes into {written}, and what is made of it would in each call"
+        raise Unsupported(what, type(model).__name__, "call the model once before")
     if always:
         warnings.warn(f"sashiko takes {', '.join(always)} for constant, which the model changes in each call: {AS_STATE}", stacklevel=2)
     if once:
@@ -177,8 +180,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
 @alone()
 def without_writes(program: ExportedProgram) -> ExportedProgram:
-    """The program with functional forms of its in-place operations, so that what an operation gave is what all who read it find; buffers
-    and arguments are written at the end. Nothing else of it changes, unless torch has to trace it as a whole."""
+    """The program with functional forms of its in-place operations, so that what an operation gave is what all who read it find;
+    parameters, buffers and arguments are written at the end. Nothing else of it changes, unless torch has to trace it as a whole."""
     if not any(_writes(node) for node in program.graph.nodes):
         return program
     return _decomposed(program, {}, lambda node: not _writes(node))

@@ -58,7 +58,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """An exported model with tensors of its own, which writes to none but buffers and arguments, at its end.
+    """An exported model with tensors of its own, which writes to none but parameters, buffers and arguments, at its end.
 
     attributes: every get_attr target; parameters do not require gradients. fixed: which sizes could not be free and why, also a note.
     masks: the arguments that say which positions count.

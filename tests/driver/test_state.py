@@ -79,6 +79,72 @@ def test_two_models_compiled_alike_have_states_of_their_own() -> None:
     assert [int(m.count) for m in models] == [2, 1]
 
 
+class Bounded(nn.Module):
+    """Writes into parameters: rows of a table that are too long, a part of a weight and, once it is read, a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(20, 16, max_norm=1.0), nn.Linear(16, 16)
+
+    def forward(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            self.layer.weight[:4].mul_(0.9).clamp_(-0.2, 0.2)
+            result: torch.Tensor = self.layer(self.words(indices))
+            self.layer.bias.mul_(1.1)
+        return result, self.layer.weight
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_parameters_that_the_model_writes(quantized: bool) -> None:
+    """Also where they ask for gradients. They are the model's own tensors, as buffers are."""
+    torch.manual_seed(0)
+    model = Bounded().eval()
+    indices, expected = torch.arange(8), copy.deepcopy(model)
+    if quantized:
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        made: nn.Module = sashiko.quantize(model, [indices], progress=False)
+        assert_close(model.state_dict(), before, rtol=0, atol=0)
+        model, expected = made, copy.deepcopy(made)
+    compiled = sashiko.compile(model, (indices,))
+    for turn in range(3):
+        assert_close(compiled(indices + turn), expected(indices + turn))
+        assert_close(model.state_dict(), expected.state_dict())
+    assert quantized or compiled(indices)[1] is model.layer.weight
+
+
+class Rescaled(nn.Module):
+    """Scales its weight down in the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.is_scaled = nn.Linear(16, 16), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_scaled:
+            self.layer.weight.div_(2)
+            self.is_scaled = True
+        result: torch.Tensor = self.layer(x)
+        return result
+
+
+@pytest.mark.parametrize("verb", [
+    lambda model, x: sashiko.compile(model, (x,)),
+    lambda model, x: sashiko.quantize(model, [x], progress=False),
+    lambda model, x: sashiko.quantize_and_compile(model, [x], progress=False),
+], ids=["compile", "quantize", "both"])
+@torch.no_grad()
+def test_parameters_that_the_first_call_alone_writes(verb: Callable[[nn.Module, torch.Tensor], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = Rescaled().eval(), torch.randn(4, 16)
+    before = copy.deepcopy(model)
+    with pytest.raises(sashiko.Unsupported, match=r"first call alone writes into layer\.weight(.|\n)*call the model once before"):
+        verb(model, x)
+    assert torch.equal(model.layer.weight, before.layer.weight) and not model.is_scaled
+    expected = model(x)
+    assert_close(verb(model, x)(x), expected, rtol=0, atol=0.05)
+    assert torch.equal(model(x), expected)
+
+
 def test_arguments_that_the_model_writes() -> None:
     class Writes(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
