@@ -6,6 +6,8 @@ import os
 import re
 import sys
 import sysconfig
+from traceback import FrameSummary
+from typing import Any
 
 from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
 
@@ -52,7 +54,7 @@ def translated(error: Exception) -> SashikoError:
     frames = [(p, n) for p, n in re.findall(r'File "([^"]+)", line (\d+)', text) if _is_the_users(p)]
     where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else raised_at(error)
     if type(error).__name__ == "ConstraintViolationError" or any(sign in text for sign in _OF_SIZES):
-        return _of_sizes(text, where)
+        return _of_sizes(text, where or _fixed_at(error))
     by_data = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
     said = f"{type(error).__name__}: {short}"
     if by_data:
@@ -73,6 +75,20 @@ def _of_sizes(text: str, where: str) -> InputError:
     hints += [line.strip() for line in fixes.splitlines() if line.strip() and line.partition(" = ")[0].strip() not in small]
     hint = "\n  ".join(hints) or "see the documentation of torch.export's dynamic_shapes"
     return InputError(f"dynamic_shapes do not fit the model: {what}", where, hint[:600])
+
+
+def _fixed_at(error: Exception) -> str:
+    """Where a free size became a constant, if the model's own code made it one, as by a branch; of operations torch knows its own line."""
+    context = error.__context__
+    step = context.__traceback__ if context is not None else None
+    while step is not None:
+        env: Any = step.tb_frame.f_locals.get("shape_env")
+        for symbol, place in getattr(env, "replacements_slocs", {}).items():
+            frame = place.framework_loc
+            if env.replacements[symbol].is_number and isinstance(frame, FrameSummary) and _is_the_users(frame.filename):
+                return f"{frame.filename}:{frame.lineno}"
+        step = step.tb_next
+    return ""
 
 
 def _is_the_users(path: str) -> bool:

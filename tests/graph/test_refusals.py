@@ -36,3 +36,10 @@ def test_the_reason_and_what_to_do(
         export(Apply(function).eval(), args, dynamic_shapes={"args": shapes})
     assert what in caught.value.what and caught.value.hint == hint
     assert not any(advice in str(caught.value) for advice in ("draft_export", "TORCH_LOGS", "mark_dynamic"))
+
+
+@pytest.mark.parametrize("function", [lambda x: x * 2 if x.shape[0] == 3 else x, lambda x: x * torch.arange(int(x.shape[0]))[:, None]])
+def test_where_the_model_makes_a_size_a_constant(function: Callable[..., torch.Tensor]) -> None:
+    with pytest.raises(InputError, match=r"specialized it to be a constant \(3\)") as caught:
+        export(Apply(function).eval(), (torch.randn(3, 8),), dynamic_shapes={"args": ({0: B},)})
+    assert caught.value.where == f"{__file__}:{function.__code__.co_firstlineno}"
