@@ -22,6 +22,7 @@ from ..diagnostics.surroundings import CPU
 from ..graph import flex
 from ..graph.aten.recurrent import Layers
 from ..graph.capture import from_fx
+from ..graph.computed import refuse_writes
 from ..graph.exporting import decompositions
 from ..graph.recurrence import CELLS
 from ..platforms.host import default_target
@@ -62,6 +63,7 @@ def backend(
         raise InputError(f"unknown options {sorted(unknown)}", hint="precision, strict and cuda_graphs are known")
     if settings.setdefault("precision", "fp32") not in PRECISIONS:
         raise InputError(f"precision is {settings['precision']!r}", hint=f"one of {', '.join(PRECISIONS)}")
+    refuse_writes(module.graph)  # which PyTorch would lose, too
     try:
         return _traced(module, example_inputs, settings)
     except Unsupported as error:

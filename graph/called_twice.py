@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .attributes import Place, State, kept, state
+from .nodes import written_by
 from .rebound import storage, tried
 
 T = TypeVar("T")
@@ -162,8 +163,7 @@ def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
     """What an operation writes into."""
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return []
-    given = zip(node.target._schema.arguments, node.args, strict=False)
-    return [value for argument, value in given if argument.is_write and isinstance(value, torch.fx.Node)]
+    return [value for value in written_by(node.target, node.args, node.kwargs) if isinstance(value, torch.fx.Node)]
 
 
 def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..diagnostics.errors import InputError, SashikoError, Unsupported
 from .attributes import kept
+from .nodes import written_by
 from .rebound import storage
 from .refusals import raised_at, translated
 from .views import ON_A_VIEW
@@ -82,7 +83,7 @@ def _failure(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 @contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Runs without gradients, and puts back attributes, buffers (caches, counters) and random numbers that a forward pass moves."""
-    before = [(buffer, buffer._version, buffer.detach().clone()) for buffer in model.buffers()]
+    before = [(buffer, buffer._version, buffer.detach().clone()) for buffer in model.buffers() if not buffer.is_inference()]
     with torch.no_grad(), kept(model), torch.random.fork_rng(devices=[]):
         try:
             yield
@@ -108,7 +109,8 @@ def called(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
                 if storage(tensor) != storage(data):
                     tensor.data = data
             for tensor, value in writes.before:
-                tensor.copy_(value)
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    tensor.copy_(value)
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -132,8 +134,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
-            given = {**dict(zip((a.name for a in func._schema.arguments), args)), **kwargs}
-            for written in pytree.tree_leaves([given.get(a.name) for a in func._schema.arguments if a.is_write]):
+            for written in written_by(func, args, kwargs):
                 if isinstance(written, torch.Tensor):
                     self.before += [(t, t.detach().clone()) for t in self._left.pop(storage(written), ())]
         return func(*args, **kwargs)

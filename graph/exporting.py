@@ -26,6 +26,7 @@ from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
 from .attributes import without_data
 from .axes import check_axes
 from .called_twice import changed
+from .computed import refuse_writes
 from .decompose import by_node
 from .examples import refusal
 from .lower import CHECKS, PART_OF
@@ -228,6 +229,7 @@ def without_transforms(program: ExportedProgram) -> ExportedProgram:
     one that gives what it is called with another shape."""
     regions.put_back(program)
     views.refuse_reshaped(program.graph)
+    refuse_writes(program.graph)
     return _by_torch(program, {}) if regions.transform(program) else program
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from .sites import with_name
 
@@ -47,3 +49,10 @@ def schema_arguments(node: Node) -> list[Any]:
     for argument in node.target._schema.arguments[len(result):]:  # type: ignore[union-attr]
         result.append(node.kwargs.get(argument.name, argument.default_value))
     return result
+
+
+def written_by(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """What a call of an operation writes into: tensors, or nodes of a graph."""
+    arguments = op._schema.arguments
+    given = {**dict(zip((argument.name for argument in arguments), args)), **kwargs}
+    return pytree.tree_leaves([given[argument.name] for argument in arguments if argument.is_write and argument.name in given])

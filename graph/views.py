@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import Unsupported
-from .nodes import origin_of
+from .nodes import origin_of, written_by
 
 aten = torch.ops.aten
 ON_A_VIEW = "work on a view of it instead, such as x.t() for x.t_()"  # what to do about an argument that gets another shape
@@ -131,9 +131,7 @@ def _share(node: Node, read: Node) -> bool:
 
 def _written(node: Node, op: OpOverload) -> list[Node]:
     """The arguments that a call writes to."""
-    given = {**dict(zip((a.name for a in op._schema.arguments), node.args)), **node.kwargs}
-    names = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [leaf for leaf in pytree.tree_leaves([given.get(name) for name in names]) if isinstance(leaf, Node)]
+    return [leaf for leaf in written_by(op, node.args, node.kwargs) if isinstance(leaf, Node)]
 
 
 def _put_part(graph: Graph, listing: Node, index: int, base: Node, value: Node) -> Node | None:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from ..diagnostics.errors import InputError
+from ..graph.computed import computed
 from .linear import converted, dequantized
 from .scheme import WeightScheme
 from .weights import QuantizedWeight
@@ -55,10 +56,14 @@ class IntegerMatrices(nn.Module):
         return made.values, made.scales
 
     def forward(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """The parameter that they stand for, in its shape and type."""
-        rows = dequantized(values, scales, self.zero_point, self.scheme)
-        whole = rows.to(self.dtype).view(self.count, -1, values.shape[1])
-        return whole.transpose(1, 2) if self.transposed else whole
+        """The parameter that they stand for, in its shape and type; read only."""
+
+        def whole() -> torch.Tensor:
+            rows = dequantized(values, scales, self.zero_point, self.scheme)
+            found = rows.to(self.dtype).view(self.count, -1, values.shape[1])
+            return found.transpose(1, 2) if self.transposed else found
+
+        return computed(whole)
 
 
 def put(module: nn.Module, name: str, made: QuantizedWeight, scheme: WeightScheme) -> None:

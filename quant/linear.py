@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..diagnostics.errors import InputError
+from ..graph.computed import computed
 from . import ops
 from .scheme import OpScheme, WeightScheme
 from .weights import QuantizedWeight
@@ -64,9 +65,8 @@ class QuantizedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """W in floating point, for models that cast to the type of a layer's weight or multiply with it themselves. Computed whenever it
-        is read: what is written to it is lost."""
-        whole = self.dequantized().to(self.dtype)
-        return whole.t() if self.transposed else whole
+        is read, and read only: what is written to it would be lost, and raises Unsupported."""
+        return computed(self._whole)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":  # as models that tie it to their embedding do
@@ -85,6 +85,10 @@ class QuantizedLinear(nn.Module):
             factor = x if x.dtype in _MULTIPLIED else x.to(torch.float32)
         bias = None if self.bias is None else self.bias.to(factor.dtype)
         return F.linear(factor, self.dequantized().to(factor.dtype), bias).to(x.dtype)
+
+    def _whole(self) -> torch.Tensor:
+        whole = self.dequantized().to(self.dtype)
+        return whole.t() if self.transposed else whole
 
     def dequantized(self) -> torch.Tensor:
         """The reals that the integers stand for, float32 [out_features, in_features]."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -43,6 +46,71 @@ def test_models_that_cast_to_the_type_of_a_weight_or_read_it(preset: str, dtype:
     close = 1e-5 if dtype == torch.float32 else 2e-2
     for call in (sashiko.compile(model, (x,)), torch.compile(model, backend="sashiko")):
         torch.testing.assert_close(call(x), expected, rtol=close, atol=close)
+
+
+class Written(Casts):
+    """Writes into a weight in its first call."""
+
+    def __init__(self, write: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.write, self.is_written = write, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_written:
+            self.write(self.head.weight)
+            self.is_written = True
+        return super().forward(x)
+
+
+def _first_row(weight: Tensor) -> None:
+    weight[0] = 0.0
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "in place": lambda w: w.div_(2),
+    "operator": lambda w: operator.imul(w, 2),
+    "data": lambda w: w.data.clamp_(-0.1, 0.1),
+    "data of a view": lambda w: w.t().detach()[:3].data.zero_(),
+    "element": _first_row,
+    "function": lambda w: nn.functional.relu(w, inplace=True),
+    "several": lambda w: torch._foreach_mul_([w], 2.0),
+    "out": lambda w: torch.add(w, 1, out=w),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("how", WRITES)
+def test_what_is_written_into_a_weight_is_not_lost(how: str, mode: Callable[[], AbstractContextManager[None]]) -> None:
+    x = torch.randn(4, 64)
+    with mode():
+        model, plain = Written(WRITES[how]).eval(), Written(WRITES[how]).eval()
+        quantize_(model, "int8-weight")
+        calls: dict[str, Callable[[], object]] = {
+            "eager": lambda: model(x),
+            "compile": lambda: sashiko.compile(model, (x,)),
+            "quantize": lambda: sashiko.quantize(model, [x], progress=False),
+            "backend": lambda: torch.compile(model, backend="sashiko")(x),
+        }
+        for call in calls.values():
+            torch._dynamo.reset()
+            with pytest.raises(Exception, match="writes into the weight of a quantized layer"):
+                call()
+            assert not model.is_written
+        expected = plain(x)
+        quantize_(plain, "int8-weight")
+        assert (plain(x) - expected).norm() < 0.02 * expected.norm()
+
+
+def test_what_is_computed_of_a_weight_is_like_any_tensor() -> None:
+    model, x = Casts().eval(), torch.randn(4, 64, requires_grad=True)
+    quantize_(model, "int8-weight")
+    weight = model.head.weight
+    assert type(weight * 2) is type(weight.clone()) is type(x @ weight.t()) is Tensor
+    (weight * 2).add_(1).mul_(weight)
+    batched = torch.func.vmap(model)(x[None])
+    torch.testing.assert_close(batched[0], model(x))
+    batched.sum().backward()
+    assert x.grad is not None and x.grad.norm() > 0
 
 
 @torch.no_grad()
