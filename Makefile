@@ -16,7 +16,7 @@ FAST := $(wildcard tests/diagnostics tests/platforms tests/graph tests/rewrite t
 # Keeps the checkout itself off sys.path (as python -P does), where libraries would take its `kernels` for a package of that name.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo test sweep gpu check lint types layout bench accuracy slow opinfo architectures aarch64 clean
+.PHONY: demo test sweep gpu check lint types layout bench accuracy slow opinfo architectures aarch64 avx512 clean
 
 demo: $(STAMP)
 	$(BIN)/python benchmarks/demo.py $(ARGS)
@@ -42,6 +42,10 @@ architectures: $(STAMP)
 # Any tests on an emulated Neoverse, 20 to 50 times slower than a real one: make aarch64 CORE=n1 ARGS=tests/quant; docs/add_a_kernel.md.
 aarch64: .venv/aarch64/.made
 	tests/aarch64/run.sh .venv/aarch64 $(CORE) -m pytest -m "not slow and not sweep" $(ARGS)
+
+# What kernels for AVX-512 compute, on a machine without it: Bochs takes a quarter of a second or more for a call. make avx512 ARGS=tests/kernels/test_gemm.py
+avx512: $(STAMP)
+	TEST_ON_BOCHS=1 $(BIN)/pytest -n auto --dist load -m "bochs and not slow and not sweep" $(ARGS)
 
 check: lint types
 	$(BIN)/pytest -q -n auto --dist load -m "not slow and not sweep" tests/test_layout.py $(FAST)

@@ -1,4 +1,4 @@
-"""Runs generated kernels on numpy arrays, in this process and, for AArch64, under user-mode emulation, through one interface.
+"""Runs generated kernels on numpy arrays, in this process and, for other processors, under emulation, through one interface.
 
     from tests.emulation import Runner, runners
 
@@ -15,10 +15,11 @@ of the kernel, with `dims` giving the value of each dimension symbol), or withou
 It fails the test, with the reason, when the kernel
 - reads or writes beyond an array: an inaccessible page follows each array (after at most `align` - 1 bytes, which are checked for
   writes) and precedes it, so over-reads are found as well. `align` is by default the size of an element: the contract promises no more.
-- executes an instruction its target does not have (emulated Neoverse N1; natively by nature),
+- executes an instruction its target does not have (emulated Neoverse N1 and x86; natively by nature),
 - leaves another status word than `status`.
 Arrays are C-contiguous; bfloat16 is uint16. Native calls run in a forked child, so that a crash is a failed test.
-The emulator and the cross compiler (which only links) are needed by tests alone; without them the test is skipped with that reason.
+The emulators and the cross compiler (which only links) are needed by tests alone; without them the test is skipped with that reason.
+With TEST_ON_BOCHS in the environment, x86 targets that this machine cannot run are there, too: AVX-512 on a machine without it.
 """
 
 from __future__ import annotations
@@ -48,15 +49,17 @@ from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.contract import BufferSlot, ParamSlot, Slot
 from sashiko.cpu_codegen.elf import read_symbols
 from sashiko.graph.dims import evaluate
-from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_V3, X86_64_V4
+from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.host import host
 from sashiko.platforms.target import Target
 from tests.sweeps import left_to_sweep
+from tests.x86 import bochs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 QEMU, GCC = "qemu-aarch64-static", "aarch64-linux-gnu-gcc"
 DRIVER = Path(__file__).parent / "aarch64" / "driver.c"
 TIMEOUT_S = 300
+ON_BOCHS = "TEST_ON_BOCHS" in os.environ
 _PAGE = mmap.PAGESIZE
 _CANARY = 0xA5
 _MEANING = {
@@ -158,19 +161,19 @@ class Guarded:
         self._bytes: Array = np.frombuffer(self._map, np.uint8)
         self._bytes[:] = _CANARY
         self._start = _PAGE + room - rounded
-        self._shape, self._dtype, self._size = array.shape, array.dtype, array.nbytes
-        self._bytes[self._start : self._start + self._size] = np.frombuffer(array.tobytes(), np.uint8)
+        self._shape, self._dtype, self.size = array.shape, array.dtype, array.nbytes
+        self._bytes[self._start : self._start + self.size] = np.frombuffer(array.tobytes(), np.uint8)
         self.address = self._bytes.ctypes.data + self._start
         libc = ctypes.CDLL(None)
         for page in (0, room + _PAGE):
             assert libc.mprotect(ctypes.c_void_p(self._bytes.ctypes.data + page), ctypes.c_size_t(_PAGE), 0) == 0
 
     def damaged(self) -> bool:
-        around = self._bytes[_PAGE : self._start], self._bytes[self._start + self._size : -_PAGE]
+        around = self._bytes[_PAGE : self._start], self._bytes[self._start + self.size : -_PAGE]
         return any(bool((part != _CANARY).any()) for part in around)
 
     def value(self) -> Array:
-        data = self._bytes[self._start : self._start + self._size].tobytes()
+        data = self._bytes[self._start : self._start + self.size].tobytes()
         value: Array = np.frombuffer(data, self._dtype).reshape(self._shape).copy()
         return value
 
@@ -185,26 +188,53 @@ class Native(Runner):
         library = jit.load_object(data)
         buffers = [Guarded(array, align or array.itemsize) for array in arrays]
         status = Guarded(np.zeros(2 * len(calls), np.int32), 8)
-        functions = [_KERNEL(library.address(call.symbol)) for call in calls]
+        given = []
+        for n, call in enumerate(calls):
+            words = [status.address + 8 * n]
+            words += [slot if isinstance(slot, int) else buffers[slot.index].address + slot.offset for slot in call.slots]
+            given.append((ctypes.c_int64 * len(words))(*words))
+        addresses = [library.address(call.symbol) for call in calls]
+        self._call([(a, ctypes.addressof(slots), c.begin, c.end) for a, slots, c in zip(addresses, given, calls)], [*buffers, status])
+        damaged = next((n for n, buffer in enumerate(buffers) if buffer.damaged()), None)
+        return [int(word) for word in status.value()[::2]], damaged, [buffer.value() for buffer in buffers]
+
+    def _call(self, calls: Sequence[tuple[int, int, int, int]], buffers: Sequence[Guarded]) -> None:
+        """Calls kernels: address, slots, begin and end of each."""
         child = os.fork()
         if child == 0:
             try:
                 faulthandler.disable()
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 signal.alarm(TIMEOUT_S)
-                for n, (function, call) in enumerate(zip(functions, calls)):
-                    words = [status.address + 8 * n]
-                    words += [slot if isinstance(slot, int) else buffers[slot.index].address + slot.offset for slot in call.slots]
-                    slots = (ctypes.c_int64 * len(words))(*words)
-                    function(ctypes.addressof(slots), call.begin, call.end)
+                for address, *arguments in calls:
+                    _KERNEL(address)(*arguments)
                 os._exit(0)
             finally:
                 os._exit(3)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code:
             raise died(self.target, code)
-        damaged = next((n for n, buffer in enumerate(buffers) if buffer.damaged()), None)
-        return [int(word) for word in status.value()[::2]], damaged, [buffer.value() for buffer in buffers]
+
+
+class Booted(Native):
+    """Runs kernels for an x86 processor that this machine is not."""
+
+    def _call(self, calls: Sequence[tuple[int, int, int, int]], buffers: Sequence[Guarded]) -> None:
+        lacking = bochs.missing_tools()
+        if lacking:
+            pytest.skip(lacking)
+        machine, near = bochs.Machine(self.target), [(buffer.address - _PAGE, buffer.size + 2 * _PAGE) for buffer in buffers]
+        try:
+            for address, *arguments in calls:
+                machine.call(address, arguments, [(arguments[0], _PAGE), *near], shared=True)
+        except bochs.NotEmulated as lacks:
+            pytest.skip(str(lacks))
+
+
+def not_on_bochs(runner: Runner, why: str) -> None:
+    """Skips a test of what Bochs computes in another way than processors do."""
+    if isinstance(runner, Booted):
+        pytest.skip(f"Bochs {bochs.VERSION} {why}")
 
 
 class Emulated(Runner):
@@ -285,7 +315,8 @@ def linked(data: bytes, target: Target) -> Path:
 
 
 def runners(*, host_only: bool = False, needs: Sequence[str] = (), few: bool = False) -> list[ParameterSet]:
-    """Parameters for `@pytest.mark.parametrize("runner", runners())`: this machine, the smaller x86 targets it can run, N1 and N2.
+    """Parameters for `@pytest.mark.parametrize("runner", runners())`: this machine, the smaller x86 targets it can run, N1 and N2, and
+    with TEST_ON_BOCHS the larger ones.
 
     needs: features (of platforms/features.py); targets without them are left out. few: one target of each kind, for what the features
     beyond `needs` do not change: this machine, 256-bit x86, and the first AArch64 one.
@@ -293,6 +324,8 @@ def runners(*, host_only: bool = False, needs: Sequence[str] = (), few: bool = F
     machine = host()
     natives = [t for t in (machine, X86_64_V3, *([] if few else [X86_64_V4])) if not t.why_not_on(machine)]
     found: list[ParameterSet] = [pytest.param(Native(t), id=t.name) for t in natives if set(needs) <= t.features]
+    others = [t for t in (X86_64_V4, X86_64_VNNI) if t.why_not_on(machine)] if ON_BOCHS and machine.arch == X86_64_V4.arch else []
+    found += [pytest.param(Booted(t), id=t.name, marks=pytest.mark.bochs) for t in others if set(needs) <= t.features]
     if not host_only:
         arms = [t for t in (NEOVERSE_N1, NEOVERSE_N2) if set(needs) <= t.features]
         found += [pytest.param(Emulated(t), id=t.name, marks=pytest.mark.aarch64) for t in arms[: 1 if few else None]]

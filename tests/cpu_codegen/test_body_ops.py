@@ -13,7 +13,7 @@ from sashiko.graph.ops import BINARY, COMPARE, FLOAT_ONLY, PREDICATES, UNARY
 from sashiko.graph.types import FROM_TORCH, boolean, i32
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis
 from tests.cpu_codegen.kernels import buffers, empty, few, run, same
-from tests.emulation import Runner, runners
+from tests.emulation import Runner, not_on_bochs, runners
 
 Reference = Callable[..., torch.Tensor]
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -117,6 +117,8 @@ def test_unary(runner: Runner, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)
 @pytest.mark.parametrize("runner", few())
 def test_binary(runner: Runner, dtype: torch.dtype) -> None:
+    if dtype == torch.float16:
+        not_on_bochs(runner, "rounds ties away from zero in VCVTPS2PH")
     if dtype == torch.bool:
         ops = [op for op in (*BINARY, *COMPARE) if op in BOOL_OPS]
     else:
@@ -156,6 +158,8 @@ def test_pow_and_where(runner: Runner) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("runner", few())
 def test_remainders_are_exact_for_any_quotient(runner: Runner, dtype: torch.dtype) -> None:
+    if dtype == torch.float64:
+        not_on_bochs(runner, "loses the remainder of one quotient in a hundred, which processors with AVX-512 do not")
     exponents = torch.linspace(-1000, 1000, 101) if dtype == torch.float64 else torch.linspace(-140, 120, 101)
     a = (torch.rand(101, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 1) * 2.0 ** exponents.double()
     b = (torch.rand(101, generator=torch.Generator().manual_seed(4), dtype=torch.float64) + 1) * 2.0 ** exponents.double().flip(0)
