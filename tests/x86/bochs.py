@@ -11,6 +11,7 @@ or may not read, and of an instruction that the processor lacks; NotEmulated of 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import re
 import shutil
@@ -19,6 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -243,10 +245,12 @@ def _holding(mappings: Sequence[_Mapping], address: int) -> _Mapping | None:
 def _include(pages: dict[int, bytes], mappings: Sequence[_Mapping], address: int, size: int, held: _Mapping | None = None) -> int:
     """Copies the pages of `size` bytes from `address` on that there are, of one mapping or all of them; returns how many are new."""
     before = len(pages)
-    for m in mappings if held is None else (held,):
-        for page in range(max(m.start, address // _PAGE * _PAGE), min(m.end, address + size), _PAGE):
-            if page not in pages:
-                pages[page] = ctypes.string_at(page, _PAGE)
+    with open("/proc/self/mem", "rb", buffering=0) as memory:
+        for m in mappings if held is None else (held,):
+            for page in range(max(m.start, address // _PAGE * _PAGE), min(m.end, address + size), _PAGE):
+                if page not in pages:
+                    with suppress(OSError):  # what lies near may have been given back since the mappings were listed
+                        pages[page] = os.pread(memory.fileno(), _PAGE, page)
     return len(pages) - before
 
 
