@@ -18,7 +18,9 @@ from .nodes import origin_of, written_by
 from .rebound import storage
 
 _MARK = "sashiko.computed"
-_WRITING = (operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv)
+_WRITING = (
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
+)
 
 
 def computed(make: Callable[[], torch.Tensor]) -> torch.Tensor:

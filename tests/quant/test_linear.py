@@ -69,6 +69,9 @@ def _first_row(weight: Tensor) -> None:
 WRITES: dict[str, Callable[[Tensor], object]] = {
     "in place": lambda w: w.div_(2),
     "operator": lambda w: operator.imul(w, 2),
+    "power": lambda w: operator.ipow(w, 2),
+    "remainder": lambda w: operator.imod(w, 2),
+    "floor": lambda w: operator.ifloordiv(w, 2),
     "data": lambda w: w.data.clamp_(-0.1, 0.1),
     "data of a view": lambda w: w.t().detach()[:3].data.zero_(),
     "element": _first_row,

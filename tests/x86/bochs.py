@@ -199,7 +199,7 @@ def _image(pages: dict[int, bytes], function: int, arguments: Sequence[int], xcr
     for n in range(_INTERRUPTS):
         handler = _FAULTS + _FAULT_BYTES * n
         put(_INTERRUPT_TABLE + 16 * n, struct.pack("<HHBBHII", handler & 0xFFFF, 24, 0, 0x8E, handler >> 16, 0, 0))
-    words = [xcr0, function, *(a & 2**64 - 1 for a in (*arguments, 0, 0, 0)[:3]), 0, *places, 0, 0]
+    words = [xcr0, function, *(a & 2**64 - 1 for a in (*arguments, 0, 0, 0)[:3]), *places, 0, 0]
     assert 8 * len(words) < _LARGE_PAGE // 2, "too many pages"
     put(_JOB, struct.pack(f"<{len(words)}Q", *words))
     return bytes(image)

@@ -1,5 +1,5 @@
-# The firmware of an emulated machine, at 0xffff0000: it enters 64-bit mode, makes the calls that bochs.py has put into memory, and sends
-# what they left to port 0xe9. LLVM assembles it; addresses are written as numbers, so that nothing is left to link.
+# The firmware of an emulated machine, at 0xffff0000: it enters 64-bit mode, makes the call that bochs.py has put into memory, and sends
+# what it left to port 0xe9. LLVM assembles it; addresses are written as numbers, so that nothing is left to link.
 # Memory: tables of pages at 0x100000, the end of the memory in use at 0x104000. Virtual: a stack up to 0xffffffff80200000, the job there,
 # zeros that FS points into around 0xffffffff803e0000, and the interrupt table at 0xffffffff803f0000.
 rom:
@@ -53,18 +53,14 @@ long:
   movl $0xffffffff, %edx
   wrmsr
   addq $8, %rbx
-call:                                     # function (0 ends the list), and three arguments, of which the last becomes the result
-  movq (%rbx), %rax
-  testq %rax, %rax
-  jz report
+  movq (%rbx), %rax                       # the function, and three arguments, of which the last becomes the result
   movq 8(%rbx), %rdi
   movq 16(%rbx), %rsi
   movq 24(%rbx), %rdx
   cld
   callq *%rax
   movq %rax, 24(%rbx)
-  addq $32, %rbx
-  jmp call
+  addq $24, %rbx
 report:                                   # the result; address and bytes of each page that was written, and 0
   leaq done(%rip), %rsi
   movl $16, %ecx
