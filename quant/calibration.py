@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch.fx import Graph
@@ -52,16 +53,17 @@ class Calibration:
 
     @undisturbed()
     def build(self, choice: Mapping[str, OpScheme] | None = None) -> QuantizedModule:
-        """The quantized model. choice: other schemes for some sites, by name; ranges they need must have been observed.
+        """The quantized model. choice: other schemes for some sites, by name.
 
-        What smoothing added serves integers only: without any, the model is the original one. Raises InputError for a choice that is none.
+        What smoothing added serves integers only: without any, the model is the original one. Raises InputError for a choice that is none,
+        and for one that needs ranges which calibration did not look for.
         """
         self._check(choice or {})
         sites, left = self.chosen(choice or {})
         program = self.program if any(site.scheme.quantized for site in sites) else self.original
         graph, attributes = copied(program.graph), dict(scratch_attributes(program))
         _name_operations(graph, self.placement)
-        inserter = Inserter(graph, attributes, Constants(graph, attributes), self.ranges(sites), self.weigh)
+        inserter = Inserter(graph, attributes, Constants(graph, attributes), self.ranges, self.weigh)
         results = inserter.run(sites)
         # What a choice leaves in floating point has no error of quantization to take off.
         means = {site.name: self.means[site.name] for site in sites if site.scheme.quantized and site.name in self.means}
@@ -83,10 +85,10 @@ class Calibration:
             if name in left and scheme != FP32:
                 raise InputError(f"{name!r} was left in floating point: {left[name]}", "build(...)", "calibrate with an Override for it")
 
-    def ranges(self, sites: tuple[QuantSite, ...]) -> dict[ObserverKey, Range]:
-        """The fixed ranges that sites need, those that calibration gave values."""
-        keys = {key for site in sites for key in observed(site)}
-        found = {key: self.observers[key].range() for key in keys}
+    @cached_property
+    def ranges(self) -> dict[ObserverKey, Range]:
+        """The fixed ranges of the activations that calibration gave values."""
+        found = {key: observer.range() for key, observer in self.observers.items()}
         return {key: limits for key, limits in found.items() if limits is not None}
 
     def chosen(self, choice: Mapping[str, OpScheme]) -> tuple[tuple[QuantSite, ...], tuple[LeftOut, ...]]:
@@ -98,7 +100,10 @@ class Calibration:
             chosen = replace(site, scheme=fitting(scheme, site.operation, self.target.sums16 and site.integers))
             if chosen.scheme == FP32:
                 left.append(LeftOut(site.name, site.op, "fp32 was chosen for it", site.source))
-            elif len(self.ranges((chosen,))) < len(set(observed(chosen))):
+            elif any(key not in self.observers for key in observed(chosen)):
+                what = f"the scheme chosen for {site.name!r} needs ranges that calibration did not look for"
+                raise InputError(what, "build(...)", "calibrate with an Override for it")
+            elif any(key not in self.ranges for key in observed(chosen)):
                 left.append(LeftOut(site.name, site.op, "calibration gave it no values", site.source))
             else:
                 sites.append(chosen)

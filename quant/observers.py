@@ -205,15 +205,11 @@ class HistogramObserver:
         weights = self.counts.to(torch.float64)
         kept = weights > 0
         centres, weights = centres[kept], weights[kept]
-        best, least = seen, math.inf
-        for share in (1.0 - 0.008 * i for i in range(100)):
-            candidate = Range(seen.low * share, seen.high * share)
-            scale, zero_point = affine(candidate, self.scheme)
-            q = torch.clamp(torch.round(centres / scale) + zero_point, self.scheme.qmin, self.scheme.qmax)
-            error = float((((q - zero_point) * scale - centres) ** 2 * weights).sum())
-            if error < least:
-                best, least = candidate, error
-        return best
+        candidates = [Range(seen.low * share, seen.high * share) for share in (1.0 - 0.008 * i for i in range(100))]
+        scales, zero_points = torch.tensor([affine(each, self.scheme) for each in candidates], dtype=torch.float64).T.unsqueeze(-1)
+        rounded = (centres / scales).round_().add_(zero_points).clamp_(self.scheme.qmin, self.scheme.qmax)
+        errors = rounded.sub_(zero_points).mul_(scales).sub_(centres).square_() @ weights
+        return candidates[int(errors.argmin())]
 
 
 def _extent(magnitude: float) -> float:

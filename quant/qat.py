@@ -69,7 +69,7 @@ def prepare_qat(
     frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
     attributes = {name: _trainable(value, name not in frozen) for name, value in found.program.attributes.items()}
     sites, left = found.chosen({})
-    inserter = _FakeInserter(graph, attributes, Constants(graph, attributes), found.ranges(sites))
+    inserter = _FakeInserter(graph, attributes, Constants(graph, attributes), found.ranges)
     results = inserter.run(sites)
     record = QuantRecord(scheme, results, left, found.batches, found.program.notes)
     module = QATModule.build(attributes, graph, found.program.gate, record)

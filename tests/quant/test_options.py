@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sashiko
-from sashiko.quant import BF16, FP32, PRESETS, calibrate, export_onnx, prepare_qat
+from sashiko.quant import BF16, FP32, PRESETS, ActivationScheme, OpScheme, WeightScheme, calibrate, export_onnx, prepare_qat
 from tests.quant.models import mlp
 
 X = torch.randn(5, 8)
@@ -18,11 +18,13 @@ X = torch.randn(5, 8)
 
 def test_a_choice_of_schemes() -> None:
     found = calibrate(mlp(), [X], PRESETS["int8"], exclude="2")
+    average = OpScheme(ActivationScheme("average"), WeightScheme())
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"classifier": FP32}, r"'classifier' matches no operation of the model\n(.|\n)*report\(\) lists the names"),
         ({"0.": FP32}, r"did you mean 0\?"),
         ({"0": "fp32"}, r"'fp32', chosen for '0', is no scheme of an operation\n(.|\n)*FP32 or BF16"),
         ({"2": BF16}, r"'2' was left in floating point: excluded by the caller\n(.|\n)*Override"),
+        ({"0": average}, r"'0' needs ranges that calibration did not look for\n(.|\n)*Override"),
     ]
     for choice, says in wrong:
         with pytest.raises(sashiko.InputError, match=says):
