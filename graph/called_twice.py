@@ -15,14 +15,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .attributes import Place, State, kept, state
 from .nodes import written_by
-from .rebound import storage, tried
+from .rebound import made_of, storage, tried
 
 T = TypeVar("T")
 
 
 class Changes(NamedTuple):
     """Names of attributes. always: those that each call changes. once: those that only the first changes, so that the next is another.
-    written: the first of the parameters that the first call writes into, and the next does not; an empty string without any."""
+    written: the first of what `_Calls.written` names, an empty string without any."""
 
     always: list[str]
     once: list[str]
@@ -73,7 +73,7 @@ class _Done(Exception):
 class _Calls:
     """Calls the model again at the end of its first call. differ: whether the second computes something else from the same arguments.
     leans: whether it reads tensors that the first made or wrote, which may be the same in another way, as a table is. written: parameters
-    that the first writes into, and the second does not."""
+    that the first writes into, and the second does not; and such buffers, if what is written depends on the numbers in the arguments."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
@@ -87,13 +87,15 @@ class _Calls:
         if self.first or mode is None:
             return
         self.first, end = state(self.model), len(mode.tracer.graph.nodes)
+        dependent = made_of(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         results = result, self.model(*args, **kwargs)
         self.second = state(self.model)
         meanings = _Meanings(mode.tracer)
         first, second = meanings.of_calls(end, *results)
         self.differ, self.leans = first != second, meanings.leans
         once = first[1].keys() - second[1].keys()
-        self.written = [name for name, parameter in self.model.named_parameters() if storage(parameter) in once]
+        buffers = [(name, buffer) for name, buffer in self.model.named_buffers() if storage(buffer) in dependent]
+        self.written = [name for name, tensor in (*self.model.named_parameters(), *buffers) if storage(tensor) in once]
         raise _Done
 
 

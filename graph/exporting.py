@@ -121,8 +121,8 @@ def check_mode(model: torch.nn.Module) -> None:
 
 
 def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
-    """What torch.export makes of a model, whose attributes stay as they were. A warning names what each call, or the first,
-    would change there. Raises Unsupported for one whose first call alone writes into parameters."""
+    """What torch.export makes of a model, whose attributes stay as they were. A warning names what each call, or the first, would change
+    there. Raises Unsupported for one whose first call alone writes into parameters, or its arguments into buffers."""
 
     def trace(shapes: Any = None) -> ExportedProgram:
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)

@@ -143,10 +143,10 @@ class _Watch:
                 if storages.count(storage(old)) > 1:
                     what = "binds the buffer {} to another tensor, while another buffer or parameter shares its memory"
                     raise self.refused(module, name, what, _IN_PLACE.format(name))
-            elif old is not None and storage(new) in _made_of([old]):
+            elif old is not None and storage(new) in made_of([old]):
                 hint = _WHOLE if old.dtype == new.dtype else f"register it as a tensor of {_dtype(new)} to begin with"
                 raise self.refused(module, name, f"makes {_told(new)} of the buffer {{}}, {_told(old)}, for later calls", hint)
-            elif storage(new) in _made_of(arguments):
+            elif storage(new) in made_of(arguments):
                 self.made.append(Made(module, name, [_hint(size) for size in new.shape], new.dtype))
 
     def path(self, module: torch.nn.Module, name: str) -> str:
@@ -164,7 +164,7 @@ def _changes(module: torch.nn.Module, held: Mapping[str, Tensor | None]) -> Iter
             yield _Change(module, name, old, new)
 
 
-def _made_of(sources: Iterable[Tensor]) -> set[int]:
+def made_of(sources: Iterable[Tensor]) -> set[int]:
     """The memory of tensors that depend on the numbers in these, as far as the trace has come. What is written into one is an operation
     that gives it."""
     mode = get_proxy_mode()
