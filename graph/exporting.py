@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.errors import BY_PARTS, PADDED, InputError, SashikoError, Unsupported
-from . import flex, regions, views
+from . import assertions, flex, regions, views
 from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
 from .attributes import without_data
@@ -136,7 +136,7 @@ def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     if once:
         what = "as the first call finds it; the model changes it there, and computes something else in later calls"
         warnings.warn(f"sashiko takes {', '.join(once)} for constant {what}: call the model once before", stacklevel=2)
-    return without_transforms(program)
+    return without_transforms(assertions.told(program))
 
 
 def distinct(model: torch.nn.Module, arguments: T) -> T:
@@ -278,22 +278,18 @@ def tracing() -> Iterator[None]:
     fails; recurrent layers stay whole (`aten/recurrent.py`), and nn.Transformer does not look at the numbers of a mask.
 
     It looks whether they are those of the causal mask, which decides about speed alone; a traced mask has none, and tracing would end.
-    What is asserted of a number that is read from a tensor is checked in each call, whatever the assertion says where it fails.
     """
     module: Any = torch.nn.modules.transformer
-    bytecode: Any = importlib.import_module("torch._dynamo.symbolic_convert")
     exporter: Any = importlib.import_module("torch.export._trace")  # which torch.export imports when it is first called
     with alone():
-        asking, asserting = module._detect_is_causal_mask, bytecode.get_assert_bytecode_sequence
+        asking = module._detect_is_causal_mask
         exporter.print = lambda *_, **__: None  # instead of the built-in function
         module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-        # What follows the jump by which torch knows an assertion: the exception is loaded, and behind that a message, or none.
-        bytecode.get_assert_bytecode_sequence = lambda with_msg: asserting(with_msg)[:1]
         try:
-            with quiet(), recurrent.Layers():
+            with quiet(), recurrent.Layers(), assertions.traced():
                 yield
         finally:
-            module._detect_is_causal_mask, bytecode.get_assert_bytecode_sequence = asking, asserting
+            module._detect_is_causal_mask = asking
             vars(exporter).pop("print", None)  # a model that compiles another as it is traced has
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ _COMPARED: Mapping[Any, Callable[[Value, Value], Value]] = {
 _LOGICAL: Mapping[Any, Callable[..., Value]] = {torch.sym_not: b.logical_not, operator.and_: b.and_, operator.or_: b.or_}
 _EXACT: Mapping[Any, Callable[..., Value]] = {
     operator.add: b.add, operator.sub: b.sub, operator.mul: b.mul, operator.neg: b.neg, torch.sym_ite: b.where,
-    torch.sym_min: b.minimum, torch.sym_max: b.maximum,
+    torch.sym_min: b.minimum, torch.sym_max: b.maximum, torch.sym_sum: lambda *parts: reduce(b.add, parts),
 }
 _WHOLE: Mapping[Any, Callable[..., Value]] = {torch.sym_int: b.trunc, math.floor: b.floor, math.ceil: b.ceil}  # of a float, an int
 _COMPUTED: Mapping[DType, Mapping[Any, Callable[..., Value]]] = {

@@ -1,0 +1,56 @@
+"""What a model asserts of the numbers in its tensors, so that a trace of it does so in each call."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from .alone import alone
+from .nodes import origin_of
+
+_ASYNC, _SCALAR = torch.ops.aten._assert_async, torch.ops.aten._assert_scalar.default
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Lets torch.export record `assert` and `torch._check` of a number that `item()` reads. torch knows an assertion by its bytecode,
+    whose exception may have a message; and writes those of integers into the graph, but forgets those of floats."""
+    bytecode: Any = importlib.import_module("torch._dynamo.symbolic_convert")
+
+    def defer(env: ShapeEnv, expression: Any, message: str, fx_node: torch.fx.Node | None = None) -> bool:
+        holds = deferred(env, expression, message, fx_node)
+        if holds and get_proxy_mode() is not None and any(symbol_is_type(s, SymT.UNBACKED_FLOAT) for s in expression.free_symbols):
+            condition = torch.SymBool(SymNode(expression, env, bool, None))  # type: ignore[no-untyped-call]
+            _SCALAR(condition, f"Runtime assertion failed for expression {expression}")  # as torch says it of integers
+        return holds
+
+    with alone():
+        asserting, deferred = bytecode.get_assert_bytecode_sequence, ShapeEnv.guard_or_defer_runtime_assert
+        # What follows the jump by which torch knows an assertion: the exception is loaded, and behind that a message, or none.
+        bytecode.get_assert_bytecode_sequence = lambda with_msg: asserting(with_msg)[:1]
+        ShapeEnv.guard_or_defer_runtime_assert = defer  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            bytecode.get_assert_bytecode_sequence = asserting
+            ShapeEnv.guard_or_defer_runtime_assert = deferred  # type: ignore[method-assign]
+
+
+def told(program: ExportedProgram) -> ExportedProgram:
+    """The program, whose assertions say where they are. One without a message would be removed as a call whose result nobody uses."""
+    for node in program.graph.find_nodes(op="call_function", target=_ASYNC.default):
+        node.target, node.args = _ASYNC.msg, (node.args[0], f"an assertion of the model does not hold: {origin_of(node)}")
+    for node in program.graph.find_nodes(op="call_function", target=_SCALAR):
+        message, where = str(node.args[1]), f": {origin_of(node)}"
+        node.args = node.args[0], f"{message.removesuffix(where)}{where}"
+    program.graph_module.recompile()
+    return program
