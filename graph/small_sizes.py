@@ -29,7 +29,7 @@ def needed(nodes: Iterable[Node], known: Symbols) -> Iterator[Assumption]:
     """What torch's operations asked of sizes where the graph has an answer for all: a squeeze leaves alone what is not 1, the element or
     the largest ones that are chosen are there, and a range has a step."""
     for node in nodes:
-        if node.target is torch.ops.aten.arange.start_step and isinstance(node.args[2], Node):
+        if node.target is torch.ops.aten.arange.start_step and len(node.args) > 2 and isinstance(node.args[2], Node):
             step = node.args[2].meta["val"]
             if isinstance(step, torch.SymInt) and not known.depends_on_data(step):
                 yield Assumption(known.dim(step), "!=")

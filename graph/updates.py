@@ -22,7 +22,7 @@ from . import build as b
 from .dims import Dim, floordiv, minimum, non_negative, product
 from .ir import Graph, Value, rebuild, with_inputs
 from .ops import OPS, make
-from .poly import terms_of
+from .poly import never_negative
 
 IN_PLACE = ("put", "border", "joined")
 """Operations whose result is in the memory of their first operand, and `joined` in that of all."""
@@ -87,8 +87,7 @@ def inside(position: Value, size: Dim) -> bool:
     least, most = a.start, a.start + (a.length - 1) * a.step
     if a.step < 0:
         least, most = most, least
-    # Whatever the symbols are: proofs elsewhere rely on sizes of at least 1, but a call may bring a size of 0.
-    return all(coefficient >= 0 for dim in (least, size - 1 - most) for _, coefficient in terms_of(dim))
+    return never_negative(least) and never_negative(size - 1 - most)
 
 
 def slice_of(put: Value) -> tuple[int, Counting] | None:

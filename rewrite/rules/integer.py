@@ -28,6 +28,7 @@ from ..query import last_axes_swapped
 from ..rule import Match, RuleSet, rule
 from .contraction import random_weight
 from .quantize import per_tensor, random_integers
+from .unsigned import MOST
 
 _UNIT = QParams((1.0,), 0, None, -128, 127)
 
@@ -47,7 +48,12 @@ def refused(m: Match, x: Value, w: Value) -> Mismatch | None:
         return m.fail(f"w is {w.tensor}, not symmetric s8", w)
     if q.axis not in (None, 0):
         return m.fail(f"w has one scale for each index of axis {q.axis}, which is summed over", w)
-    return None
+    return _too_long(m, w)
+
+
+def _too_long(m: Match, rows: Value) -> Mismatch | None:
+    k = rows.shape[-1]
+    return m.fail(f"a sum of {k} products of integers may not fit 32 bits", rows) if isinstance(k, int) and k > MOST else None
 
 
 def _linear_example(rng: random.Random) -> Value:
@@ -185,6 +191,9 @@ def quantized_matmul(m: Match) -> Value | Mismatch:
     signed = _signed(m, y)
     if x.dtype not in (i8, u8) or signed is None:
         return m.fail(f"integer products are of s8 or u8 with s8, not of {x.dtype} with {y.dtype}", y)
+    why = _too_long(m, x)
+    if why is not None:
+        return why
     with b.at(m.root.origin):
         zero = q.zero_point if signed is y else q.zero_point - 128
         return b.mul(b.cast(_centred(x, signed, p.zero_point, zero), f32), p.scale[0] * q.scale[0])

@@ -26,6 +26,7 @@ LEAST: dict[str, tuple[int, Function]] = {
     "concatenation": (0, lambda x: torch.cat([x, x.flip(0)])),
     "rows": (0, lambda x: F.layer_norm(x, (4,)).sort(0)[0]),
     "squares": (0, lambda x: x.reshape(-1, 2, 2).transpose(1, 2).reshape(x.shape[0], 4)),
+    "counted": (0, lambda x: x + torch.arange(0, 4, 1)),
     "first": (1, lambda x: x[0]),
     "last": (1, lambda x: x[-1:]),
     "maximum": (1, lambda x: x.amax(0)),
@@ -57,7 +58,7 @@ class Applied(nn.Module):
 
 
 SHOWN = (
-    "elements", "softmax", "last", "maximum", "largest so far of the maximum", "chosen", "written", "enlarged", "second last", "first two",
+    "elements", "counted", "softmax", "last", "maximum", "largest so far of the maximum", "chosen", "written", "enlarged", "second last", "first two",
     "largest",
 )
 
@@ -117,6 +118,22 @@ def test_a_small_size_that_others_cannot_make_up_for() -> None:
     assert_close(compiled(x, y), y * 2)
     with pytest.raises(InputError, match="takes another way for these sizes"):
         compiled(x[:1], y)
+
+
+def test_positions_that_are_negative_for_small_sizes() -> None:
+    class Placed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            start = (x.shape[0] - 5) // 2
+            return torch.zeros(start + 4, 3).index_copy(0, torch.arange(start, start + 2), x[:2])
+
+    model = Placed().eval()
+    compiled = sashiko.compile(model, (torch.randn(9, 3),), dynamic_shapes=({0: Dim.AUTO},))
+    for size in (5, 6, 20):
+        x = torch.randn(size, 3)
+        assert_close(compiled(x), model(x))
+    for function in (model, compiled):
+        with pytest.raises(IndexError):
+            function(torch.randn(4, 3))
 
 
 def _number(name: str, function: Callable[[torch.Tensor, int], torch.Tensor]) -> object:

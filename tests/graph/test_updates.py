@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sashiko.graph import build as b
-from sashiko.graph.dims import symbol
+from sashiko.graph.dims import floordiv, maximum, minimum, mod, symbol
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
 from sashiko.graph.simplify import canonical
@@ -57,6 +57,11 @@ def test_a_slice_is_of_one_axis() -> None:
     crosswise = b.put(X, b.slice_(PART, 1, 0, 1), {1: b.reshape(b.iota(3, i64), (3, 1, 1))})
     assert slice_of(crosswise) is None, "row i has its element at i"
     assert not inside(b.iota(1, i64), N), "a call may bring no elements"
+    half, behind = floordiv(N, 2), floordiv(N - 5, 2)
+    assert inside(b.iota(2, i64, half), half + 2) and inside(b.iota(2, i64, mod(N, 3)), mod(N, 3) + 2)
+    assert inside(b.iota(2, i64, maximum(behind, 0)), maximum(behind, 0) + 2)
+    assert not inside(b.iota(2, i64, behind), behind + 4), "what is negative for small sizes"
+    assert not inside(b.iota(2, i64, minimum(N, behind)), minimum(N, behind) + 4)
 
 
 def test_in_place_where_nothing_reads_what_was_there() -> None:

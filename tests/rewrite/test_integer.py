@@ -133,6 +133,20 @@ def test_right_operands_that_have_no_signed_form() -> None:
     assert "not quantized per tensor" in reason("quantized_matmul", b.matmul(b.dequantize(b.quantize(X, i8, S8)), by_channel))
 
 
+def test_sums_that_may_not_fit_32_bits_stay_floats() -> None:
+    """Of u8 and s8 more than 2^16 of the largest products do not, whether one side is a weight or both are computed."""
+    for k, refused in ((2**16, False), (2**16 + 1, True)):
+        x, y = (b.quantize(b.input_(n, f32, (1, k)), i8, S8) for n in range(2))
+        weight = b.constant(torch.ones(1, k, dtype=torch.int8), qparams=S8)
+        products = {
+            "quantized_linear": b.linear(b.dequantize(x), b.dequantize(weight)),
+            "quantized_matmul": b.matmul(b.dequantize(x), b.dequantize(b.permute(y, (1, 0)))),
+        }
+        assert all("may not fit 32 bits" in reason(rule, root) for rule, root in products.items() if refused)
+        inputs = x.inputs[0], y.inputs[0]
+        assert refused or all("dequantize" not in ops(apply(Graph(inputs, (root,)), INTEGER)) for root in products.values())
+
+
 def test_rows_of_a_table_take_their_scales_along() -> None:
     """The table stays what it is: 8-bit integers."""
     scales = torch.rand(7) + 0.1
