@@ -36,8 +36,9 @@ _EXP = f"e@exp(sub(s@{_SCORES}, reduce{{m, kind=max}}(s)))"
 _SOFTMAX = f"(div!({_EXP}, reduce{{n, kind=sum}}(e)) | mul!({_EXP}, reciprocal(reduce{{n, kind=sum}}(e))))"
 _FACTOR = parse_pattern("mul(x, $times) | div(x, $over)")
 
-# Above this a score is not lost beside the mask.
-HIGHEST_MASK = -1e9
+# What masked scores may become: above the first, some weight would be left for them. The attention adds a number instead, the second at
+# most, beside which every score is lost: queries that see no key weigh all alike.
+_HIGHEST_MASK, _HIDDEN = -1e9, -1e30
 
 
 def _example(rng: random.Random) -> Value:
@@ -119,9 +120,9 @@ def _mask(m: Match) -> Value | Mismatch | None:
     drop = m.get("drop")
     if low == float("-inf"):
         return m["keep"] if drop is None else m.make("logical_not", drop)
-    if not low <= HIGHEST_MASK:
+    if not low <= _HIGHEST_MASK:
         return m.fail(f"masked scores become {low}, which does not hide them", m["s"])
-    zero, hidden = (full(x, m.root.dtype, (), m.root.origin) for x in (0.0, low))
+    zero, hidden = (full(x, m.root.dtype, (), m.root.origin) for x in (0.0, min(low, _HIDDEN)))
     return m.make("where", m["keep"], zero, hidden) if drop is None else m.make("where", drop, hidden, zero)
 
 

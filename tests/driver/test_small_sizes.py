@@ -58,8 +58,8 @@ class Applied(nn.Module):
 
 
 SHOWN = (
-    "elements", "counted", "softmax", "last", "maximum", "largest so far of the maximum", "chosen", "written", "enlarged", "second last", "first two",
-    "largest",
+    "elements", "counted", "softmax", "last", "maximum", "largest so far of the maximum", "chosen", "written", "enlarged", "second last",
+    "first two", "largest",
 )
 
 

@@ -132,6 +132,16 @@ def test_a_mask_that_does_not_hide() -> None:
     assert "masked scores become -100.0, which does not hide them" in refusal(finish(b.where(SEEN, scores(), -100.0)))
 
 
+def test_queries_that_see_no_key_weigh_all_alike() -> None:
+    """However large the scores are: these are replaced, not added to."""
+    graph = apply(Graph(INPUTS, (finish(b.where(SEEN, scores(), -1e9)),)), CANONICAL)
+    assert graph.outputs[0].op == "attention"
+    seen = torch.zeros(B, 1, 1, S, dtype=torch.bool)
+    q, k, v = 100 * torch.randn(B, M, H, D), 100 * torch.randn(B, S, H, D), torch.randn(B, S, H, D)
+    expected = v.transpose(1, 2).mean(-2, keepdim=True).expand(B, H, M, D)
+    torch.testing.assert_close(run(graph, [q, k, v, seen, torch.zeros(B, 1, M, S)])[0], expected)
+
+
 def test_a_mask_that_adds_heads() -> None:
     q, k, v = (b.input_(i, f32, (1, n, D)) for i, n in enumerate((M, S, S)))
     mask = b.input_(3, f32, (3, M, S))
