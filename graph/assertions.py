@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,8 @@ from .nodes import origin_of
 
 _ASYNC, _SCALAR = torch.ops.aten._assert_async, torch.ops.aten._assert_scalar.default
 
+_POWERS = (torch.SymFloat.__pow__.__code__, torch.SymFloat.__rpow__.__code__)
+
 
 @contextmanager
 def traced() -> Iterator[None]:
@@ -28,7 +31,8 @@ def traced() -> Iterator[None]:
 
     def defer(env: ShapeEnv, expression: Any, message: str, fx_node: torch.fx.Node | None = None) -> bool:
         holds = deferred(env, expression, message, fx_node)
-        if holds and get_proxy_mode() is not None and any(symbol_is_type(s, SymT.UNBACKED_FLOAT) for s in expression.free_symbols):
+        floats = any(symbol_is_type(s, SymT.UNBACKED_FLOAT) for s in expression.free_symbols)
+        if holds and floats and get_proxy_mode() is not None and not _of_a_power():
             condition = torch.SymBool(SymNode(expression, env, bool, None))  # type: ignore[no-untyped-call]
             _SCALAR(condition, f"Runtime assertion failed for expression {expression}")  # as torch says it of integers
         return holds
@@ -43,6 +47,14 @@ def traced() -> Iterator[None]:
         finally:
             bytecode.get_assert_bytecode_sequence = asserting
             ShapeEnv.guard_or_defer_runtime_assert = deferred  # type: ignore[method-assign]
+
+
+def _of_a_power() -> bool:
+    """Whether torch itself asserts that the base of a power is no less than 0, which it may well be where the exponent is whole."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code not in _POWERS:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
 
 
 def told(program: ExportedProgram) -> ExportedProgram:

@@ -25,7 +25,7 @@ from .memory_format import lies_row_by_row
 from .nodes import as_it_is, name_of, origin_of, schema_arguments
 from .ops import make
 from .randomness import draws
-from .scalars import READ, computed, computed_with, condition, of_data
+from .scalars import READ, computed, computed_with, condition, defined, of_data
 from .symbols import Symbols
 from .types import FROM_TORCH, TensorType, TupleType, Type, boolean
 
@@ -192,6 +192,9 @@ class Lowering:
             result = computed(node, numbers)
         if reads and result is not None:
             self.read[node] = result
+            holds = defined(node, numbers)
+            if holds is not None:
+                self.checks.append((holds, f"a number of the model is divided by 0, not finite or not real: {origin_of(node)}"))
         return result
 
     def assert_number(self, node: Node) -> None:
@@ -315,7 +318,7 @@ def constant_value(tensor: torch.Tensor, name: str, watched: bool, device: torch
         raise Unsupported(f"the tensor {name} is {tensor.dtype}, {tensor.layout}, on {tensor.device}")
     if number:
         return b.full(tensor.item(), FROM_TORCH[tensor.dtype])
-    return b.constant(tensor, name, watched)
+    return b.constant(tensor if watched else tensor.clone(), name, watched)  # folded in part: all of it is what it was at first
 
 
 def _unused(node: Node, meta: Any) -> frozenset[int]:

@@ -25,7 +25,7 @@ _COMPARED: Mapping[Any, Callable[[Value, Value], Value]] = {
 }
 _LOGICAL: Mapping[Any, Callable[..., Value]] = {torch.sym_not: b.logical_not, operator.and_: b.and_, operator.or_: b.or_}
 _EXACT: Mapping[Any, Callable[..., Value]] = {
-    operator.add: b.add, operator.sub: b.sub, operator.mul: b.mul, operator.neg: b.neg, torch.sym_ite: b.where,
+    operator.add: b.add, operator.sub: b.sub, operator.mul: b.mul, operator.neg: b.neg, operator.abs: b.abs_, torch.sym_ite: b.where,
     torch.sym_min: b.minimum, torch.sym_max: b.maximum, torch.sym_sum: lambda *parts: reduce(b.add, parts),
 }
 _WHOLE: Mapping[Any, Callable[..., Value]] = {torch.sym_int: b.trunc, math.floor: b.floor, math.ceil: b.ceil}  # of a float, an int
@@ -62,6 +62,17 @@ def computed(node: Node, operands: list[Any]) -> SymScalar:
         raise Unsupported(f"{getattr(node.target, '__name__', node.target)} computes a number from sizes or data")
     given = f64 if node.target in _WHOLE else dtype
     return SymScalar(b.cast(rule(*(_value(x, given) for x in operands)), dtype))
+
+
+def defined(node: Node, operands: list[Any]) -> Value | None:
+    """What holds where Python has a result, if it may raise instead: by 0 nothing is divided, no int is infinite or NaN,
+    and of negative numbers only whole powers are real."""
+    if node.target is operator.truediv:
+        return b.ne(_value(operands[1], f64), 0.0)
+    if node.target is operator.pow:
+        base, exponent = (_value(x, f64) for x in operands)
+        return b.and_(b.or_(b.ne(base, 0.0), b.ge(exponent, 0.0)), b.or_(b.ge(base, 0.0), b.eq(exponent, b.floor(exponent))))
+    return b.lt(b.abs_(_value(operands[0], f64)), 2.0**63) if node.target in _WHOLE else None
 
 
 def condition(node: Node, operands: list[Any]) -> SymScalar:

@@ -148,6 +148,13 @@ def need_fitting(dtype: DType, *numbers: Operand | None) -> None:
                 raise Unsupported(f"the number {x} in a tensor of {dtype}")
 
 
+def need_alike(*items: Value | None) -> None:
+    """Raises Unsupported for several element types where PyTorch takes one alone: it says so itself."""
+    types = sorted({str(item.dtype) for item in items if item is not None})
+    if len(types) > 1:
+        raise Unsupported(f"operands of {' and '.join(types)}")
+
+
 def need_divisor(x: Operand, dtype: DType) -> None:
     """Raises Unsupported when an integer division by `x` might be by zero, or overflow; PyTorch raises there, a CPU traps."""
     number = known_number(x)

@@ -16,7 +16,7 @@ from .. import build as b
 from ..dims import Dim
 from ..ir import Value
 from .call import Call, Row, opmath
-from .normalization import affine, by_running_statistics, in_groups, normalized
+from .normalization import affine, by_running_statistics, in_groups, need_parameters, normalized
 from .padding import surrounded
 from .pointwise import binary
 from .shape import concat, convert, pad, stretch
@@ -26,6 +26,7 @@ aten = torch.ops.aten
 
 
 def layer_norm(c: Call, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float, *_: Any) -> Value:
+    need_parameters(x, weight, bias)
     axes = tuple(range(x.tensor.rank - len(shape), x.tensor.rank))
     return b.cast(affine(normalized(b.cast(x, opmath(x.dtype)), axes, eps)[0], weight, bias), x.dtype)
 

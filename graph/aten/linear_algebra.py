@@ -13,16 +13,17 @@ from ..dims import bounds, broadcast, product
 from ..ir import Value
 from ..products import transposed
 from ..types import boolean, f32, f64, i8, u8
-from .call import Call, Row, opmath
+from .call import Call, Row, need_alike, opmath
 
 aten = torch.ops.aten
 _MANY = 1 << 18  # multiplications
 
 
-def need_float(*items: Value) -> None:
-    """Raises Unsupported for integer products, which wrap around in torch."""
-    if not all(i.dtype.is_float for i in items):
+def need_float(*items: Value | None) -> None:
+    """Raises Unsupported for integer products, which wrap around in torch, and for operands of several types."""
+    if not all(i is None or i.dtype.is_float for i in items):
         raise Unsupported("a product of integer matrices")
+    need_alike(*items)
 
 
 def need_few(c: Call, x: Value) -> None:
@@ -58,7 +59,7 @@ def int_mm(c: Call, x: Value, y: Value) -> Value:
 
 def addmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: float = 1) -> Value:
     """beta * bias + alpha * x @ y"""
-    need_float(x, y)
+    need_float(x, y, bias)
     need_few(c, x)
     w = transposed(y) if y.tensor.rank == 2 else None
     if w is not None and beta == 1 and alpha == 1 and bias.shape == (w.shape[0],):
@@ -72,7 +73,7 @@ def addmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: floa
 
 
 def linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
-    need_float(x, w)
+    need_float(x, w, bias)
     need_few(c, x)
     if w.tensor.rank == 1:
         return b.cast(b.reshape(matmul(c, x, w), c.shape), c.dtype)

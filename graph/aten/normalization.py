@@ -11,10 +11,16 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, Shape, bounds, floordiv, product
 from ..ir import Value
-from .call import Call, Row, opmath
+from .call import Call, Row, need_alike, opmath
 from .reductions import count, mean_of, variance
 
 aten = torch.ops.aten
+
+
+def need_parameters(x: Value, weight: Value | None, bias: Value | None) -> None:
+    """Raises Unsupported for parameters that are neither of x's type nor, for narrower ones, f32, which PyTorch does not take."""
+    wide = all(item is None or item.dtype is opmath(x.dtype) for item in (weight, bias))
+    need_alike(weight, bias, *(() if wide else (x,)))
 
 
 def affine(x: Value, weight: Value | None, bias: Value | None, shape: Shape | None = None) -> Value:
@@ -33,6 +39,7 @@ def normalized(x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value,
 
 
 def layer_norm(c: Call, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float) -> tuple[Value, ...]:
+    need_parameters(x, weight, bias)
     axes = tuple(range(x.tensor.rank - len(shape), x.tensor.rank))
     out, mean, scale = normalized(b.cast(x, opmath(x.dtype)), axes, eps)
     return (b.cast(affine(out, weight, bias), x.dtype), b.cast(mean, c.element(1).dtype), b.cast(scale, c.element(2).dtype))
@@ -54,6 +61,7 @@ def group_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, n: D
 
 def in_groups(x: Value, weight: Value | None, bias: Value | None, groups: int, eps: float) -> tuple[Value, Value, Value]:
     """Group normalization of [n, channels, *spatial], and the statistics of its groups: [n, groups, 1, 1]."""
+    need_parameters(x, weight, bias)
     n, channels, *spatial = x.shape
     if (each := floordiv(channels, groups)) * groups != channels:
         raise Unsupported(f"{groups} groups of {channels} channels, an unknown number")

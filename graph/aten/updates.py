@@ -13,7 +13,7 @@ from .. import build as b
 from ..dims import Dim, bounds, broadcast, product
 from ..ir import Value
 from ..types import boolean, i64, identity, u8
-from .call import Call, Operand, Row, as_value, opmath
+from .call import Call, Operand, Row, as_value, need_alike, opmath
 from .indexing import wrapped
 from .shape import movable
 
@@ -97,6 +97,7 @@ def index_copy(c: Call, x: Value, axis: int, index: Value, source: Value) -> Val
 def index_add(c: Call, x: Value, axis: int, index: Value, source: Value, alpha: Operand = 1) -> Value:
     if not x.tensor.rank:
         raise Unsupported("index_add into a scalar")
+    need_alike(x, source)
     axis = b.axis_of(axis, x.tensor.rank)
     part = b.reshape(source, (*x.shape[:axis], product(index.shape), *x.shape[axis + 1 :]))
     if alpha != 1:

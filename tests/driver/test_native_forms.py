@@ -228,6 +228,22 @@ def test_whole_numbers_read_from_tensors() -> None:
     agree(numbers, x, n)
 
 
+@pytest.mark.parametrize(("function", "wrong"), [
+    (lambda x, k: x * (1 / k.item()), 0.0), (lambda x, k: x * k.item() ** -1, 0.0), (lambda x, k: x * k.item() ** 2.0, None),
+    (lambda x, k: x * abs(k.item()) ** 0.5 * 2.0 ** k.item(), None), (lambda x, k: x * math.floor(k.item()), math.nan),
+    (lambda x, k: x * math.ceil(k.item()), math.inf),
+], ids=["quotient", "power", "square", "root", "floor", "ceil"])  # fmt: skip
+def test_numbers_that_python_does_not_have(function: Callable[..., torch.Tensor], wrong: float | None) -> None:
+    x, k = torch.randn(3), torch.tensor(2.5)
+    fast = agree(function, x, k)
+    assert_close(fast(x, -k), function(x, -k))
+    if wrong is not None:
+        with pytest.raises((ZeroDivisionError, ValueError, OverflowError)):
+            function(x, torch.tensor(wrong))
+        with pytest.raises(RuntimeError, match=r"divided by 0, not finite or not real: \w+\.py:\d+"):
+            fast(x, torch.tensor(wrong))
+
+
 def _fits(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     torch._check(n.max().item() <= x.shape[1])
     return x * 2

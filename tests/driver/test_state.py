@@ -166,6 +166,23 @@ def test_what_the_first_call_alone_writes(
     assert_close(compiled(again), model(again), rtol=0, atol=0.05)
 
 
+def test_plain_tensors_among_attributes_stay_what_they_were() -> None:
+    """All of what is made of them, wherever code computes it."""
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps, self.factor = torch.arange(3.0), torch.tensor(2.0)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x + self.steps, x * self.factor + self.steps * 2
+
+    model, x = Plain().eval(), torch.randn(3)
+    compiled, expected = sashiko.compile(model, (x,)), model(x)
+    model.steps.add_(10)
+    model.factor.add_(1)
+    assert_close(compiled(x), expected)
+
+
 def test_arguments_that_the_model_writes() -> None:
     class Writes(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -58,14 +58,14 @@ def test_python_arguments_are_fixed() -> None:
         run(captured, (torch.randn(2), False))
 
 
-def test_parameters_and_buffers_are_watched_and_not_copied() -> None:
+def test_parameters_and_buffers_are_watched_and_other_tensors_copied() -> None:
     fc = nn.Linear(2, 2)
     model = module(lambda self, x: self.fc(x) + self.shift + self.table, fc=fc, shift=torch.randn(2))
     model.table = torch.randn(2)
     constants = {v.name: v.attrs for v in capture(model, (torch.randn(1, 2),)).graph.constants}
     found = {n: (a.tensor, a.watched) for n, a in constants.items() if isinstance(a, ConstantAttrs)}
     assert found["fc.weight"] == (fc.weight, True) and found["shift"][0] is model.shift and found["shift"][1]
-    assert found["table"][0] is model.table and not found["table"][1]
+    assert torch.equal(found["table"][0], model.table) and found["table"][0] is not model.table and not found["table"][1]
 
 
 def test_written_buffers_are_state() -> None:
