@@ -31,7 +31,7 @@ from .decompose import by_node
 from .examples import refusal
 from .lower import CHECKS, PART_OF
 from .modes import EVAL, in_training
-from .rebound import settled
+from .rebound import settled, storage
 from .refusals import translated
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
@@ -140,18 +140,19 @@ def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def distinct(model: torch.nn.Module, arguments: T) -> T:
-    """The arguments, in which no tensor is there twice or is one of the model's own: a trace tells tensors apart by identity, and would
-    take one for the other in all calls. InputError for one that is not on the CPU, or nested."""
-    seen = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
+    """The arguments, none of which shares memory with another or is one of the model's own: a trace tells tensors apart by identity, and
+    would take one for the other in all calls. InputError for one that is not on the CPU, or nested."""
+    seen, held = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}, set[int]()
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             raise InputError(f"an argument is on {tensor.device}, expected a tensor on the CPU", "the example", CPU)
         if tensor.is_nested:
             raise InputError("an argument is a nested tensor, expected a dense one", "the example", PADDED)
-        if id(tensor) in seen:
+        if id(tensor) in seen or storage(tensor) in held - {0}:
             return tensor.detach().clone()
         seen.add(id(tensor))
+        held.add(storage(tensor))
         return tensor
 
     changed: T = pytree.tree_map_only(torch.Tensor, own, arguments)

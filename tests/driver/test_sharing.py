@@ -101,6 +101,17 @@ def test_an_argument_that_is_a_buffer() -> None:
     assert_close((fast(model.seen.clone()), model.seen), (torch.zeros(4), torch.ones(4)))
 
 
+@pytest.mark.parametrize("name", MEMORY)
+def test_an_example_may_share_memory(name: str) -> None:
+    """It stands for calls whose arguments do not."""
+    model = Apply(both_written).eval()
+    fast = sashiko.compile(model, pair(name))
+    mine, theirs = (tuple(t.clone() for t in pair(name)) for _ in range(2))
+    assert_close((fast(*mine), mine), (model(*theirs), theirs))
+    with pytest.raises(sashiko.InputError, match="share memory"):
+        fast(*pair(name))
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("step", [added_to, both_written], ids=lambda f: f.__name__)
 def test_arguments_that_share_memory_through_torch_compile(step: Step) -> None:
