@@ -12,7 +12,7 @@ PADDED = "pad it, as by torch.nested.to_padded_tensor(x, 0.0)"
 
 
 class SashikoError(Exception):
-    """Base of every exception raised on purpose.
+    """Base of the exceptions that are our own.
 
     what: one sentence saying what happened.
     where: the place in the user's code or file, such as `model.py:12 in forward`; empty when there is none.
@@ -36,15 +36,15 @@ class SashikoError(Exception):
 
 
 class Unsupported(SashikoError):
-    """Something the compiler does not cover. The driver turns it into a call of the original PyTorch op, unless `strict=True`."""
+    """Something the compiler does not cover. Of an operation the driver makes a call of PyTorch's own, unless `strict=True`."""
 
 
 class InvalidGraph(SashikoError):
-    """A defect of the compiler itself: a pass produced a graph that the verifier rejects. `where` names the pass."""
+    """A defect of the compiler itself: a pass, named by `where`, made a graph that the verifier rejects. Or a mistake in a user's rule."""
 
 
 class CalibrationError(SashikoError):
-    """The calibration data cannot be used: empty, NaN or infinite, or it does not fit the model's arguments."""
+    """The model cannot be calibrated: its data is empty, NaN or infinite, or does not fit its arguments, or it is in training mode."""
 
 
 class ArtifactError(SashikoError):

@@ -31,7 +31,7 @@ class CompiledModel:
 
     Errors when called: InputError for arguments that do not fit what was declared, IndexError for an index out of range inside the model,
     RuntimeError for an assertion of the model that does not hold.
-    Any number of threads may call at the same time. Results are new tensors; the storage of one of 2 MB and more cannot grow.
+    Any number of threads may call at the same time. Results are new tensors; the storage of one of 4 MiB and more cannot grow.
 
     quantized: the simulation it was compiled from, when `quantize_and_compile` made it. search: how its precisions were found.
     """
