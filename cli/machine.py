@@ -14,7 +14,7 @@ from ..platforms.host import HostReport, cpu_model, host_report
 
 _PACKAGES = (
     *("sashiko", "torch", "numpy", "llvmlite", "safetensors", "py-cpuinfo", "rich"),
-    *("transformers", "torch-mlir", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "matplotlib"),
+    *("transformers", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "matplotlib"),
 )
 _SYMBOLS: tuple[tuple[str, str], ...] = (
     ("GOMP_parallel", "the thread pool shared with torch"),
