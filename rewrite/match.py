@@ -154,7 +154,7 @@ class Matcher:
             return node.op, value.op
         if node.op in GROUPS and state.groups.get(node.op, value.op) != value.op:
             return state.groups[node.op], value.op
-        if node.attrs is not None and state.attrs.get(node.attrs, value.attrs) != value.attrs:
+        if node.attrs is not None and not same_attrs(state.attrs.get(node.attrs, value.attrs), value.attrs):
             return f"the same attributes as the other {node.attrs}", str(value.attrs)
         for key, wanted in node.fields:
             found = getattr(value.attrs, key)
@@ -193,10 +193,13 @@ class Matcher:
 
 
 def same_value(a: Value, b: Value) -> bool:
-    """True for one value, and for two that spell the same number in the same type."""
-    if a is b:
-        return True
-    return a.op == b.op == "full" and a.attrs == b.attrs
+    """True for one value, and for two that spell the same number in the same type: 0.0 and -0.0 are two."""
+    return a is b or (a.op == b.op == "full" and same_attrs(a.attrs, b.attrs))
+
+
+def same_attrs(a: Attrs, b: Attrs) -> bool:
+    """True for attributes that mean the same, bit for bit."""
+    return a is b or (a == b and a.exact == b.exact)
 
 
 def as_element(literal: Number, dtype: DType) -> Number | None:

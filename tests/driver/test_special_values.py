@@ -1,4 +1,4 @@
-"""Infinities and NaN where operations meet them only by their weights or their order."""
+"""Zeros of both signs, infinities, NaN and the largest and smallest numbers, where rules and tables meet them."""
 
 from __future__ import annotations
 
@@ -34,3 +34,8 @@ def test_numbers_in_order_with_nan_behind(side: str) -> None:
     fast = sashiko.compile(Apply(partial(torch.searchsorted, side=side)).eval(), (ends, x), strict=True)
     assert fast(ends, x).tolist() == np.searchsorted(ends.numpy(), x.numpy(), side=side).tolist()  # type: ignore[call-overload]
     assert fast(ends, torch.full((50,), float("nan"))).tolist() == [35] * 50
+
+
+def test_a_choice_between_zeros_of_both_signs() -> None:
+    model, x = Apply(lambda x: 1 / torch.where(x > 0, 0.0, -0.0)).eval(), torch.tensor([1.0, -1.0, float("nan")])
+    assert sashiko.compile(model, (x,), strict=True)(x).tolist() == model(x).tolist() == [float("inf"), float("-inf"), float("-inf")]

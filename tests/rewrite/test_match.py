@@ -41,6 +41,8 @@ def test_repeated_name_is_one_value() -> None:
     assert first("sub(p, p)", b.sub(X, X)) is not None
     assert first("sub(p, p)", b.sub(X, Y)) is None
     assert why("sub(p, p)", b.sub(X, Y)) == "expected the same value as the other p, found another input"
+    assert first("sub(p, p)", b.sub(b.full(0.0, f32), b.full(0.0, f32))) is not None
+    assert first("sub(p, p)", b.sub(b.full(0.0, f32), b.full(-0.0, f32))) is None
     # A name may be used before it is defined.
     square = b.mul(X, X)
     assert first("div(e, n@neg(e@mul(x, x)))", b.div(square, b.neg(square))) is not None
@@ -114,6 +116,8 @@ def test_attributes_bind_and_constrain() -> None:
     assert found is not None and found.attrs["p"] == turned.attrs
     three = b.permute(b.permute(b.reshape(X, (2, 3, 1)), (2, 0, 1)), (1, 0, 2))
     assert first("permute{p}(permute{p}(x))", three) is None
+    padded = b.pad(b.pad(X, ((1, 1), (0, 0)), 0.0), ((1, 1), (0, 0)), -0.0)
+    assert first("pad{p}(pad{p}(x))", padded) is None and first("pad{p}(pad{q}(x))", padded) is not None
     total = b.reduce(X, "sum", 1)
     assert first("reduce{kind=sum, axes=[1], keepdim=false}(x)", total) is not None
     assert why("reduce{kind=max}(x)", total) == "expected reduce with kind=max, found kind=sum"
