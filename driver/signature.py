@@ -11,8 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported
-from ..graph.captured import NAMELESS, Captured, FixedInput, FixedOutput, GraphOutput, InputOutput, Parameters, flatten_call
-from ..graph.encode import Json, tree_from, tree_json
+from ..graph.captured import NAMELESS, Captured, FixedInput, FixedOutput, GraphOutput, InputOutput, Parameters, flatten_call, same_value
+from ..graph.encode import Json, template_from, template_json, tree_from, tree_json
 
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -65,9 +65,7 @@ class Signature:
         for fixed, value in zip(self.arguments, flat, strict=True):
             if fixed is None:
                 passed.append(value)
-            elif value is not fixed.value and (
-                isinstance(value, torch.Tensor) or type(value) is not type(fixed.value) or value != fixed.value
-            ):
+            elif not same_value(value, fixed.value):
                 raise InputError(
                     f"argument {fixed.name} is {value!r}, but the model was compiled for {fixed.value!r}",
                     hint="compile it again for this value",
@@ -136,7 +134,7 @@ def to_json(signature: Signature) -> Json:
         "writes": [list(w) for w in signature.writes],
         "checks": [list(c) for c in signature.checks],
         "names": list(signature.parameters.names),
-        "defaults": {name: value for name, value in signature.parameters.defaults.items() if isinstance(value, _PLAIN)},
+        "defaults": {name: template_json(value) for name, value in signature.parameters.defaults.items() if isinstance(value, _PLAIN)},
         "in_spec": trees[0],
         "out_spec": trees[1],
     }
@@ -145,13 +143,14 @@ def to_json(signature: Signature) -> Json:
 def _fixed_json(fixed: Fixed) -> Json:
     if not isinstance(fixed.value, _PLAIN):
         raise Unsupported(f"{fixed.name or 'a result'} is a {type(fixed.value).__name__}, which cannot be written to a file")
-    return {"name": fixed.name, "value": fixed.value}
+    return {"name": fixed.name, "value": template_json(fixed.value)}
 
 
 def from_json(data: Json) -> Signature:
     """What `to_json` wrote."""
-    arguments = tuple(None if a is None else Fixed(a["name"], a["value"]) for a in data["arguments"])
-    results = tuple(Fixed(r["name"], r["value"]) if isinstance(r, dict) else Result(r[0], r[1]) for r in data["results"])
+    arguments = tuple(None if a is None else Fixed(a["name"], template_from(a["value"])) for a in data["arguments"])
+    results = tuple(Fixed(r["name"], template_from(r["value"])) if isinstance(r, dict) else Result(r[0], r[1]) for r in data["results"])
+    defaults = {name: template_from(value) for name, value in data.get("defaults", {}).items()}
     trees = [None if data[k] is None else tree_from(data[k]) for k in ("in_spec", "out_spec")]
     return Signature(arguments, results, tuple((o, i) for o, i in data["writes"]), trees[0], trees[1],
-                     tuple((n, m) for n, m in data.get("checks", ())), Parameters(tuple(data.get("names", ())), data.get("defaults", {})))
+                     tuple((n, m) for n, m in data.get("checks", ())), Parameters(tuple(data.get("names", ())), defaults))

@@ -233,12 +233,12 @@ class Captured:
 
 
 def same_value(value: Any, fixed: Any) -> bool:
-    """True for the same object, or an equal Python value of the same type, NaN for NaN; tensors are not compared."""
+    """True for the same object, or an equal Python value of the same type, NaN for NaN but not 0.0 for -0.0; tensors are not compared."""
     if value is fixed:
         return True
     if isinstance(value, torch.Tensor) or type(value) is not type(fixed):
         return False
-    return bool(value == fixed) or (isinstance(value, float) and value != value and fixed != fixed)
+    return repr(value) == repr(fixed) if isinstance(value, (float, complex)) else bool(value == fixed)
 
 
 def flatten_call(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str, Any], parameters: Parameters = NAMELESS) -> list[Any]:

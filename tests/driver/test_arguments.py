@@ -65,6 +65,29 @@ def test_arguments_with_defaults(tmp_path: Path) -> None:
                 compiled(*args, **kwargs)
 
 
+class Divided(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, by: float) -> torch.Tensor:
+        return self.linear(x) / by
+
+
+def test_a_number_is_the_one_it_was_bit_for_bit(tmp_path: Path) -> None:
+    """Zeros differ by their signs, and NaN is itself."""
+    model, x, inf = Divided().eval(), torch.randn(2, 3), float("inf")
+    for by, others in ((0.0, (-0.0, 0, False)), (-0.0, (0.0,)), (float("nan"), (0.0, inf)), (2.0, (2, 3.0)), (inf, (-inf,))):
+        sashiko.compile(model, (x, by)).save(tmp_path / "model")
+        quantized = sashiko.quantize(model, [(x, by)])
+        again = float(repr(by))
+        for called in (sashiko.compile(model, (x, by)), sashiko.load(tmp_path / "model"), quantized, sashiko.compile(quantized, (x, by))):
+            assert_close(called(x, again), model(x, again), rtol=0.05, atol=0.05, equal_nan=True)
+            for other in others:
+                with pytest.raises(sashiko.InputError):
+                    called(x, other)
+
+
 def test_examples_that_are_one_tensor() -> None:
     """A trace tells tensors apart by identity; a call of the same model passes others."""
 
