@@ -3,7 +3,8 @@
     x + 0 = x - 0 = x          x * 1 = x / 1 = x         x * -1 = -x           integers: x * 0 = 0
     -(-x) = x                  x - (-y) = x + y          x + (-y) = x - y      |-x| = ||x|| = |x|
     x ^ 1 = x                  x ^ 2 = x * x             x ^ -1 = 1 / x
-    1 / sqrt x = rsqrt x       1 / x = reciprocal x      x / c = x * (1/c) and x * a * b = x * (a b) for powers of two only
+    1 / sqrt x = rsqrt x       1 / x = reciprocal x      x / c = x * (1/c) for powers of two only
+    x * a * b = x * (a b), of which one is a power of two, where both make x larger or both smaller
     max(x, x) = min(x, x) = x  max(x, 0) = relu x        relu relu x = relu x
     where(true, x, y) = x      where(false, x, y) = y    where(c, x, x) = x    where(not c, x, y) = where(c, y, x)
     cast d (cast e x) = cast d x, when e holds every number of x's type
@@ -11,7 +12,8 @@
 
 Equality is that of numbers: NaN stays NaN, and a zero may change its sign (`-0.0 + 0` is `0.0`). The exceptions are powers and
 roots, which may differ by two units in the last place (`ulp=2`). Never done, because they change results: x * 0 for floats, x - x, sums
-and products in another order, x / c for other c, sqrt x for x ^ 0.5 (which is infinite for -inf).
+and products in another order, x / c for other c, sqrt x for x ^ 0.5 (which is infinite for -inf). Where both
+factors make x smaller, a result below the normal numbers may differ by one of the smallest of them.
 """
 
 from __future__ import annotations
@@ -54,12 +56,15 @@ def _two_factors(rng: random.Random) -> Value:
 
 @rule("mul(mul(x, $a), $b) -> mul(x, $a)", example=_two_factors)
 def merge_factors(m: Match) -> Value | Mismatch:
-    """The right side's number is a*b. With a power of two among them nothing is rounded in another place."""
+    """The right side's number is a*b. With a power of two among them nothing is rounded in another place, as long as x*a is neither
+    infinite nor below the normal numbers where x*a*b is not."""
     first, second = m.number("a"), m.number("b")
     if not m.root.dtype.is_float or m.root.dtype.bits < 32:
         return m.fail(f"products of {m.root.dtype} may wrap or overflow")
-    if not (power_of_two(first) or power_of_two(second)) or not 2.0**-60 < abs(first * second) < 2.0**60:
-        return m.fail(f"{first} * {second} rounds in another place")
+    grows = abs(first) >= 1 <= abs(second) and power_of_two(first)
+    shrinks = abs(first) <= 1 >= abs(second) and (power_of_two(first) or power_of_two(second))
+    if not (grows or shrinks) or not 2.0**-60 < abs(first * second) < 2.0**60:
+        return m.fail(f"{first} * {second} rounds, or overflows, in another place")
     return m.fitted(m.make("mul", m["x"], full(first * second, m.root.dtype, (), m.root.origin)))
 
 
@@ -83,6 +88,12 @@ def cast_of_number(m: Match) -> Value | Mismatch:
     if found is None:
         return m.fail(f"{m.attrs('f', A.FullAttrs).value} as {m.root.dtype} depends on the machine", m["n"])
     return full(found, m.root.dtype, m.root.shape, m.root.origin)
+
+
+@rule("abs(neg(x)) -> abs(x)")
+def absolute_of_negative(m: Match) -> Value | Mismatch:
+    """Not where -1 is 255."""
+    return m.fail(f"{m.root.dtype} has no negative numbers", m["x"]) if m.root.dtype.kind == "uint" else m.right()
 
 
 def _over_unit_axis(rng: random.Random) -> Value:
@@ -121,7 +132,8 @@ SIGNS: RuleSet = (
     equation("neg(neg(x)) -> x", name="double_negation"),
     equation("sub(x, neg(y)) -> add(x, y)", name="subtract_negative"),
     equation("add(x, neg(y)) -> sub(x, y)", name="add_negative"),
-    equation("abs(neg(x)) | abs(abs(x)) -> abs(x)", name="absolute_of_sign"),
+    absolute_of_negative,
+    equation("abs(abs(x)) -> abs(x)", name="absolute_of_absolute"),
     equation("relu(relu(x)) -> relu(x)", name="relu_of_relu"),
 )
 

@@ -39,3 +39,27 @@ def test_numbers_in_order_with_nan_behind(side: str) -> None:
 def test_a_choice_between_zeros_of_both_signs() -> None:
     model, x = Apply(lambda x: 1 / torch.where(x > 0, 0.0, -0.0)).eval(), torch.tensor([1.0, -1.0, float("nan")])
     assert sashiko.compile(model, (x,), strict=True)(x).tolist() == model(x).tolist() == [float("inf"), float("-inf"), float("-inf")]
+
+
+@pytest.mark.parametrize(("first", "second"), [
+    (4.0, 0.25), (0.25, 4.0), (2.0**100, 2.0**-100), (2.0**-100, 2.0**100), (2.0**90, 1e-30), (1e30, 2.0**-90), (3e38, 0.5), (0.5, 3e38),
+    (-16.0, 0.3), (1.4, 2.0**40), (2.0**40, 1.4), (4.0, -8.0), (0.25, -0.125), (0.3, 0.5), (-1.0, 3.0), (0.3, -1.0), (2.0**-30, 0.7),
+])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_with_two_numbers(dtype: torch.dtype, first: float, second: float) -> None:
+    """The product with the first may be infinite, or lose digits below the normal numbers, where that with both would not. One of the
+    smallest numbers more or less is all the same where both make them smaller."""
+    limits = torch.finfo(dtype)
+    x = torch.cat([limits.max * torch.rand(100, dtype=dtype), limits.tiny * torch.rand(100, dtype=dtype), torch.randn(100, dtype=dtype),
+                   torch.tensor([limits.max, limits.smallest_normal, 0.0, float("inf"), float("nan")], dtype=dtype)])
+    x = torch.cat([x, -x])
+    model = Apply(lambda x: x * first * second).eval()
+    smallest = limits.tiny * limits.eps if max(abs(first), abs(second)) <= 1 else 0.0
+    assert_close(sashiko.compile(model, (x,), strict=True)(x), model(x), rtol=0, atol=smallest, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.float32])
+def test_the_size_of_a_negative(dtype: torch.dtype) -> None:
+    """In uint8, -1 is 255, and stays so."""
+    model, x = Apply(lambda x: abs(-x)).eval(), torch.tensor([0, 1, 2, 100, 127, 200, 255]).to(dtype)
+    assert torch.equal(sashiko.compile(model, (x,), strict=True)(x), model(x))
