@@ -40,6 +40,8 @@ _FACTOR = parse_pattern("mul(x, $times) | div(x, $over)")
 # most, beside which every score is lost: queries that see no key weigh all alike.
 _HIGHEST_MASK, _HIDDEN = -1e9, -1e30
 
+_LEAST_DIVISOR = 2.0**-126
+
 
 def _example(rng: random.Random) -> Value:
     """One of the spellings, for the automatic test."""
@@ -76,9 +78,11 @@ def attention(m: Match) -> Value | Mismatch:
         return m.fail(f"the mask stretches the scores {m['t'].type} to {scores.type}", scores)
     if rank > 4:
         return m.fail(f"{rank - 2} axes of batch and head, more than two")
-    mask = _mask(m)
+    mask, scale = _mask(m), _scale(m)
     if isinstance(mask, Mismatch):
         return mask
+    if scale is None:
+        return m.fail(f"the inverse of {m.number('over')} is infinite", scores)
     q, q_scale = _unscaled(m, m["q"])
     kt, k_scale = _unscaled(m, m["k"])
     k, v = b.permute(kt, last_axes_swapped(kt.tensor.rank)), m["v"]
@@ -88,14 +92,15 @@ def attention(m: Match) -> Value | Mismatch:
         return m.fail(f"q, k, v of {q.dtype}, {k.dtype}, {v.dtype} with a result of {m.root.dtype}", m["t"])
     front = (1,) * (4 - rank)
     operands = [b.reshape(x, (*front, *x.shape)) for x in (q, k, v)]
-    attrs = A.AttentionAttrs(_scale(m) * q_scale * k_scale, causal=False)
+    attrs = A.AttentionAttrs(scale * q_scale * k_scale, causal=False)
     result = m.make("attention", *operands, *(() if mask is None else (mask,)), attrs=attrs)
     return m.fitted(b.reshape(result, m.root.shape))
 
 
-def _scale(m: Match) -> float:
-    """The factor of the scores in this match."""
-    return float(m.bindings.numbers.get("times", 1.0)) / float(m.bindings.numbers.get("over", 1.0))
+def _scale(m: Match) -> float | None:
+    """The factor in this match; None for the inverse of 0, or of a number so small that it is infinite."""
+    divisor = float(m.bindings.numbers.get("over", 1.0))
+    return float(m.bindings.numbers.get("times", 1.0)) / divisor if abs(divisor) >= _LEAST_DIVISOR else None
 
 
 def _unscaled(m: Match, operand: Value) -> tuple[Value, float]:
@@ -106,9 +111,8 @@ def _unscaled(m: Match, operand: Value) -> tuple[Value, float]:
         assert isinstance(attrs, A.PermuteAttrs)
         return (operand, 1.0) if inner is operand.inputs[0] else (b.permute(inner, attrs.order), factor)
     found = m.find(_FACTOR, operand)
-    if found is None or found["x"].shape != operand.shape:
-        return operand, 1.0
-    return found["x"], _scale(found)
+    factor = None if found is None or found["x"].shape != operand.shape else _scale(found)
+    return (operand, 1.0) if found is None or factor is None else (found["x"], factor)
 
 
 def _mask(m: Match) -> Value | Mismatch | None:

@@ -63,3 +63,19 @@ def test_the_size_of_a_negative(dtype: torch.dtype) -> None:
     """In uint8, -1 is 255, and stays so."""
     model, x = Apply(lambda x: abs(-x)).eval(), torch.tensor([0, 1, 2, 100, 127, 200, 255]).to(dtype)
     assert torch.equal(sashiko.compile(model, (x,), strict=True)(x), model(x))
+
+
+@pytest.mark.parametrize("divisor", [0.0, -0.0, 1e-40, float("inf")])
+@pytest.mark.parametrize("place", ["scores", "queries", "keys"])
+def test_attention_whose_scale_is_the_inverse_of_zero(place: str, divisor: float) -> None:
+    """Among other divisors that leave nothing of the scores."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if place != "scores":
+            return torch.softmax((q / divisor) @ k.mT if place == "queries" else q @ (k / divisor).mT, -1) @ v
+        return torch.softmax(q @ k.mT / divisor, -1) @ v
+
+    torch.manual_seed(0)
+    model, (q, k, v) = Apply(attend).eval(), (torch.randn(2, 2, n, 8) for n in (5, 7, 7))
+    q[0, 0, 0] = 0
+    assert_close(sashiko.compile(model, (q, k, v))(q, k, v), model(q, k, v), equal_nan=True)
