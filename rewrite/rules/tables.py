@@ -146,7 +146,7 @@ def _clamped(graph: Graph, value: Value) -> _End | None:
             break
         number = 0 if at.op == "relu" else next((v.attrs.value for v in at.inputs if isinstance(v.attrs, A.FullAttrs)), 0.5)
         op = "maximum" if at.op == "relu" else at.op
-        if number != round(number) or op in bounds:
+        if not math.isfinite(number) or number != round(number) or op in bounds:
             return None
         if op == "add":
             zero += int(number)

@@ -16,6 +16,7 @@ from sashiko.driver.pipeline import passes
 from sashiko.platforms.catalogue import NEOVERSE_N1, X86_64_V3, X86_64_V4
 from sashiko.platforms.host import host
 from sashiko.platforms.target import Target
+from tests.driver.functions import Apply
 
 Unary = Callable[[torch.Tensor], torch.Tensor]
 TARGETS = [
@@ -110,6 +111,15 @@ def test_a_least_value_half_a_step_below_zero(target: Target) -> None:
         x = torch.linspace(-4, 4, 20000)
         got = sashiko.compile(model, (x,), target=target)(x)
         assert (got.int() - model(x).int()).abs().max() <= 1, zero
+
+
+@pytest.mark.parametrize(("low", "high", "least", "greatest"), [
+    (0, INF, None, 255), (-INF, 255, 0, None), (0, 255, -INF, INF), (0, NAN, 0, 255), (NAN, 255, 0, 255),
+])
+def test_bounds_that_are_no_numbers(low: float, high: float, least: float | None, greatest: float | None) -> None:
+    model = Apply(lambda x: torch.round(torch.sigmoid(x) * 255).clamp(low, high).clamp(least, greatest).to(torch.uint8)).eval()
+    x = torch.linspace(-8, 8, 1000)
+    assert (sashiko.compile(model, (x,))(x).int() - model(x).int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize("target", TARGETS)
