@@ -94,6 +94,14 @@ def index_copy(c: Call, x: Value, axis: int, index: Value, source: Value) -> Val
     return b.put(x, part, {axis: along(b.cast(index, i64), axis, x.tensor.rank)})
 
 
+def index_fill(c: Call, x: Value, axis: int, index: Value, value: Operand) -> Value:
+    if not x.tensor.rank:
+        return b.reshape(index_fill(c, b.reshape(x, (1,)), 0, index, value), ())
+    axis = b.axis_of(axis, x.tensor.rank)
+    part = b.expand(as_value(value, x.dtype), (*x.shape[:axis], product(index.shape), *x.shape[axis + 1 :]))
+    return b.put(x, part, {axis: along(wrapped(index, x.shape[axis]), axis, x.tensor.rank)})
+
+
 def index_add(c: Call, x: Value, axis: int, index: Value, source: Value, alpha: Operand = 1) -> Value:
     if not x.tensor.rank:
         raise Unsupported("index_add into a scalar")
@@ -173,6 +181,8 @@ ROWS: dict[Any, Row] = {
     aten._unsafe_index_put.default: index_put,
     aten.masked_scatter.default: masked_scatter,
     aten.index_copy.default: index_copy,
+    aten.index_fill.int_Scalar: index_fill,
+    aten.index_fill.int_Tensor: index_fill,
     aten.index_add.default: index_add,
     aten.scatter_add.default: partial(scatter, kind="sum"),
     aten.scatter_reduce.two: scatter_reduce,

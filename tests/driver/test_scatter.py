@@ -112,6 +112,21 @@ def test_positions_that_are_not_there() -> None:
             fast(x, i.index_fill(0, torch.tensor([77]), wrong), s)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("value", [3.7, torch.tensor(2.5)], ids=["number", "tensor"])
+def test_one_number_at_places_from_both_ends(value: Any, dtype: torch.dtype) -> None:
+    model = Apply(lambda x, i: (x.index_fill(1, i, value), x.clone().index_fill_(-2, i, value), x[0, 0].index_fill(0, i[:1] % 1, value)))
+    x = (torch.randn(3, 4, generator=torch.Generator().manual_seed(0)) * 9).abs().to(dtype)
+    shapes = (({0: Dim("rows", min=2)}, {0: Dim("places")}),)
+    fast = sashiko.compile(model.eval(), (x, torch.tensor([0, -1])), dynamic_shapes=shapes, strict=True)
+    for places in ([0, -1], [-3, 2, 2, 1], [1]):
+        for got, expected in zip(fast(x, torch.tensor(places)), model(x, torch.tensor(places)), strict=True):
+            assert torch.equal(got, expected)
+    for wrong in (-4, 3):
+        with pytest.raises(IndexError):
+            fast(x, torch.tensor([0, wrong]))
+
+
 def test_any_number_of_them() -> None:
     model, (x, i, s) = Apply(ALIKE["index_add"]).eval(), given()
     fast = sashiko.compile(model, (x, i, s), dynamic_shapes=(({0: Dim("nodes")}, {0: Dim("edges")}, {0: Dim("edges")}),))
