@@ -47,7 +47,7 @@ def dimension(rng: random.Random) -> Dim:
 
 def random_type(rng: random.Random) -> TensorType:
     """Any tensor type, mostly f32 of one to three axes."""
-    dtype = rng.choice((f32, f32, f32, f32, f64, bf16, i32, boolean, i8))
+    dtype = rng.choice((f32, f32, f32, f32, f64, bf16, i32, u8, boolean, i8))
     shape = tuple(dimension(rng) for _ in range(rng.choice((0, 1, 2, 2, 3, 3, 4))))
     return TensorType(dtype, shape, _S8 if dtype == i8 else None)
 
@@ -270,14 +270,15 @@ def generate(pattern: Pattern, rng: random.Random, attempts: int = 60) -> Value 
 
 
 def random_tensor(rng: random.Random, dtype: DType, shape: tuple[int, ...], specials: bool) -> torch.Tensor:
-    """Data for an input. specials: sometimes zeros of both signs, infinities and NaN."""
+    """Data for an input. specials: sometimes zeros of both signs, infinities, NaN, and the largest and smallest numbers."""
     seeded = torch.Generator().manual_seed(rng.getrandbits(32))
     if dtype == boolean:
         return torch.rand(shape, generator=seeded) < 0.5
     if not dtype.is_float:
         return torch.randint(0 if dtype.kind == "uint" else -4, 5, shape, generator=seeded).to(dtype.torch)
-    data = torch.randn(shape, generator=seeded) * 2
+    data = (torch.randn(shape, generator=seeded) * 2).to(dtype.torch)
     if specials and rng.random() < 0.3 and data.numel():
-        for special in (0.0, -0.0, float("inf"), float("-inf"), float("nan")):
+        limits = torch.finfo(dtype.torch)
+        for special in (0.0, -0.0, float("inf"), float("-inf"), float("nan"), limits.max, limits.min, limits.tiny):
             data.view(-1)[rng.randrange(data.numel())] = special
-    return data.to(dtype.torch)
+    return data
