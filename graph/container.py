@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TypeVar
@@ -148,11 +148,11 @@ def _write(path: Path, metadata: Mapping[str, str], entries: Mapping[str, torch.
         with open(path, "wb") as file:
             _fill(file, text, entries)
         return
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".sashiko")
+    temporary = path.parent / f".sashiko{secrets.token_hex(8)}"
+    file = open(temporary, "xb")  # noqa: SIM115 - with the permissions that any new file has; only one that was made here is removed below
     try:
-        with os.fdopen(handle, "wb") as file:
+        with file:
             _fill(file, text, entries)
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -173,12 +173,6 @@ def _layout(entries: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str, lis
         if tensor.nbytes % _ALIGN:
             rest = -tensor.nbytes % _ALIGN
             yield f"~pad.{number}", "U8", [rest], rest
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _view(tensor: torch.Tensor) -> memoryview:

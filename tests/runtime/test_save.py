@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from safetensors import safe_open
 
 from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.contract import KernelCode
-from sashiko.diagnostics.errors import ArtifactError, Unsupported
+from sashiko.diagnostics.errors import ArtifactError, InputError, Unsupported
 from sashiko.graph import dims
 from sashiko.graph.attrs import Slot
 from sashiko.graph.encode import Json
@@ -66,6 +67,34 @@ def test_round_trip(model: Executable, tmp_path: Path, monkeypatch: pytest.Monke
     assert same(model, loaded.executable)
     save(loaded.executable, tmp_path / "again", {"tree": "[*]"})
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
+def test_files_have_the_permissions_of_any_other(model: Executable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The umask is the process's: what another thread makes while it is a different one would have these permissions."""
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patch:
+            patch.delattr(os, "umask")
+            (tmp_path / "other").touch()
+            for _ in range(2):  # a new file, and one in its place
+                save(model, tmp_path / "model.sashiko")
+                assert (tmp_path / "model.sashiko").stat().st_mode == (tmp_path / "other").stat().st_mode
+    finally:
+        os.umask(before)
+
+
+def test_what_cannot_be_finished_leaves_the_older_file(model: Executable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.sashiko"
+    save(model, path)
+    older = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(InputError, match="No space left"):
+        save(model, path, {"tree": "[*]"})
+    assert [p.name for p in tmp_path.iterdir()] == [path.name] and path.read_bytes() == older
 
 
 def test_constants_stay_in_the_file_and_are_aligned(model: Executable, tmp_path: Path) -> None:
