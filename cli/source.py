@@ -75,12 +75,23 @@ def _importable(folder: str) -> None:
 
 
 def _load_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    """The module of a file, which is run once, however often it is named; another file of that name has a number after its own."""
+    path = path.resolve()
+    name, number = path.stem, 1
+    while (known := sys.modules.get(name)) is not None:
+        if Path(getattr(known, "__file__", None) or "").resolve() == path:
+            return known
+        number += 1
+        name = f"{path.stem}__{number}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{str(path)!r} cannot be imported")
-    _importable(str(path.parent.resolve()))  # as for a script, whose modules lie beside it
-    module = importlib.util.module_from_spec(spec)
-    # Under its name while it runs, since dataclasses and pickle look it up there.
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
+    _importable(str(path.parent))  # as for a script, whose modules lie beside it
+    # Under its name from the start, since dataclasses and pickle look it up there.
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module

@@ -44,6 +44,49 @@ def test_files_import_what_lies_beside_them(folder: Path, monkeypatch: pytest.Mo
     assert explain.load_example("apart/explained_user.py:make") == ("model", (1, 2))
 
 
+COUNTED = """
+import pickle
+
+class Net:
+    pass
+
+NET, RUNS = Net(), []
+
+def make():
+    RUNS.append(1)
+    return NET, RUNS
+
+def kept():
+    return pickle.loads(pickle.dumps(Net())).__class__ is Net, NET
+"""
+
+
+def test_a_file_is_run_once_however_often_it_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files of one name are two modules; what both define can be pickled."""
+    for name in ("explained_counted", "explained_counted__2"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    models = []
+    for where in ("one", "other"):
+        (folder / where).mkdir()
+        (folder / where / "explained_counted.py").write_text(COUNTED)
+        file = f"{where}/explained_counted.py"
+        model, _ = explain.load_example(f"{file}:make")
+        again, runs = explain.load_example(f"{folder}/{file}:make")
+        assert again is model and runs == [1, 1]
+        assert explain.load_example(f"{file}:kept") == (True, model)
+        models.append(model)
+    assert models[0] is not models[1]
+    assert explain.load_example("explained_counted:make")[0] is models[0]  # as an import names it
+
+
+def test_a_file_that_fails_is_run_again(folder: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="module_that_nobody_wrote"):
+            explain.load_example("explained_broken.py:make")
+    (folder / "explained_broken.py").write_text(SOURCE)
+    assert explain.load_example("explained_broken.py:make") == ("model", (1, 2))
+
+
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("source", "message"),
