@@ -94,10 +94,12 @@ class Sweep:
 
         def block(c: Val, carried: list[Val]) -> list[Val]:
             end = fn.smin(fn.add(c, i64(BLOCK * step)), stop)
-            both = zip(self._split(carried, states), self._split(fn.loop(c, end, step, begun, body), states))
-            return flatten([r.merge(a, b) for before, part in both for r, a, b in zip(self._reductions, before, part)])
+            before = self._split(carried, states)
+            first = [[a if r.restarts else b for r, a, b in zip(self._reductions, *both)] for both in zip(states, before)]
+            part = self._split(fn.loop(c, end, step, flatten([s for copy in first for s in copy]), body), states)
+            return flatten([r.merge(a, b) if r.restarts else b for both in zip(before, part) for r, a, b in zip(self._reductions, *both)])
 
-        if long and all(each.restarts for each in self._reductions) and any(each.rounds for each in self._reductions):
+        if long and any(each.rounds and each.restarts for each in self._reductions):
             return self._split(fn.loop(start, stop, BLOCK * step, begun, block), states)
         return self._split(fn.loop(start, stop, step, begun, body), states)
 

@@ -1,4 +1,4 @@
-"""Rows that are put together with what is there, one after another, and sums that are taken in blocks."""
+"""Rows that are put together with what is there, one after another, and sums that are taken in blocks, beside running ones, too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from sashiko.cpu_codegen.reduce import BLOCK
 from sashiko.graph.dims import Dim, symbol
-from sashiko.graph.types import boolean, f32
+from sashiko.graph.types import boolean, f32, f64
 from sashiko.stitch.loops import Body, BodyBuilder, LoopKernel, Node, axis
 from tests.cpu_codegen.kernels import buffers, built, empty, few, reduce, run, same
 from tests.emulation import Runner
@@ -68,3 +68,20 @@ def test_sums_of_blocks(runner: Runner, along: str, known: bool) -> None:
         kernel = LoopKernel("sum", builder.finish(), 3, count) if along == "c" else LoopKernel("sum", builder.finish(), 1, 3, count)
         got = run(runner, kernel, [x, out], {"N": length})[1]
         same(got, x.double().sum(0).float(), rtol=40 * 2.0**-24)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("runner", few())
+def test_sums_of_blocks_beside_running_sums(runner: Runner, known: bool) -> None:
+    for length in (BLOCK - 1, 40 * BLOCK + 77):
+        count: Dim = 16 * length if known else symbol("N") * 16
+        x, running, out = torch.full((16 * length,), 0.1), empty(16 * length, dtype=torch.float64), empty(1)
+        builder = BodyBuilder()
+        places = buffers(builder, x, running, out)
+        value = builder.load(places[0], axis("c", count))
+        wide = builder.op("cast", f64, value)
+        builder.store(places[1], axis("c", count), builder.add(Node("scan", f64, (wide,), kind="sum", axis="c")))
+        builder.store(places[2], 0, reduce(builder, "sum", value))
+        got = run(runner, LoopKernel("sums", builder.finish(), 1, count), [x, running, out], {"N": length})
+        same(got[1], x.double().cumsum(0), rtol=length * 2.0**-50)
+        same(got[2], x.double().sum(0, keepdim=True).float(), rtol=BLOCK * 2.0**-24)
