@@ -23,7 +23,7 @@ from ..cpu_codegen.intrinsics import pause
 
 EXTERNALS = ("GOMP_parallel", "omp_get_thread_num", "sched_yield")
 ON, STEP, FRAME, RESULT, THREADS, TOTAL, DONE, SHARES = 0, 1, 2, 3, 4, 5, 8, 16
-MOST = 512  # threads of a run
+MOST = 512  # threads of a run, which the state has words for
 BYTES = 8 * (SHARES + MOST)
 _HOME = -1
 # Looks at a word before the core is offered to others, some 50 to 100 us, and how often it is offered before a follower goes home:
@@ -38,11 +38,12 @@ def word(f: Function, base: Val, number: int) -> Val:
 
 
 def emit_begin(f: Function, state: Val, frame: Val, most: Val, callers: Val) -> Val:
-    """Writes the state of a run that begins and counts it as running; returns its number of threads, a fair part of `most`."""
+    """Writes the state of a run that begins and counts it as running; returns its number of threads, a fair part of `most` and no more
+    than MOST."""
     running = f.emit(I64, f"atomicrmw add ptr {callers.ref}, i64 1 monotonic, align 8")
     waiting = f.emit(I64, f"load atomic i64, ptr {word(f, callers, 1).ref} monotonic, align 8")
     others = f.add(running, waiting)
-    threads = f.smax(f.udiv(most, f.add(others, i64(1))), i64(1))
+    threads = f.smax(f.smin(f.udiv(most, f.add(others, i64(1))), i64(MOST)), i64(1))
     for number in (ON, RESULT, TOTAL, DONE):
         f.store(i64(0), word(f, state, number))
     f.store(frame, word(f, state, FRAME), 8)

@@ -17,6 +17,7 @@ from sashiko.graph.types import TensorType, f32, i64
 from sashiko.runtime.executable import Code, Executable
 from sashiko.runtime.frames import MIN_WORK, largest_share, pieces, team
 from sashiko.runtime.plan import Buffer, InputTensor, NativeSegment, Operand, OutputTensor, Plan, SegmentOutput, Step
+from sashiko.runtime.team import MOST
 
 N: Dim = symbol("n", 0)
 
@@ -168,21 +169,21 @@ def test_a_repeated_step_is_timed_with_all_its_turns(code: Code, repeated: Calla
 PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
 
 
-@pytest.mark.parametrize("threads", [2, 4])
-def test_threads_that_never_come_are_not_waited_for(code: Code, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+@pytest.mark.parametrize(("threads", "team_size"), [(2, 2), (4, 4), (MOST + 1, MOST)])
+def test_threads_that_never_come_are_not_waited_for(code: Code, monkeypatch: pytest.MonkeyPatch, threads: int, team_size: int) -> None:
     asked: list[int] = []
 
     @PARALLEL
-    def leader_only(function: int, data: int, team_size: int, flags: int) -> None:
-        asked.append(team_size)
+    def leader_only(function: int, data: int, count: int, flags: int) -> None:
+        asked.append(count)
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
 
     real = symbols.address
     stand_in = ctypes.cast(leader_only, ctypes.c_void_p).value
     monkeypatch.setattr(symbols, "address", lambda name: stand_in if name == "GOMP_parallel" else real(name))
     torch.set_num_threads(threads)
-    assert begins(ranges_plan(MIN_WORK * 100, 1), code, 1200) == [1200 // threads * n for n in range(threads)]
-    assert asked == [threads]
+    assert begins(ranges_plan(MIN_WORK * 1000, 1), code, 1200) == [1200 * n // team_size for n in range(team_size)]
+    assert asked == [team_size]
 
 
 @pytest.mark.parametrize(("waiting", "steps", "expected"), [(0, 8, 0), (3, 8, 2), (3, 7, 0)])
