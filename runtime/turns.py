@@ -75,7 +75,21 @@ class Turns:
                 self._waiting.pop()
                 return
             CALLERS[1] = len(self._waiting)
-        mine.acquire()
+        try:
+            mine.acquire()
+        except BaseException:  # of a signal, such as KeyboardInterrupt
+            self._leave(mine)
+            raise
+
+    def _leave(self, mine: LockType) -> None:
+        """Gives up waiting, and the turn where it has come meanwhile."""
+        with self._lock:
+            waits = mine in self._waiting
+            if waits:
+                self._waiting.remove(mine)
+                CALLERS[1] = len(self._waiting)
+        if not waits:
+            self.give()
 
 
 def _turns() -> Turns:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
+from types import FrameType
 
-from sashiko.runtime.turns import Turns
+import pytest
+
+from sashiko.runtime.turns import CALLERS, Turns
 
 
 def test_no_more_at_once_than_turns_and_none_lost() -> None:
@@ -55,3 +59,30 @@ def test_who_waits_first_comes_first() -> None:
     for thread in threads:
         thread.join(10)
     assert order == list(range(8))
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_who_is_interrupted_while_waiting_takes_no_turn(served: bool) -> None:
+    """served: whether the turn comes at the moment of the interruption."""
+    turns = Turns(1)
+    turns.take()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if served:
+            turns.give()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            turns.take()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert CALLERS[1] == 0
+    if not served:
+        turns.give()
+    following = threading.Thread(target=turns.take, daemon=True)
+    following.start()
+    following.join(10)
+    assert not following.is_alive()
