@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported

@@ -106,10 +106,10 @@ def _scale(m: Match) -> float | None:
 def _unscaled(m: Match, operand: Value) -> tuple[Value, float]:
     """(x, c) with operand == x * c; views in between stay outside, where other rules find them."""
     if operand.op == "permute":
-        inner, factor = _unscaled(m, operand.inputs[0])
+        inner, inside = _unscaled(m, operand.inputs[0])
         attrs = operand.attrs
         assert isinstance(attrs, A.PermuteAttrs)
-        return (operand, 1.0) if inner is operand.inputs[0] else (b.permute(inner, attrs.order), factor)
+        return (operand, 1.0) if inner is operand.inputs[0] else (b.permute(inner, attrs.order), inside)
     found = m.find(_FACTOR, operand)
     factor = None if found is None or found["x"].shape != operand.shape else _scale(found)
     return (operand, 1.0) if found is None or factor is None else (found["x"], factor)
