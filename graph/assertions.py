@@ -19,7 +19,7 @@ from .alone import alone
 from .nodes import origin_of
 
 _ASYNC, _SCALAR = torch.ops.aten._assert_async, torch.ops.aten._assert_scalar.default
-
+_SAID = {_ASYNC.default: _ASYNC.msg, _SCALAR: _SCALAR}
 _POWERS = (torch.SymFloat.__pow__.__code__, torch.SymFloat.__rpow__.__code__)
 
 
@@ -59,10 +59,10 @@ def _of_a_power() -> bool:
 
 def told(program: ExportedProgram) -> ExportedProgram:
     """The program, whose assertions say where they are. One without a message would be removed as a call whose result nobody uses."""
-    for node in program.graph.find_nodes(op="call_function", target=_ASYNC.default):
-        node.target, node.args = _ASYNC.msg, (node.args[0], f"an assertion of the model does not hold: {origin_of(node)}")
-    for node in program.graph.find_nodes(op="call_function", target=_SCALAR):
-        message, where = str(node.args[1]), f": {origin_of(node)}"
-        node.args = node.args[0], f"{message.removesuffix(where)}{where}"
+    for target in (_ASYNC.default, _SCALAR):
+        for node in program.graph.find_nodes(op="call_function", target=target):
+            said, message = (*node.args, "an assertion of the model does not hold")[:2]
+            where = f": {origin_of(node)}".removesuffix(": ")
+            node.target, node.args = _SAID[target], (said, f"{str(message).removesuffix(where)}{where}")
     program.graph_module.recompile()
     return program
