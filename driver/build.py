@@ -15,10 +15,10 @@ from ..diagnostics.surroundings import CPU, undisturbed, unobserved
 from ..graph import attrs as A
 from ..graph.captured import Captured, GraphOutput, IntInput, SymbolicOutput, TensorInput
 from ..graph.ir import Graph, Value
-from ..graph.memory_format import as_they_lie, inverse, row_by_row_where_made_so
+from ..graph.memory_format import as_they_lie, row_by_row_where_made_so
 from ..graph.passes import Pass, PassReport, run
 from ..graph.sites import site_of
-from ..graph.types import Order, TensorType
+from ..graph.types import Order, TensorType, inverse
 from ..kernels.custom import CustomKernel
 from ..kernels.spec import GemmSpec
 from ..platforms.target import Target

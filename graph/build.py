@@ -19,7 +19,7 @@ from . import attrs as A
 from .dims import Dim, Poly, Shape, broadcast
 from .ir import Value
 from .ops import make
-from .types import FROM_TORCH, DType, QParams, TensorType, Type, boolean, f32, i64
+from .types import FROM_TORCH, DType, QParams, TensorType, Type, boolean, f32, i64, inverse
 
 Number = Union[int, float, bool]
 Operand = Union[Value, Number]
@@ -87,7 +87,7 @@ logical_not, bitwise_not, isnan, isinf = _unary("logical_not"), _unary("bitwise_
 add, sub, mul, div = _binary("add"), _binary("sub"), _binary("mul"), _binary("div")
 floordiv, truncdiv, remainder, fmod = _binary("floordiv"), _binary("truncdiv"), _binary("remainder"), _binary("fmod")
 pow_, atan2, maximum, minimum = _binary("pow"), _binary("atan2"), _binary("maximum"), _binary("minimum")
-and_, or_, xor, shl, shr = _binary("and"), _binary("or"), _binary("xor"), _binary("shl"), _binary("shr")
+and_, or_, xor = _binary("and"), _binary("or"), _binary("xor")
 eq, ne, lt, le, gt, ge = _binary("eq"), _binary("ne"), _binary("lt"), _binary("le"), _binary("gt"), _binary("ge")
 
 
@@ -141,7 +141,7 @@ def scan(x: Value, kind: str, axis: int) -> Value:
     if x.shape[axis] == 1:
         return x
     order = [*(a for a in range(rank) if a != axis), axis]
-    return permute(_make("scan", permute(x, order), attrs=A.ScanAttrs(kind)), [order.index(a) for a in range(rank)])
+    return permute(_make("scan", permute(x, order), attrs=A.ScanAttrs(kind)), inverse(order))
 
 
 def reshape(x: Value, shape: Sequence[Dim]) -> Value:

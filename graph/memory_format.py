@@ -16,7 +16,7 @@ from .captured import Captured, GraphOutput, TensorInput
 from .dims import product
 from .ir import Graph, Value, rebuild, with_inputs
 from .ops import OPS, make
-from .types import Order
+from .types import Order, inverse
 
 
 def order_of(tensor: torch.Tensor) -> Order | None:
@@ -48,11 +48,6 @@ def _dense(sizes: list[int | None], strides: list[int | None], order: Order) -> 
             return False
         step *= size
     return True
-
-
-def inverse(order: Order) -> Order:
-    """Where each axis lies."""
-    return tuple(order.index(axis) for axis in range(len(order)))
 
 
 def as_they_lie(captured: Captured) -> Captured:

@@ -17,7 +17,6 @@ from .dims import product
 from .interpret import evaluate_one
 from .ir import Graph, Value, rebuild, with_inputs
 from .ops import COMPARE, OPS, make
-from .passes import Pass
 from .positions import causal_mask, compare_positions
 from .types import boolean
 from .updates import put_into_permuted, put_into_slice
@@ -191,5 +190,3 @@ def canonical(graph: Graph, rules: dict[str, tuple[Rule, ...]] = RULES) -> Graph
 
     return rebuild(graph, visit)
 
-
-PASSES: tuple[Pass, ...] = (Pass("canonical", canonical), Pass("cse", cse))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -172,6 +173,11 @@ class TupleType:
 
 
 Type = TensorType | TupleType
+
+
+def inverse(order: Sequence[int]) -> Order:
+    """Where each axis lies."""
+    return tuple(order.index(axis) for axis in range(len(order)))
 
 
 def identity(kind: str, dtype: DType) -> float | int | bool:

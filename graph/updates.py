@@ -23,6 +23,7 @@ from .dims import Dim, floordiv, minimum, non_negative, product
 from .ir import Graph, Value, rebuild, with_inputs
 from .ops import OPS, make
 from .poly import never_negative
+from .types import inverse
 
 IN_PLACE = ("put", "border", "joined")
 """Operations whose result is in the memory of their first operand, and `joined` in that of all."""
@@ -133,7 +134,7 @@ def put_into_permuted(value: Value) -> Value | None:
     if not isinstance(x.attrs, A.PermuteAttrs) or value.attrs.kind:  # which needs its last axis last
         return None
     order, rank = x.attrs.order, x.tensor.rank
-    back = [order.index(axis) for axis in range(rank)]
+    back = inverse(order)
     moved = {order[a]: b.permute(_full_rank(p, rank), back) for a, p in zip(value.attrs.axes, positions)}
     return b.permute(b.put(x.inputs[0], b.permute(part, back), moved), order)
 

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import Unsupported
 from .nodes import origin_of, written_by
+from .types import inverse
 
 aten = torch.ops.aten
 ON_A_VIEW = "work on a view of it instead, such as x.t() for x.t_()"  # what to do about an argument that gets another shape
@@ -56,7 +57,7 @@ def _put(graph: Graph, view: Node, base: Node, value: Node) -> Node | None:
         return graph.call_function(_SCATTERED[op], (base, value, *rest))
     if op in _ORDERED:
         order = _order(op, base.meta["val"].ndim, rest)
-        return graph.call_function(aten.permute.default, (value, [order.index(axis) for axis in range(len(order))]))
+        return graph.call_function(aten.permute.default, (value, list(inverse(order))))
     if op in _RESHAPED:
         return graph.call_function(aten.reshape.default, (value, _sizes(graph, base)))
     if op is getitem:

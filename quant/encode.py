@@ -22,6 +22,7 @@ from ..graph.attrs import Slot
 from ..graph.encode import Json, target_from, target_json, template_from, template_json, tree_from, tree_json
 from ..graph.nodes import schema_arguments
 from ..graph.sites import name_node, site_of, with_name
+from ..graph.types import inverse
 from . import ops
 from .module import Gate, QuantizedModule
 from .plain import from_plain, to_plain
@@ -136,8 +137,7 @@ class _Reader:
             return GraphModule(attributes, graph)
         key = data["tensor"]
         if key not in self._made:
-            order = data["order"]
-            tensor = self.tensors[key].permute([order.index(axis) for axis in range(len(order))])
+            tensor = self.tensors[key].permute(inverse(data["order"]))
             if _type_json(tensor) != data.get("type", _type_json(tensor)):
                 raise ArtifactError(f"{key} is {_type_json(tensor)}, and the program was written for {data['type']!r:.100}")
             tensor = _with_strides_of_ones(tensor, data.get("ones"))

@@ -19,8 +19,6 @@ Operation = Literal["linear", "convolution", "recurrence", "experts", "matmul", 
 Sums = Literal["auto", "most", 1, 2, 4]
 Where = str | re.Pattern[str] | type[nn.Module]
 
-OBSERVERS: tuple[ObserverName, ...] = ("minmax", "average", "percentile", "mse", "entropy")
-
 
 @dataclass(frozen=True)
 class ActivationScheme:

@@ -116,7 +116,6 @@ class Rule:
     function: Function | None = None
     ulp: float = 0
     example: Example | None = None
-    doc: str = ""
 
     @cached_property
     def root_ops(self) -> tuple[str, ...]:
@@ -164,6 +163,6 @@ def rule(text: str, *, name: str = "", ulp: float = 0, example: Example | None =
     parsed = parse_equation(text)
 
     def define(function: Function) -> Rule:
-        return Rule(name or getattr(function, "__name__", text), parsed, function, ulp, example, (function.__doc__ or "").strip())
+        return Rule(name or getattr(function, "__name__", text), parsed, function, ulp, example)
 
     return define

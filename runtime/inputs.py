@@ -12,9 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ..diagnostics.errors import PADDED, InputError
 from ..diagnostics.surroundings import CPU
 from ..graph.dims import Dim
-from ..graph.memory_format import inverse
 from ..graph.symbols import solve
-from ..graph.types import Order
+from ..graph.types import Order, inverse
 from .plan import Input, InputTensor
 
 Argument = torch.Tensor | int

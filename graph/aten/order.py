@@ -11,8 +11,7 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, bounds, product
 from ..ir import Value
-from ..memory_format import inverse
-from ..types import boolean, f32, f64, i32, i64, identity
+from ..types import boolean, f32, f64, i32, i64, identity, inverse
 from .call import Call, Row, as_value, opmath
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ from ...diagnostics.errors import Unsupported
 from .. import build as b
 from ..dims import Dim, bounds, broadcast, product
 from ..ir import Value
-from ..types import boolean, i64, identity, u8
+from ..types import boolean, i64, identity, inverse, u8
 from .call import Call, Operand, Row, as_value, need_alike, opmath
 from .indexing import wrapped
 from .shape import movable
@@ -41,7 +41,7 @@ def index_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value,
     part = b.reshape(b.expand(values, (*before, *common, *after)), (*before, product(common), *[1] * (len(axes) - 1), *after))
     positions = {place + n: along(b.expand(wrapped(i, x.shape[axis]), common), place, rank) for n, (axis, i) in enumerate(found)}
     made = _put_together(moved, part, positions, "sum") if accumulate else b.put(moved, part, positions)
-    return b.permute(made, [order.index(a) for a in range(rank)])
+    return b.permute(made, inverse(order))
 
 
 def _masked(x: Value, found: Sequence[tuple[int, Value]], values: Value) -> Value:
@@ -125,7 +125,7 @@ def _put_together(x: Value, part: Value, positions: Mapping[int, Value], kind: s
     order = [*(axis for axis in range(rank) if axis != alike[-1]), alike[-1]]
     positions = {order.index(axis): b.permute(p, order) for axis, p in full.items()}
     made = b.put(b.permute(b.cast(x, work), order), b.permute(b.cast(part, work), order), positions, kind)
-    return b.cast(b.permute(made, [order.index(axis) for axis in range(rank)]), x.dtype)
+    return b.cast(b.permute(made, inverse(order)), x.dtype)
 
 
 def scatter_reduce(c: Call, x: Value, axis: int, index: Value, source: Value, reduce: str, include_self: bool = True) -> Value:

@@ -30,7 +30,7 @@ from .contraction import random_weight
 from .quantize import per_tensor, random_integers
 from .unsigned import MOST
 
-_UNIT = QParams((1.0,), 0, None, -128, 127)
+UNIT = QParams((1.0,), 0, None, -128, 127)
 
 
 def _weight(rng: random.Random, n: int, k: int) -> Value:
@@ -75,7 +75,7 @@ def by_row(x: Value, number: Value) -> bool:
 
 def _rounded_example(rng: random.Random) -> Value:
     n, k, dtype = rng.randint(1, 5), rng.randint(1, 9), rng.choice((bf16, f16))
-    real = b.dequantize(b.quantize(b.input_(0, f32, (2, 3, k)), i8, _UNIT))
+    real = b.dequantize(b.quantize(b.input_(0, f32, (2, 3, k)), i8, UNIT))
     if rng.random() < 0.7:
         real = b.sub(real, b.input_(2, f32, (2, 3, 1))) if rng.random() < 0.5 else real
         real = b.mul(real, b.input_(1, f32, rng.choice(((2, 3, 1), ()))))
@@ -100,7 +100,7 @@ def unrounded_factors(m: Match) -> Value | Mismatch:
 
 
 def _permuted_example(rng: random.Random) -> Value:
-    real = b.dequantize(b.quantize(b.input_(0, f32, (2, 3, 4)), i8, _UNIT))
+    real = b.dequantize(b.quantize(b.input_(0, f32, (2, 3, 4)), i8, UNIT))
     zero, scale = (b.input_(n, f32, rng.choice(((2, 3, 1), (1, 3, 1), (2, 1, 4)))) for n in (1, 2))
     real = b.sub(real, zero) if rng.random() < 0.7 else real
     scaled = b.mul(real, scale) if real.op == "dequantize" or rng.random() < 0.7 else real
@@ -122,7 +122,7 @@ def permute_before_zero(m: Match) -> Value | Mismatch:
 def _row_scale_example(rng: random.Random) -> Value:
     n, k = rng.randint(1, 5), rng.randint(1, 9)
     x, scale = b.input_(0, f32, (2, 3, k)), b.input_(1, f32, rng.choice(((2, 3, 1), (3, 1), (1,), ())))
-    real = b.dequantize(b.quantize(x, i8, _UNIT))
+    real = b.dequantize(b.quantize(x, i8, UNIT))
     if rng.random() < 0.5:
         real = b.sub(real, b.input_(2, f32, (2, 3, 1)))
     bias = (random_weight(rng, n),) if rng.random() < 0.5 else ()
@@ -147,7 +147,7 @@ def _row_zero_example(rng: random.Random) -> Value:
     n, k = rng.randint(1, 5), rng.randint(1, 9)
     x, zero = b.input_(0, f32, (2, 3, k)), b.round_(b.input_(1, f32, rng.choice(((2, 3, 1), (3, 1), (1,), ()))))
     bias = (random_weight(rng, n),) if rng.random() < 0.5 else ()
-    return b.linear(b.sub(b.dequantize(b.quantize(x, i8, _UNIT)), zero), _weight(rng, n, k), *bias)
+    return b.linear(b.sub(b.dequantize(b.quantize(x, i8, UNIT)), zero), _weight(rng, n, k), *bias)
 
 
 @rule("linear(sub(y@dequantize(x), z), dequantize(w), b?) -> dequantize(sub(int_linear(x, w), mul(z, reduce{r}(w))))", ulp=256,

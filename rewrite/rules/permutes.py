@@ -22,7 +22,7 @@ from ...graph import build as b
 from ...graph.dims import product, reshape_groups
 from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import OPS, make
-from ...graph.types import Order, f32, f64
+from ...graph.types import Order, f32, f64, inverse
 from ..query import is_weight
 
 _FEW = 64  # neighbours whose sums are no rows worth a loop
@@ -71,11 +71,11 @@ def before(value: Value, order: Order) -> Value | None:
     if value.tensor.rank > len(order) or value.tensor.qparams is not None:
         return None
     wide = b.reshape(value, (*(1,) * (len(order) - value.tensor.rank), *value.shape))
-    inverse = tuple(order.index(axis) for axis in range(len(order)))
-    moving = [axis for axis in inverse if wide.shape[axis] != 1]
+    back = inverse(order)
+    moving = [axis for axis in back if wide.shape[axis] != 1]
     if moving == sorted(moving):
-        return b.reshape(wide, tuple(wide.shape[axis] for axis in inverse))
-    return b.permute(wide, inverse) if is_weight(value) else None
+        return b.reshape(wide, tuple(wide.shape[axis] for axis in back))
+    return b.permute(wide, back) if is_weight(value) else None
 
 
 def _like(value: Value, *operands: Value | None, attrs: A.Attrs) -> Value:
@@ -128,7 +128,7 @@ def _reshape(value: Value, order: Order) -> Value | None:
         placed.append((run[0] if run else placed[-1][0] if placed else 0, axes))
     moved = [axis for _, axes in sorted(placed, key=lambda each: each[0]) for axis in axes]
     inner = b.reshape(source, tuple(value.shape[axis] for axis in moved))
-    return b.permute(inner, tuple(moved.index(axis) for axis in range(len(moved))))
+    return b.permute(inner, inverse(moved))
 
 
 def _pad(value: Value, order: Order) -> Value:

@@ -23,10 +23,8 @@ from ..match import Mismatch
 from ..query import is_weight
 from ..rule import Match, RuleSet, rule
 from .contraction import random_weight
-from .integer import by_row, refused
+from .integer import UNIT, by_row, refused
 from .weight_only import groups_refused, random_groups
-
-_UNIT = QParams((1.0,), 0, None, -128, 127)
 
 
 def _weight(rng: random.Random, count: int, n: int, k: int) -> Value:
@@ -43,7 +41,7 @@ def _example(rng: random.Random, form: str) -> Value:
     count, rows, n, k = rng.randint(1, 3), rng.randint(1, 5), rng.randint(1, 5), rng.randint(1, 9)
     x, (scale, zero) = b.input_(0, f32, (rows, k)), (b.input_(i, f32, rng.choice(((rows, 1), (1,), ()))) for i in (1, 2))
     if form != "float":
-        x = b.dequantize(b.quantize(x, i8, rng.choice((_UNIT, QParams((0.04,), 3, None, -128, 127)))))
+        x = b.dequantize(b.quantize(x, i8, rng.choice((UNIT, QParams((0.04,), 3, None, -128, 127)))))
         x = b.sub(x, b.round_(zero)) if rng.random() < 0.7 else x
     x = b.mul(x, scale) if form == "scaled" else x
     return b.routed_linear(x, _weight(rng, count, n, k), _ends(rng, count, rows))

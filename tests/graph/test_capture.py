@@ -18,8 +18,7 @@ from sashiko.graph import interpret, passes
 from sashiko.graph.attrs import ConstantAttrs
 from sashiko.graph.capture import Captured, decompositions, export, from_fx
 from sashiko.graph.captured import FixedInput, FixedOutput, InputOutput, SymbolicOutput
-from sashiko.graph.simplify import PASSES
-from tests.graph.captures import Forward, capture, module, run
+from tests.graph.captures import SIMPLIFYING, Forward, capture, module, run
 
 
 def test_sizes_are_symbols_and_results_keep_their_structure() -> None:
@@ -283,7 +282,7 @@ def test_graphs_of_aot_autograd() -> None:
     assert calls.item() == 2
     (captured,) = seen
     assert not captured.leftovers and captured.symbols
-    simple = passes.run(captured.graph, PASSES, declared=captured.declared)
+    simple = passes.run(captured.graph, SIMPLIFYING, declared=captured.declared)
     assert {"attention", "linear"} <= {v.op for v in simple.order}
     assert [v.shape[1:3] for v in simple.order if v.op == "reshape" and v.dtype.name == "bool"] == [(1, 1)]
 

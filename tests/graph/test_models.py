@@ -17,9 +17,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from sashiko.graph import interpret, passes
 from sashiko.graph.capture import export, from_exported
 from sashiko.graph.parse import parse
-from sashiko.graph.simplify import PASSES
 from sashiko.graph.text import dump
 from sashiko.graph.verify import verify
+from tests.graph.captures import SIMPLIFYING
 
 transformers = pytest.importorskip("transformers", reason="the models under test are built by transformers")
 
@@ -117,7 +117,7 @@ def test_models_agree_with_eager(name: str) -> None:
     captured = from_exported(export(model, examples, None, shapes), decomposed=True)
     verify(captured.graph)
     assert {note.op for note in captured.leftovers} == case.left
-    graph = passes.run(captured.graph, PASSES)
+    graph = passes.run(captured.graph, SIMPLIFYING)
     again = parse(*dump(graph))
     for sizes in ((2, 7), (3, 4), (1, 9)):
         args = case.inputs(*sizes)
@@ -139,7 +139,7 @@ def test_bert_attention_reads_the_mask_as_it_is() -> None:
     model = CASES["bert"].build().eval()
     shapes = {0: Dim("batch", max=64), 1: Dim("length", max=256)}
     captured = from_exported(export(model, tokens(2, 7), None, (shapes, shapes)), decomposed=True)
-    graph = passes.run(captured.graph, PASSES)
+    graph = passes.run(captured.graph, SIMPLIFYING)
     (attention,) = [v for v in graph.order if v.op == "attention"]
     chain, value = [], attention.inputs[3]
     while value.inputs:

@@ -14,15 +14,16 @@ from sashiko.graph import build as b
 from sashiko.graph import interpret, passes
 from sashiko.graph.dims import symbol
 from sashiko.graph.ir import Graph, Value, rebuild, with_inputs
-from sashiko.graph.simplify import PASSES, canonical, cse
+from sashiko.graph.simplify import canonical, cse
 from sashiko.graph.types import boolean, f32, i64
+from tests.graph.captures import SIMPLIFYING
 
 S = symbol("S", 1, 64)
 X = b.input_(0, f32, (S, 6))
 
 
 def simplified(value: Value) -> Value:
-    (result,) = passes.run(Graph((X,), (value,)), PASSES).outputs
+    (result,) = passes.run(Graph((X,), (value,)), SIMPLIFYING).outputs
     return result
 
 
@@ -121,7 +122,7 @@ def test_a_broken_pass_is_named() -> None:
 
 def test_reports_tell_time_and_size() -> None:
     reports: list[passes.PassReport] = []
-    passes.run(Graph((X,), (b.mul(X, 1.0),)), PASSES, reports=reports)
+    passes.run(Graph((X,), (b.mul(X, 1.0),)), SIMPLIFYING, reports=reports)
     assert [(r.name, r.before, r.after) for r in reports] == [("canonical", 3, 1), ("cse", 1, 1)]
 
 
@@ -151,4 +152,4 @@ def test_chains_of_views_keep_every_element(steps: list[tuple[str, int]]) -> Non
             value = b.mul(value, 1.0)
     x = torch.arange(24.0).reshape(2, 3, 4)
     graph = Graph((x0,), (value,))
-    assert torch.equal(interpret.run(passes.run(graph, PASSES), [x])[0], interpret.run(graph, [x])[0])
+    assert torch.equal(interpret.run(passes.run(graph, SIMPLIFYING), [x])[0], interpret.run(graph, [x])[0])

@@ -6,7 +6,7 @@ import itertools
 import math
 import pickle
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from sashiko.quant.entropy import _Sums, least_divergence
 from sashiko.quant.observers import AverageObserver, Observer, Range, affine, make_observer
-from sashiko.quant.scheme import OBSERVERS, ActivationScheme, ObserverName
+from sashiko.quant.scheme import ActivationScheme, ObserverName
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 BATCHES = st.lists(st.lists(FLOATS, min_size=0, max_size=6), min_size=1, max_size=8)
@@ -52,7 +52,7 @@ def test_average_is_between_the_extremes() -> None:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("name", get_args(ObserverName))
 @settings(max_examples=15, deadline=None)
 @given(batches=BATCHES, random=st.randoms())
 def test_merged_is_whole(name: ObserverName, signed: bool, batches: list[list[float]], random: object) -> None:
