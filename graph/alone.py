@@ -7,12 +7,12 @@ any thread computes with symbolic sizes becomes part of the trace.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from ..diagnostics.forks import Lock, in_child, is_free
 
 _DYNAMO = "torch._dynamo.convert_frame"
 
@@ -21,7 +21,7 @@ class _Locks:
     """own: ours. abandoned: whether Dynamo's is held by a thread that did not follow into this process."""
 
     def __init__(self) -> None:
-        self.own = threading.RLock()
+        self.own = Lock()
         self.abandoned = False
 
     def chosen(self) -> Any:
@@ -30,24 +30,13 @@ class _Locks:
         return found or self.own
 
     def renew(self) -> None:
-        """In a forked child, where the thread that held a lock may be gone."""
-        if not _is_free(self.own):
-            self.own = threading.RLock()
+        """In a forked child, where the thread that held Dynamo's lock may be gone."""
         theirs = getattr(sys.modules.get(_DYNAMO), "compile_lock", None)
-        self.abandoned = theirs is not None and not _is_free(theirs)
-
-
-def _is_free(lock: Any) -> bool:
-    """Whether this thread has the lock or can have it."""
-    taken: bool = lock.acquire(blocking=False)
-    if taken:
-        lock.release()
-    return taken
+        self.abandoned = theirs is not None and not is_free(theirs)
 
 
 _LOCKS = _Locks()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_LOCKS.renew)
+in_child(_LOCKS.renew)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ Results are detached: no gradient flows through a compiled model, whatever its i
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ import torch
 from ..cpu_codegen import jit
 from ..diagnostics import env
 from ..diagnostics.errors import InvalidGraph
+from ..diagnostics.forks import Lock
 from ..diagnostics.surroundings import CPU, undisturbed
 from ..platforms.host import host
 from ..platforms.target import Target
@@ -87,7 +87,7 @@ class Executable:
         self._records: dict[tuple[Any, ...], ShapeRecord] = {}
         self._latest: ShapeRecord | None = None
         self._tick = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._kinds = tuple((i.type.dtype.torch, i.type.order) if isinstance(i, InputTensor) else (None, None) for i in plan.inputs)
         self._single = _single(plan)
         self._order = _order(plan, self._single)

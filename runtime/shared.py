@@ -6,19 +6,20 @@ one has already if it is the same, byte for byte.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from ..diagnostics.forks import Lock
+
 _LEAST_BYTES = 64 << 10  # smaller constants are not worth the search
 _PIECE = 256 << 10  # bytes compared at once, which stay in a cache
 
 _Key = tuple[object, ...]
 _known: dict[_Key, list[weakref.ref[torch.Tensor]]] = {}
-_lock = threading.RLock()  # a reference may die, and be forgotten, while its thread is in here
+_lock = Lock()  # a reference may die, and be forgotten, while its thread is in here
 
 
 def in_common(tensor: torch.Tensor, watched: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -15,6 +15,8 @@ from _thread import LockType, allocate_lock
 from collections import deque
 from queue import Empty, SimpleQueue
 
+from ..diagnostics.forks import in_child
+
 # Callers that run with several threads, which native code counts, and callers that wait: among so many are the cores to be shared.
 CALLERS = (ctypes.c_int64 * 2)()
 
@@ -110,5 +112,4 @@ def _renew() -> None:
     TURNS, FORKED, CALLERS[0], CALLERS[1] = _turns(), True, 0, 0
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+in_child(_renew)

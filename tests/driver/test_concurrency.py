@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from torch.export import Dim
 import sashiko
 from sashiko.graph.alone import alone
 from sashiko.graph.exporting import _LOGGED
+from tests.forked import succeeds
 
 CALLERS = 8
 GROWTH = 48 << 20  # bytes: a few times the results in flight and the allocator's slack per thread; a leak of one result a call is more
@@ -130,7 +129,6 @@ def test_several_models_compiled_at_once() -> None:
     assert not any(logging.getLogger(name).filters for name in _LOGGED)
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize("dynamos", [True, False])
 def test_a_forked_child_compiles_while_its_parent_does(dynamos: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """dynamos: whether the lock is Dynamo's, which other versions of torch may lack."""
@@ -146,19 +144,15 @@ def test_a_forked_child_compiles_while_its_parent_does(dynamos: bool, monkeypatc
     thread.start()
     begun.wait()
 
-    def compile_another() -> None:
+    def compile_another() -> bool:
         with alone(), alone():
-            os._exit(0)
+            return True
 
-    child = get_context("fork").Process(target=compile_another)
     try:
-        child.start()
-        child.join(30)
-        assert child.exitcode == 0
+        assert succeeds(compile_another)
     finally:
         end.set()
         thread.join()
-        child.kill()
 
 
 @pytest.mark.parametrize("where", ["before", "loaded", "compiled"])
@@ -174,10 +168,6 @@ def test_a_forked_child_does_not_wait_for_threads_that_are_not_there(where: str,
         makes: dict[str, Callable[[], Callable[[torch.Tensor], Any]]] = {
             "before": lambda: compiled, "loaded": lambda: sashiko.load(tmp_path / "model"), "compiled": lambda: sashiko.compile(model, x),
         }
-        child = get_context("fork").Process(target=lambda: os._exit(0 if torch.equal(makes[where]()(x), expected) else 2))
-        child.start()
-        child.join(30)
-        assert child.exitcode == 0
+        assert succeeds(lambda: torch.equal(makes[where]()(x), expected))
     finally:
-        child.kill()
         torch.set_num_threads(threads)

@@ -18,6 +18,7 @@ from sashiko.runtime.executable import Code, Executable
 from sashiko.runtime.frames import MAX_FRAMES, MIN_WORK
 from sashiko.runtime.plan import ConstantSource
 from sashiko.runtime.records import OutputShape
+from tests.forked import succeeds
 
 Reference = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 CALLERS = 8
@@ -112,6 +113,31 @@ def test_weights_change_while_others_call(code: Code, chain: type) -> None:
     (got,) = executable(data)
     assert isinstance(got, torch.Tensor)
     assert torch.equal(got, torch.full((50, 40), 199.0))
+
+
+def test_a_forked_child_sees_weights_that_another_thread_of_its_parent_was_deriving(code: Code, chain: type) -> None:
+    weight, begun, end = torch.zeros(50, 40), threading.Event(), threading.Event()
+    deriving = threading.Thread(target=lambda: executable(data))
+
+    def derive() -> torch.Tensor:
+        if threading.current_thread() is deriving:
+            begun.set()
+            end.wait(60)
+        return torch.full((50, 40), float(weight[0, 0]))
+
+    c = chain()
+    (x,) = c.inputs(1)
+    w = c.constant(ConstantSource((weight,), derive, "w"))
+    c.step("add", [x, w], c.buffer("output", 0))
+    executable, data = Executable(c.plan(1, 1), code), torch.zeros(50, 40)
+    weight.fill_(3)
+    deriving.start()
+    begun.wait(60)
+    try:
+        assert succeeds(lambda: torch.equal(executable(data)[0], torch.full((50, 40), 3.0)))  # type: ignore[arg-type]
+    finally:
+        end.set()
+        deriving.join()
 
 
 def test_memory_stays_flat_over_many_shapes(affine: Executable, expected: Reference) -> None:
