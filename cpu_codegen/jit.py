@@ -7,7 +7,7 @@ nothing (`docs/math.md`). Code is position-independent and of the small code mod
 from __future__ import annotations
 
 import itertools
-import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -16,13 +16,14 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from ..diagnostics.errors import ArtifactError, InvalidGraph, Unsupported
+from ..diagnostics.forks import never_inside
 from ..platforms.host import host
 from ..platforms.target import Target
 from . import intrinsics, symbols
 from .elf import read_symbols
 
 OPT = 1  # LLVM's codegen level: 0 was measured 20 to 30 % slower to run, 2 and 3 no faster
-_LOCK, _EMITTING = threading.Lock(), threading.Lock()
+_LLVM = never_inside()  # around all that LLVM does, since llvmlite has a lock that a forked child would find taken
 _NAMES = itertools.count()
 
 
@@ -52,12 +53,18 @@ class Library:
     def __init__(self, tracker: llvm.ResourceTracker, names: tuple[str, ...]) -> None:
         self._tracker = tracker
         self.symbols = names
+        weakref.finalize(self, _unload, tracker).atexit = False  # threads may still run it then
 
     def address(self, symbol: str) -> int:
         """Returns the address of a global function of the object; KeyError when it has none of that name."""
         if symbol not in self.symbols:
             raise KeyError(f"{symbol} is not one of {', '.join(self.symbols)}")
         return int(self._tracker[symbol])
+
+
+def _unload(tracker: llvm.ResourceTracker) -> None:
+    with _LLVM:
+        tracker.close()
 
 
 def load_object(data: bytes, externals: Mapping[str, int] | None = None) -> Library:
@@ -75,7 +82,7 @@ def load_object(data: bytes, externals: Mapping[str, int] | None = None) -> Libr
     for name in found.undefined:
         builder.import_symbol(name, _resolve(name, externals or {}))
     try:
-        with _LOCK:
+        with _LLVM:
             tracker = builder.link(_engine(), f"sashiko.{next(_NAMES)}")
     except RuntimeError as error:
         raise ArtifactError(f"the object cannot be loaded: {error}", hint="delete the cache folder") from error
@@ -94,8 +101,8 @@ def _resolve(name: str, externals: Mapping[str, int]) -> int:
 @contextmanager
 def _emitting(target: Target, opt: int) -> Iterator[llvm.TargetMachine]:
     """The machine of a target, for one thread at a time: these options are of the whole process."""
-    machine = _machine(target.triple, target.cpu, target.llvm_features, opt)
-    with _EMITTING:
+    with _LLVM:
+        machine = _machine(target.triple, target.cpu, target.llvm_features, opt)
         try:
             _options(target.schedule, target.reduces_strength)
             yield machine
@@ -132,8 +139,8 @@ class _Parsed:
 
 @lru_cache(maxsize=64)
 def _machine(triple: str, cpu: str, features: str, opt: int) -> llvm.TargetMachine:
-    _initialized()
-    with _LOCK:
+    with _LLVM:
+        _initialized()
         return llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small")
 
 

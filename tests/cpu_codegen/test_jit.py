@@ -15,6 +15,7 @@ from sashiko.diagnostics.errors import ArtifactError, InvalidGraph, Unsupported
 from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.host import host
 from sashiko.platforms.target import Target
+from tests.forked import succeeds
 
 SUM = """
 @table = private unnamed_addr constant [4 x i64] [i64 1, i64 20, i64 300, i64 4000], align 64
@@ -156,6 +157,34 @@ def test_threads_may_compile_and_load_at_once() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_a_forked_child_compiles_and_loads_while_its_parent_does() -> None:
+    data = jit.compile_object("define i64 @f(i64 %a, i64 %b) { %r = add i64 %a, %b\n ret i64 %r }", host())
+    many = "\n".join(f"define i64 @f{n}(i64 %a) {{ %r = mul i64 %a, {n}\n ret i64 %r }}" for n in range(100))
+    stop = threading.Event()
+
+    def compiling() -> None:
+        while not stop.is_set():
+            jit.compile_object(many, host())
+
+    def loading() -> None:
+        while not stop.is_set():
+            jit.load_object(data)
+
+    def loads() -> bool:
+        library = jit.load_object(jit.compile_object(SUM.replace("@outside", "@labs"), host()))
+        return bool(function(library, "sum")(2, -7) == 307)
+
+    threads = [threading.Thread(target=compiling), threading.Thread(target=loading)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(succeeds(loads) for _ in range(4))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_the_process_ends_cleanly_with_code_loaded() -> None:
