@@ -7,30 +7,41 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .forks import Lock, in_child
+
 
 class _Pause:
-    """How many blocks are open, and whether the collector was on before the first."""
+    """The thread of each open block, and whether the collector was on before the first. While it is off there is such a thread: a fork
+    may come at any time."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.blocks = 0
+        self.lock = Lock()
+        self.threads: list[int] = []
         self.enabled = False
 
     def begin(self) -> None:
         with self.lock:
-            if not self.blocks:
+            if not self.threads:
                 self.enabled = gc.isenabled()
-                gc.disable()
-            self.blocks += 1
+            self.threads.append(threading.get_ident())
+            gc.disable()
 
     def end(self) -> None:
         with self.lock:
-            self.blocks -= 1
-            if not self.blocks and self.enabled:
+            if len(self.threads) == 1 and self.enabled:
                 gc.enable()
+            self.threads.remove(threading.get_ident())
+
+    def renew(self) -> None:
+        """In a forked child, where the blocks of other threads do not end."""
+        mine = [thread for thread in self.threads if thread == threading.get_ident()]
+        if self.threads and not mine and self.enabled:
+            gc.enable()
+        self.threads = mine
 
 
 _PAUSE = _Pause()
+in_child(_PAUSE.renew)
 
 
 @contextmanager
