@@ -25,7 +25,8 @@ from ..platforms.host import host
 from ..platforms.target import Target
 from . import runner, turns
 from .constants import Constants, ConstantSet
-from .frames import MAX_FRAMES, MIN_WORK, Context, Machine
+from .contexts import MAX_FRAMES, Context
+from .frames import MIN_WORK, Machine
 from .inputs import LOW, PLAIN, Argument, bind, checked, in_order, lacks_memory, lies_in
 from .plan import InputTensor, NativeSegment, OutputTensor, Plan
 from .records import ShapeRecord, make_record

@@ -1,7 +1,6 @@
 """Frames: the words that `run_plan` reads, filled in for one shape, one arena and one set of constants.
 
-A call patches only its own input and output pointers. A context holds the arena and the frames of one running call at a time, so
-calls from several threads each take one.
+A call patches only its own input and output pointers.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ import torch
 from ..cpu_codegen.contract import BufferSlot, DimSlot, KernelCode
 from ..graph.dims import Dim
 from .constants import ConstantSet
-from .memory import Arena
 from .plan import NativeSegment, Operand, Repeat, Step
-from .records import Numbers, SegmentRecord, ShapeRecord, number
+from .records import Numbers, SegmentRecord, number
 from .runner import HEADER, STEP, TURN
 from .turns import CALLERS
 
@@ -27,7 +25,6 @@ from .turns import CALLERS
 # 22 operations an element on a 2.5 GHz AVX-512 machine with 2 cores: one thread does 25 to 40 operations in 1 ns, so this is 13 to
 # 20 us. Two threads that are awake gain from 4 us of work on, but waking one that sleeps costs up to 8 us.
 MIN_WORK = 1 << 19
-MAX_FRAMES = 64  # frames that a context keeps, and shapes that an executable keeps
 _MORE_EVEN = 0.9  # of the largest share, from which on another cut is worth what its threads read twice
 
 
@@ -297,54 +294,3 @@ def team(work: int, threads: int, min_work: int) -> int:
     if work < min_work:
         return 1
     return min(threads, max(1, 2 * work // min_work)) if min_work else threads
-
-
-class Context:
-    """The arena and the frames of one call at a time. The arena has the size of the largest shape so far."""
-
-    def __init__(self) -> None:
-        self._arena = Arena(0)
-        self._patterns: dict[tuple[int, int, bool], Pattern] = {}
-        self.frames: dict[tuple[ShapeRecord, int, int, bool], Frame] = {}
-        self.latest: Frame | None = None
-        self._tick = 0
-
-    def frame(
-        self, record: ShapeRecord, at: int, segment: NativeSegment, machine: Machine, constants: ConstantSet, threads: int, watch: bool
-    ) -> Frame:
-        """The frame of segment `at`, made when this context has none for this shape, these constants and this many threads.
-
-        It is `latest` then. A caller may take that one from `frames` by itself, if its constants are the right ones.
-        """
-        key = (record, at, threads, watch)
-        frame = self.frames.get(key)
-        if frame is None or frame.constants is not constants:
-            shape = record.segments[at]
-            assert shape is not None, "a frame is for a native segment"
-            self._reserve(record.arena_bytes)
-            frame = self._written(key[1:], segment, machine, Site(shape, record.numbers, self._arena.address, constants, threads, watch))
-            self.frames[key] = frame
-            if len(self.frames) > MAX_FRAMES:
-                del self.frames[min(self.frames, key=lambda k: self.frames[k].used or self._tick + 1)]
-        self.latest = frame
-        self._tick += 1
-        frame.used = self._tick
-        return frame
-
-    def _written(self, key: tuple[int, int, bool], segment: NativeSegment, machine: Machine, site: Site) -> Frame:
-        pattern = self._patterns.get(key)
-        frame = None if pattern is None else pattern.frame(site)
-        if frame is None:
-            pattern = self._patterns[key] = Pattern(segment, machine, site)
-            frame = pattern.frame(site)
-            assert frame is not None, "a pattern fits the shape that it was made for"
-        return frame
-
-    def _reserve(self, nbytes: int) -> None:
-        if nbytes > self._arena.nbytes:
-            # Every frame holds addresses in the old arena, which goes first so that two never exist at once.
-            self.frames.clear()
-            self._patterns.clear()
-            self.latest = None
-            self._arena = Arena(0)
-            self._arena = Arena(nbytes)

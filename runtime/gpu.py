@@ -20,8 +20,8 @@ from ..gpu_codegen.loops import VECTOR, LaunchCode
 from ..platforms.host import host
 from . import cuda, runner
 from .constants import Constants, ConstantSet
+from .contexts import MAX_FRAMES
 from .executable import Executable, Result
-from .frames import MAX_FRAMES
 from .inputs import PLAIN, checked
 from .plan import NativeSegment, Operand, Plan, Step
 from .records import Numbers, SegmentRecord, ShapeRecord, number

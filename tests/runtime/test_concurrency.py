@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from sashiko.runtime import turns
+from sashiko.runtime.contexts import MAX_FRAMES
 from sashiko.runtime.executable import Code, Executable
-from sashiko.runtime.frames import MAX_FRAMES, MIN_WORK
+from sashiko.runtime.frames import MIN_WORK
 from sashiko.runtime.plan import ConstantSource
 from sashiko.runtime.records import OutputShape
 from tests.forked import succeeds
