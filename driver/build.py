@@ -39,7 +39,7 @@ from .pipeline import passes
 from .recall import Spec
 from .recurrences import Passes, recurrence_item
 from .segments import Constants, Note, Product, SegmentBuilder
-from .specs import Choices, ItemSpec, flat, specs_of
+from .specs import Choices, ItemSpec, flat, lengths_assumed, specs_of
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,8 @@ class _Planner:
         self._given = self._given_alone(parts)
         programs = {part: self._stitched(part) for part in parts if isinstance(part, Native)}
         specs = {part: specs_of(program, self.kernels.target, self._choices) for part, program in programs.items()}
-        self._expect(list(flat(spec for item in specs.values() for spec in item)))
+        every = list(flat(spec for item in specs.values() for spec in item))
+        self._expect(every)
         segments = tuple(self._native(p, programs[p], specs[p]) if isinstance(p, Native) else self._extern(p) for p in parts)
         outputs: list[Output] = [self._output(n, v) for n, v in enumerate(self.graph.outputs)]
         self.constants.sources += [_unchanged(v) for v in self.captured.baked]
@@ -199,7 +200,7 @@ class _Planner:
             tuple(self.constants.sources),
             tuple(self._constant_values.items()),
             self.graph.name,
-            self.captured.assumed,
+            (*self.captured.assumed, *lengths_assumed(every)),
         )
 
     def _stitched(self, part: Native) -> Program:

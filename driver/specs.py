@@ -9,6 +9,7 @@ from ..cpu_codegen.streams import streaming
 from ..graph import attrs as A
 from ..graph.dims import bounds, product
 from ..graph.ir import Value
+from ..graph.symbols import Assumption
 from ..kernels.attention_spec import AttentionSpec
 from ..kernels.sorting import SortSpec
 from ..kernels.spec import Choice, GemmSpec
@@ -73,6 +74,12 @@ def flat(specs: Iterable[ItemSpec]) -> Iterator[LoopKernel | GemmSpec | Attentio
             yield from spec
         else:
             yield spec
+
+
+def lengths_assumed(specs: Iterable[object]) -> tuple[Assumption, ...]:
+    """What kernels take for granted of lengths that have no bound."""
+    spare = dict.fromkeys(spec.spare for spec in specs if isinstance(spec, SortSpec))
+    return tuple(Assumption(dim, ">=") for dim in spare if dim is not None)
 
 
 def beyond(item: LoopItem, value: Value, target: Target) -> int:

@@ -22,6 +22,7 @@ from .sorting_words import COUNTERS, key_at, sorter
 X, PLACES, WORKSPACE = range(3)
 _PARTS = 16  # of the rows, each with its own room
 _ROOM = 64  # the fewest words that are collected
+_NARROW = 1 << 32  # elements of a row whose places fit beside keys of 32 bits
 _SELECTED = 4  # times as many elements as are asked for are not all sorted
 _WORK = 16  # scalar operations for an element
 _INFINITY = {f16: 0x7C00, bf16: 0x7F80, f32: 0x7F800000}
@@ -43,7 +44,13 @@ class SortSpec:
 
     @property
     def key(self) -> Ty:
-        return I64 if self.dtype.bits == 64 else I32
+        longest = bounds(self.length)[1]
+        return I64 if self.dtype.bits == 64 or (longest is not None and longest > _NARROW) else I32
+
+    @property
+    def spare(self) -> Dim | None:
+        """How many elements longer rows without a bound could be; calls must see to it that this is not below 0."""
+        return _NARROW - self.length if self.key == I32 and bounds(self.length)[1] is None else None
 
     @property
     def word(self) -> Ty:

@@ -70,6 +70,15 @@ def test_the_first_of_a_row(runner: Runner, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("dtype", swept(TYPES, (f32, bf16, u8)), ids=str)
+def test_rows_that_may_be_longer_than_32_bits_can_number(runner: Runner, dtype: DType) -> None:
+    long = symbol("n", 0, (1 << 32) + 1)
+    x = elements(dtype, 3, 333)
+    np.testing.assert_array_equal(places(runner, SortSpec(dtype, 3, long, long, False), x, 333), order(x, False))
+    np.testing.assert_array_equal(places(runner, SortSpec(dtype, 3, long, 5, True), x, 333), order(x, True)[:, :5])
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
 def test_rows_whose_order_is_the_worst(runner: Runner) -> None:
     """Every element comes before all that were seen, or is equal to the last that counts."""
     falling = torch.arange(900.0).flip(0)
