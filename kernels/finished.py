@@ -46,10 +46,11 @@ def applies(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:
 
 
 def emit_finished(
-    module: Module, target: Target, spec: GemmSpec, order: Sequence[Slot], variant: Variant, left: int, masked: bool, name: str
+    module: Module, target: Target, spec: GemmSpec, order: Sequence[Slot], variant: Variant, left: int, masked: bool, blocks: bool,
+    name: str,
 ) -> str:
     """Adds the function and returns its name. order: the slots of the kernel. left: of `Tile`. masked: the last vector may have fewer
-    columns."""
+    columns. blocks: of `in_blocks`."""
     micro = variant.micro
     assert isinstance(micro, VectorMicro), "others do not apply"
     name = f"{name}.finished.{micro.mr}x{micro.nr}" + ".masked" * masked
@@ -63,7 +64,7 @@ def emit_finished(
     request(slots, order)
     b, sums = fn.args[7 : 7 + micro.panels], fn.args[7 + micro.panels :]
     tile = Tile(a, i64(variant.pitch), Val(PTR, "null"), steps, following, tuple(b), tuple(sums), micro.nr, variant.shares, left)
-    accumulators = accumulated(fn, micro, tile, kind)
+    accumulators = accumulated(fn, micro, tile, kind, blocks)
     rows = [accumulators[r * micro.vectors : (r + 1) * micro.vectors] for r in range(micro.mr)]
     emitter = BodyEmitter(fn, target, spec.epilogue, slots, FIRST_EPILOGUE_BUFFER)
     emit_register_epilogue(fn, emitter, rows, row, col, last if masked else None)

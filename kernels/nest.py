@@ -29,7 +29,7 @@ from .pending import Epilogue, Pending, valid_rows
 from .rows import RowReader, Rows
 from .shares import shares_of
 from .spec import GemmSpec
-from .tile import emit_tile
+from .tile import emit_tile, in_blocks
 
 State = list[Val]  # the arguments of the epilogue that is pending, after the slots; empty where tiles do not overlap
 
@@ -161,7 +161,10 @@ class Body:
         wide = fn.icmp("sgt", columns, i64(before)) if masked else fn.icmp("sge", columns, i64(micro.nr))
 
         def finish() -> State:
-            name = finished.emit_finished(fn.module, self.target, spec, self.slots.order, variant, variant.left(spec.k), masked, self.name)
+            name = finished.emit_finished(
+                fn.module, self.target, spec, self.slots.order, variant, variant.left(spec.k), masked,
+                in_blocks(micro, self.blocking.k_block), self.name,
+            )
             operands = self.columns.operands(variant, p, fn.udiv(i, i64(block.height)), steps, panels, micro.begins)
             lhs = self.rows.tile(variant, block.lhs, i, steps)
             fn.call(name, VOID, [fn.args[0], lhs, steps, row, first, fn.sub(columns, i64(before)), *operands])
@@ -251,7 +254,8 @@ class Body:
         epilogue = self._epilogue if state else None
         every = tuple(steps for steps, _ in self.spec.ways)
         name = emit_tile(
-            fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue, variant.reverses, every
+            fn.module, micro, kind, self.blocking.out_pitch, variant.pitch, variant.shares, left, epilogue, variant.reverses, every,
+            in_blocks(micro, self.blocking.k_block),
         )
         pending = [fn.args[0], *state, epilogue.share(fn, steps, micro)] if epilogue else []
         rows, number = self.rows.tile(variant, block.lhs, i, steps), fn.udiv(i, i64(block.height))

@@ -26,7 +26,7 @@ from .micro import MicroKernel, Start, share_of, shares_of
 from .pack_lhs import emit_pack_lhs
 from .packing import int_of
 from .spec import GemmCode, GemmSpec
-from .tile import emit_tile
+from .tile import emit_tile, in_blocks
 from .winograd import POINTS, SCALE, Image, Plan, plan
 
 _ROWS = range(4)
@@ -155,7 +155,8 @@ class _Body:
         # Weights that stay in L2 need no asking for. A strip of one tile asks for all the next ones, which lie in another matrix.
         streams = POINTS * self.matrix_bytes > target.l2 // 2
         self.shares = max(1, shares_of(-(-made.span // self.micro.mr))) if streams else 0
-        self.tile = emit_tile(module, self.micro, Start.ZERO, self.micro.nr, made.pitch, self.shares)
+        blocks = in_blocks(self.micro, channels)
+        self.tile = emit_tile(module, self.micro, Start.ZERO, self.micro.nr, made.pitch, self.shares, blocks=blocks)
         self.pack = emit_pack_lhs(module, target, self.micro, made.pitch, True) if made.grouped else ""
         self.v = self.fn.alloca(POINTS * made.matrix)
         self.groups = self.fn.alloca(POINTS * made.grouped) if made.grouped else self.v

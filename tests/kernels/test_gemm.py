@@ -21,10 +21,11 @@ from sashiko.kernels.pack_across import transposes
 from sashiko.kernels.packing import int_of, pack_rhs
 from sashiko.kernels.spec import BATCH, GemmSpec, Packing, Strides, dense
 from sashiko.kernels.table import TABLE
+from sashiko.kernels.tile import BLOCK
 from sashiko.kernels.x86_vector import MaddubsMicro
 from sashiko.platforms.target import Target
 from tests.emulation import Array, Native, Runner, runners, runners_in_turn
-from tests.kernels.products import Case, M, Micros, Together, array, call, compare, plain_store, random, run, spec_of, weight
+from tests.kernels.products import Case, M, Micros, Together, array, call, compare, exact, plain_store, random, run, spec_of, weight
 from tests.kernels.tile_emulation import EmulatedTiles, tiles_on
 from tests.sweeps import left_to_sweep, swept
 
@@ -153,6 +154,28 @@ def test_tiles_that_fit_a_known_number_of_rows(micros: Micros, runner: Runner) -
     cases += [Case(5, 200, 331), Case(3, 150, 192, 5), Case(50, 70, 192), Case(69, 100, 331)]
     cases += [Case(30, 80, 300, 0, small), Case(86, 105, 260, 0, small)]
     run(runner, micros, cases, known_rows=True)
+
+
+@pytest.mark.parametrize(("micros", "runner"), [pair for pair in FEW if pair.values[0][0].lhs == f32])
+@pytest.mark.parametrize("caches", [(1 << 12, 1 << 15), (1 << 15, 1 << 23)], ids=["pieces", "one_piece"])
+def test_rounding_errors_do_not_grow_with_k(micros: Micros, runner: Runner, caches: tuple[int, int]) -> None:
+    """Numbers of which all sums are rounded alike. Whole tiles, few rows, a single one."""
+    m, n, k, product = micros[0].mr + 1, 49, 16 * BLOCK + 77, Together(runner)
+    target = Case(m, n, k, caches=caches).on(runner.target)
+    x, w = torch.full((m, k), 0.1), torch.ones(n, k)
+    packed = product.place(pack_rhs(w, micros[0].packing).numpy())
+
+    def check(result: Array) -> None:
+        expected = exact(x[:1], w[:1]).item()
+        assert np.abs(result / expected - 1).max() < (BLOCK + k / BLOCK) * 2.0**-24
+
+    for rows in (m, 3, 1):
+        spec = spec_of(Case(rows, n, k), f32, f32, m=rows)
+        code = gemm.emit(product.module, target, spec, micros, product.name())
+        assert code.columns is not None
+        lhs, out = product.place(array(x[:rows])), np.zeros((rows, n), np.float32)
+        product.add((code.rows, code.columns), lhs, packed, out, {}, check)
+    product.run()
 
 
 @pytest.mark.parametrize(("micros", "runner"), INTEGERS)
