@@ -27,10 +27,10 @@ _HEAD = len(_MAGIC) + 2 * _DIGEST
 _SUFFIX = ".o"
 
 
-def key(ir_text: str, target: Target, opt: int = jit.OPT) -> str:
+def key(ir_text: str, target: Target) -> str:
     """Returns the name of the cache entry: a hash of the code, the target, and the versions of everything that compiles it."""
     options = (target.schedule, str(target.reduces_strength))
-    fields = (ir_text, target.triple, target.cpu, target.llvm_features, *options, jit.versions(), __version__, str(opt))
+    fields = (ir_text, target.triple, target.cpu, target.llvm_features, *options, jit.versions(), __version__, str(jit.OPT))
     digest = hashlib.blake2b(digest_size=_DIGEST)
     for field in fields:
         data = field.encode()
@@ -38,23 +38,23 @@ def key(ir_text: str, target: Target, opt: int = jit.OPT) -> str:
     return digest.hexdigest()
 
 
-def compiled(ir_text: str, target: Target, opt: int = jit.OPT) -> bytes:
+def compiled(ir_text: str, target: Target) -> bytes:
     """Returns the object of `jit.compile_object`, from the cache where it is there. An unusable folder only costs time."""
-    return _kept(ir_text, target, opt, jit.compile_object)
+    return _kept(ir_text, target, jit.compile_object)
 
 
-def assembled(ir_text: str, target: Target, opt: int = jit.OPT) -> str:
+def assembled(ir_text: str, target: Target) -> str:
     """Returns the text of `jit.assembly` likewise: PTX is what drivers take."""
-    return _kept(ir_text, target, opt, lambda *given: jit.assembly(*given).encode(), ".s").decode()
+    return _kept(ir_text, target, lambda *given: jit.assembly(*given).encode(), ".s").decode()
 
 
-def _kept(ir_text: str, target: Target, opt: int, make: Callable[[str, Target, int], bytes], suffix: str = _SUFFIX) -> bytes:
-    name = key(ir_text, target, opt)
+def _kept(ir_text: str, target: Target, make: Callable[[str, Target], bytes], suffix: str = _SUFFIX) -> bytes:
+    name = key(ir_text, target)
     path = path_of(name, suffix)
     found = read(path, name)
     if found is not None:
         return found
-    data = make(ir_text, target, opt)
+    data = make(ir_text, target)
     write(path, name, data)
     return data
 

@@ -32,18 +32,18 @@ def versions() -> str:
     return f"llvmlite {llvmlite.__version__} LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
 
 
-def compile_object(ir_text: str, target: Target, opt: int = OPT) -> bytes:
+def compile_object(ir_text: str, target: Target) -> bytes:
     """Returns the ELF object of a module of LLVM IR text.
 
     Unsupported when the text uses an instruction that the target lacks; InvalidGraph when it is not valid LLVM IR.
     """
-    with _emitting(target, opt) as machine, _Parsed(ir_text, target, machine) as module:
+    with _emitting(target) as machine, _Parsed(ir_text, target, machine) as module:
         return bytes(machine.emit_object(module))
 
 
-def assembly(ir_text: str, target: Target, opt: int = OPT) -> str:
+def assembly(ir_text: str, target: Target) -> str:
     """Returns the assembly text of what `compile_object` makes."""
-    with _emitting(target, opt) as machine, _Parsed(ir_text, target, machine) as module:
+    with _emitting(target) as machine, _Parsed(ir_text, target, machine) as module:
         return str(machine.emit_assembly(module))
 
 
@@ -99,10 +99,10 @@ def _resolve(name: str, externals: Mapping[str, int]) -> int:
 
 
 @contextmanager
-def _emitting(target: Target, opt: int) -> Iterator[llvm.TargetMachine]:
+def _emitting(target: Target) -> Iterator[llvm.TargetMachine]:
     """The machine of a target, for one thread at a time: these options are of the whole process."""
     with _LLVM:
-        machine = _machine(target.triple, target.cpu, target.llvm_features, opt)
+        machine = _machine(target.triple, target.cpu, target.llvm_features)
         try:
             _options(target.schedule, target.reduces_strength)
             yield machine
@@ -138,10 +138,10 @@ class _Parsed:
 
 
 @lru_cache(maxsize=64)
-def _machine(triple: str, cpu: str, features: str, opt: int) -> llvm.TargetMachine:
+def _machine(triple: str, cpu: str, features: str) -> llvm.TargetMachine:
     with _LLVM:
         _initialized()
-        return llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small")
+        return llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=OPT, reloc="pic", codemodel="small")
 
 
 @lru_cache(maxsize=1)

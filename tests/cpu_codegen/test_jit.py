@@ -64,7 +64,7 @@ end:
 
 def test_strength_is_reduced_where_a_target_wants_it_and_for_others_that_use_llvm() -> None:
     def as_others_do(target: Target) -> str:
-        machine = jit._machine(target.triple, target.cpu, target.llvm_features, jit.OPT)
+        machine = jit._machine(target.triple, target.cpu, target.llvm_features)
         with jit._Parsed(STRIDED, target, machine) as module:
             return str(machine.emit_assembly(module))
 
