@@ -1,7 +1,8 @@
 """Element types in registers and in memory, and conversions between them.
 
 In registers bool is i1, float16 and bfloat16 are their 16 raw bits (no target computes in them here), everything else is itself.
-In memory bool is one byte, 0 or 1. Nothing in this file becomes a library call on any target.
+In memory bool is one byte, 0 or 1. Nothing in this file becomes a library call, but for float16 on x86 without F16C: there LLVM calls
+`__extendhfsf2` and `__truncsfhf2` for each element.
 """
 
 from __future__ import annotations
