@@ -107,7 +107,7 @@ class ScoreEmitter:
     unscaled: scores may lack the positive factor `factor` that they all have (None: they have none, or not all).
     """
 
-    def __init__(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, unscaled: bool) -> None:
+    def __init__(self, fn: Function, target: Target, slots: Slots, body: Body, unscaled: bool) -> None:
         self.body = body
         self.result = body.stores[0].node
         self.accumulators = [n for n, node in enumerate(body.nodes) if node.op == "acc"]

@@ -53,7 +53,7 @@ class Stream(ABC):
         self.head, self.first, self.rows = fn.args[1:4]
         self.vector = F32.vec(tiling.lanes)
         self.results = Results(fn, target, spec, slots)
-        self.score = ScoreEmitter(fn, target, spec, slots, body, self.short)
+        self.score = ScoreEmitter(fn, target, slots, body, self.short)
         self.beside = Beside(fn, slots, self.score, tiling.lanes, tiling.vectors)
         self.causal = is_causal(spec, body)
         self.once = isinstance(spec.s, int) and 0 < spec.s <= tiling.block  # a single block of keys: nothing to add to

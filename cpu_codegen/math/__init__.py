@@ -42,7 +42,6 @@ _PORTABLE: dict[str, Callable[[Function, Val], Val]] = {
     "tanh": tanh,
     "erf": erf,
 }
-F32_ONLY = ("exp_weight", "gelu", "normal_cdf", "normal_cdf_short", "sigmoid_short")
 MATH = (*_BY_TARGET, *_PORTABLE)
 MATH2: dict[str, Callable[[Function, Val, Val], Val]] = {"pow": power, "atan2": atan2}
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sashiko.cpu_codegen.math import F32_ONLY, MATH, MATH2
-from tests.cpu_codegen.math.harness import apply
+from sashiko.cpu_codegen.math import MATH, MATH2
+from tests.cpu_codegen.math.harness import F32_ONLY, apply
 from tests.emulation import Runner, runners
 from tests.sweeps import swept
 
