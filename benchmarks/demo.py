@@ -67,7 +67,7 @@ def rows(encoder: torch.nn.Module, tokenizer: Any, texts: list[str], progress: P
 
 
 def judge(row: Row, tokenizer: Any, held_out: list[str], reference: torch.Tensor) -> None:
-    row.agreement = agreement(reference, embed(row.call, batches(tokenizer, held_out)))  # type: ignore[arg-type]
+    row.agreement = agreement(reference, embed(row.call, batches(tokenizer, held_out)))
 
 
 def time_all(table: list[Row], progress: Progress, rounds: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..graph.dims import Atom, Dim, Func, Poly, bounds, symbols
+from ..graph.dims import Atom, Dim, Func, Poly, bounds, non_negative, symbols
 from . import index as forms
 from .access import lane_offsets
 from .builder import I64, Function, Ty, Val, const, const_vec, i64
@@ -53,7 +53,7 @@ class Addresses:
         ready: Callable[[int, Point], bool],
     ) -> None:
         self._fn, self._slots, self._scopes, self._value, self._ready = fn, slots, scopes, value, ready
-        self._deps, self._sources = deps, sources
+        self._deps, self._sources, self._varies = deps, sources, forms.by_column(deps)
         self._needs: dict[Dim, Needs] = {}
         self._forms: dict[tuple[Dim, int], forms.LaneForm | None] = {}
         self._known_levels: dict[Dim, tuple[Level, ...]] = {}
@@ -79,9 +79,6 @@ class Addresses:
         if key not in self._forms:
             self._forms[key] = forms.lane_form(index, lanes, self._varies)
         return self._forms[key]
-
-    def _varies(self, name: str) -> bool:
-        return name == "c" or (name.startswith("%") and "c" in self._deps[int(name[1:])])
 
     def _key(self, kind: str, index: Dim, axes: frozenset[str], point: Point) -> Key:
         return (kind, index, *(point.axes[a].ref for a in sorted(axes)), point.lanes if "c" in axes else 0)
@@ -171,7 +168,7 @@ class Addresses:
             return fn.smin(a, b) if atom.kind == "min" else fn.smax(a, b)
         if not isinstance(atom.args[1], int):
             b = fn.smax(b, i64(1))  # the size of an empty tensor: nothing is read through this index, but the division must not trap
-        if forms.never_negative(atom.args[0]):
+        if non_negative(atom.args[0]):
             return fn.udiv(a, b) if atom.kind == "floordiv" else fn.urem(a, b)
         rest = fn.rem(a, b)
         below = fn.icmp("slt", rest, i64(0))
@@ -242,7 +239,7 @@ class Addresses:
         at_least = bounds(b)[0]
         if top is not None and top.step == 1 and not top.offsets and bottom is not None and bottom.uniform and (at_least or 0) >= lanes:
             return self._wrapping_once(atom, point)
-        if isinstance(b, int) and 0 < b < _I32 and forms.never_negative(a) and (bounds(a)[1] or _I32) < _I32:
+        if isinstance(b, int) and 0 < b < _I32 and non_negative(a) and (bounds(a)[1] or _I32) < _I32:
             return self._by_number(atom.kind, self.vector(a, point), b)
         left, right = self.vector(a, point), self.vector(b, point)
         # Indices are far below 2^52, where the floor of the quotient in double is exact.

@@ -52,8 +52,7 @@ class Depth:
         arguments = [argument for n in nodes for argument in body.nodes[n].args]
         for point in points:
             emitter.prepare(arguments, (), point, "".join(point.axes))
-        wide = self._static is None or self._static >= 1 << 31
-        reductions = reductions_of(fn, emitter.target, body, nodes, wide)
+        reductions = reductions_of(fn, emitter.target, body, nodes, self._static)
         # States in the order copies of k, points, reductions.
         lanes = points[0].lanes
         copies = max(1, CHAINS // (len(points) * len(nodes)))

@@ -6,12 +6,17 @@ multiple of the number of lanes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..graph.dims import Atom, Dim, Func, Poly, Symbol, bounds, divides, product, symbols
+from ..graph.dims import Atom, Dim, Func, Poly, Symbol, divides, product, symbols
 
 Varies = Callable[[str], bool]
+
+
+def by_column(deps: Sequence[frozenset[str]]) -> Varies:
+    """Whether what an index names, `c` or the value of node n as `%n`, differs from column to column. deps: the axes of each node."""
+    return lambda name: name == "c" or (name.startswith("%") and "c" in deps[int(name[1:])])
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,6 @@ def _multiple(index: Dim, of: int, lanes: int, varies: Varies) -> bool:
         if not divides(of, monomial(mono, factor)):
             return False
     return True
-
-
-def never_negative(index: Dim) -> bool:
-    low = bounds(index)[0]
-    return low is not None and low >= 0
 
 
 def moves(atom: Atom) -> bool:

@@ -334,8 +334,7 @@ class _Writer:
         return self._column_stores if each.stores else ()
 
     def _reductions(self, each: schedule.Pass) -> list[Reduction]:
-        high = bounds(self._kernel.cols)[1]
-        return reductions_of(self._fn, self._target, self._body, each.reductions, high is None or high >= 1 << 31)
+        return reductions_of(self._fn, self._target, self._body, each.reductions, bounds(self._kernel.cols)[1])
 
     # -- choices -------------------------------------------------------------------------------------------------------
     def _joined(self, each: schedule.Pass) -> int:

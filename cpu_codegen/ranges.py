@@ -14,7 +14,7 @@ from ..graph.dims import Dim, Func, Poly, coefficient, substitute, symbol
 from ..graph.types import boolean
 from ..stitch.loops import Body, LoopKernel, Node
 from .builder import Function, Val, i64
-from .index import functions, lane_form
+from .index import by_column, functions, lane_form
 
 _MOST = 8  # ranges of one kernel: each is code of its own
 _GATHERED = 4.0  # the same of elements that would be read one by one
@@ -65,10 +65,7 @@ def _pieces(body: Body, columns: int, lanes: int) -> list[tuple[int, Body]]:
 
 def _position_cuts(body: Body, columns: int, lanes: int) -> set[int]:
     """Columns at which functions of these begin to be something else, in the loads that are not of vectors because of them."""
-
-    def varies(name: str) -> bool:
-        return name == "c" or (name.startswith("%") and "c" in body.deps[int(name[1:])])
-
+    varies = by_column(body.deps)
     found: set[int] = set()
     for node in body.nodes:
         if node.op == "load" and lane_form(node.index, lanes, varies) is None:

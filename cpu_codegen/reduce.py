@@ -179,8 +179,9 @@ class Reduction:
         return fn.or_(fn.fcmp("oeq", a, b), fn.and_(fn.fcmp("uno", a, a), fn.fcmp("uno", b, b)))
 
 
-def reductions_of(fn: Function, target: Target, body: Body, nodes: Sequence[int], wide_index: bool) -> list[Reduction]:
-    """The reductions of one loop. Of those that would look for NaN among the same elements the first one does."""
+def reductions_of(fn: Function, target: Target, body: Body, nodes: Sequence[int], most: int | None) -> list[Reduction]:
+    """The reductions of one loop over at most so many elements. Of those that would look for NaN among the same ones the first one does."""
+    wide_index = most is None or most >= 1 << 31
     result: list[Reduction] = []
     watching: dict[int, int] = {}
     for which, n in enumerate(nodes):

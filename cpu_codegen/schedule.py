@@ -127,10 +127,7 @@ def passes(body: Body, column_stores: Iterable[int]) -> list[Pass]:
 
 def costs(body: Body, lanes: int) -> list[int]:
     """Operations of each node alone, for one element."""
-
-    def varies(name: str) -> bool:
-        return name == "c" or (name.startswith("%") and "c" in body.deps[int(name[1:])])
-
+    varies = index.by_column(body.deps)
     result = []
     for n, node in enumerate(body.nodes):
         cost = _COSTS.get(node.op, MATH)

@@ -189,8 +189,7 @@ class _Writer:
         return threads, each
 
     def _reductions(self, each: schedule.Pass) -> list[Reduction]:
-        high = bounds(self._kernel.cols)[1]
-        return reductions_of(self._fn, self._target, self._body, each.reductions, high is None or high >= 1 << 31)
+        return reductions_of(self._fn, self._target, self._body, each.reductions, bounds(self._kernel.cols)[1])
 
     def _updated(
         self, each: schedule.Pass, reductions: list[Reduction], point: Point, states: list[State], mask: Val | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from ..cpu_codegen import convert
 from ..cpu_codegen.builder import BF16, F16, F32, I8, I16, I32, Function, Ty, Val, const
 from ..graph.types import DType, bf16, f16, f32, i8, u8
 from .micro import Lhs, MicroKernel, Start, Tile, offset
@@ -59,11 +60,10 @@ class FmlaBf16Micro(FmlaMicro):
     isa = "fmlabf16"
 
     def convert(self, fn: Function, value: Val) -> Val:
-        wide = fn.convert("zext", value, value.ty.of("i32"))
-        return fn.convert("bitcast", fn.shl(wide, const(wide.ty, 16)), wide.ty.of("float"))
+        return convert.widen(fn, value, bf16)
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
-        return FmlaBf16Micro.convert(self, fn, fn.load(I16.vec(4), offset(fn, group, 8 * vector)))
+        return convert.widen(fn, fn.load(I16.vec(4), offset(fn, group, 8 * vector)), bf16)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..cpu_codegen import convert
 from ..cpu_codegen.builder import BF16, F16, F32, I8, I16, I32, Function, Val, const
 from ..cpu_codegen.dots import vpdpbusd
 from ..graph.types import DType, bf16, f16, f32, i8, i16
@@ -58,8 +59,7 @@ class WidenMicro(FmaMicro):
         return "avx512widen" if self.lanes == 16 else "avx2widen"
 
     def convert(self, fn: Function, value: Val) -> Val:
-        wide = fn.convert("zext", value, value.ty.of("i32"))
-        return fn.convert("bitcast", fn.shl(wide, const(wide.ty, 16)), wide.ty.of("float"))
+        return convert.widen(fn, value, bf16)
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         pair = fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))

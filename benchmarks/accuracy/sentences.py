@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.export import Dim
 
 from accuracy.jobs import Call, Job, Metrics
-from sashiko.cli.bench.encoder import agreement, batches, load_encoder, sentences
+from sashiko.cli.bench.encoder import agreement, batches, embed, load_encoder, sentences
 
 CALIBRATION = 64
 TIMED = (8, 128)
@@ -19,11 +18,11 @@ def jobs() -> Iterator[Job]:
     encoder, tokenizer = load_encoder()
     texts = sentences()
     calibration, held_out = (list(batches(tokenizer, part)) for part in (texts[:CALIBRATION], texts[CALIBRATION:]))
-    reference = _embeddings(encoder, held_out)
+    reference = embed(encoder, held_out)
     batch, length = Dim("batch", min=1, max=64), Dim("length", min=1, max=256)
 
     def judge(call: Call) -> Metrics:
-        found = agreement(reference, _embeddings(call, held_out))
+        found = agreement(reference, embed(call, held_out))
         return {"mean cosine": found.mean_cosine, "min cosine": found.min_cosine, "same neighbour": found.same_neighbour}
 
     ids = torch.randint(1000, 20000, TIMED, generator=torch.Generator().manual_seed(0))
@@ -32,8 +31,3 @@ def jobs() -> Iterator[Job]:
         dynamic_shapes={"input_ids": {0: batch, 1: length}, "attention_mask": {0: batch, 1: length}},
         timed={"input_ids": ids, "attention_mask": torch.ones_like(ids)},
     )
-
-
-def _embeddings(call: Call, data: list[dict[str, Any]]) -> torch.Tensor:
-    with torch.no_grad():
-        return torch.cat([call(**item) for item in data])

