@@ -35,6 +35,7 @@ CANDIDATES = {
     "fp32": 4.0, "bf16": 2.0, "int8-weight": 1.0, "int8-weight, bf16": 1.0, "int4-weight": 0.5 + 4 / 64, "int4-weight, bf16": 0.5 + 4 / 64,
 }
 BASE = "int8-weight"
+_CACHED = 128  # tokens that a cache has room for
 _COPIES = 16  # of the weights in fp32 that all candidates and their making take, at most
 Step = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
@@ -101,18 +102,18 @@ class DecodeStep(nn.Module):
         return self.model.lm_head(body.ln_f(x)).argmax(-1), torch.stack(own_keys), torch.stack(own_values)
 
 
-def gpt2(layers: int = 12) -> DecodeStep:
+def gpt2() -> DecodeStep:
     """GPT-2 small with random weights, in evaluation mode."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    return DecodeStep(GPT2LMHeadModel(GPT2Config(n_layer=layers))).eval()
+    return DecodeStep(GPT2LMHeadModel(GPT2Config())).eval()
 
 
-def first_inputs(step: DecodeStep, length: int) -> tuple[torch.Tensor, ...]:
-    """The beginning of a text, with an empty cache for `length` tokens."""
+def first_inputs(step: DecodeStep) -> tuple[torch.Tensor, ...]:
+    """The beginning of a text, with an empty cache."""
     config = step.model.config
-    cache = torch.zeros(config.n_layer, config.n_head, length, step.depth)
+    cache = torch.zeros(config.n_layer, config.n_head, _CACHED, step.depth)
     return torch.tensor([11]), torch.tensor([0]), cache, cache.clone()
 
 
@@ -175,13 +176,13 @@ def products(rows: Sequence[int], quick: bool) -> list[Product]:
     return found
 
 
-def decoding(tokens: int, rounds: int, length: int = 128) -> list[Decode]:
+def decoding(tokens: int, rounds: int) -> list[Decode]:
     model = gpt2()
-    inputs = first_inputs(model, length)
+    inputs = first_inputs(model)
     steps = {name: compiled(narrowed(model, inputs, name), inputs, name) for name in CANDIDATES}
 
     def text(step: Callable[..., object]) -> list[int]:
-        return greedy(step, first_inputs(model, length), tokens)  # type: ignore[arg-type]
+        return greedy(step, first_inputs(model), tokens)  # type: ignore[arg-type]
 
     said = {name: text(step) for name, step in steps.items()}
     times = measure({name: partial(text, step) for name, step in steps.items()}, rounds, seconds=0)

@@ -99,12 +99,12 @@ def in_place_rows(job: Job, presets: Sequence[str]) -> Iterator[Row]:
             yield row
 
 
-def searched_row(job: Job, budget: float = 60.0) -> Row:
-    """The fastest mix of precisions that loses at most `job.max_drop`, found within `budget` seconds. The note says how fast it is."""
+def searched_row(job: Job) -> Row:
+    """The fastest mix of precisions that loses at most `job.max_drop`, found within a minute. The note says how fast it is."""
     row = Row(job.name, "sashiko", f"{AUTO}, searched")
     try:
         fast = sashiko.quantize_and_compile(
-            job.model, job.batches, preset=AUTO, eval_fn=lambda call: job.score(job.judge(call)), max_drop=job.max_drop, budget_s=budget,
+            job.model, job.batches, preset=AUTO, eval_fn=lambda call: job.score(job.judge(call)), max_drop=job.max_drop, budget_s=60.0,
             dynamic_shapes=job.dynamic_shapes, progress=False,
         )
         assert fast.quantized is not None and fast.search is not None

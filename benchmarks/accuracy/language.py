@@ -24,6 +24,7 @@ TRAINING = (
     *("pickle", "pickletools", "pprint", "profile", "pstats", "pydoc", "queue", "random", "shelve", "shlex", "smtplib", "socket"),
     *("ssl", "string", "subprocess", "tarfile", "tempfile", "threading", "timeit", "tokenize", "trace", "turtle", "typing", "uuid"),
 )
+CALIBRATION, BATCH = 32, 16  # windows
 HELD_OUT = ("bz2", "cgitb", "fnmatch", "hmac", "netrc", "selectors", "shutil", "statistics", "textwrap", "traceback", "weakref", "zipfile")
 
 
@@ -98,39 +99,39 @@ def windows(text: torch.Tensor, context: int) -> torch.Tensor:
     return text.unfold(0, context + 1, context)
 
 
-def calibration(context: int, count: int = 32, batch: int = 8) -> list[torch.Tensor]:
-    """Batches [batch, context] from all over the training text."""
+def calibration(context: int) -> list[torch.Tensor]:
+    """Batches [BATCH, context] from all over the training text."""
     found = windows(source_bytes(TRAINING), context)
-    chosen = found[:: len(found) // count][:count, :-1]
-    return [chosen[i : i + batch] for i in range(0, count, batch)]
+    chosen = found[:: len(found) // CALIBRATION][:CALIBRATION, :-1]
+    return [chosen[i : i + BATCH] for i in range(0, CALIBRATION, BATCH)]
 
 
-def perplexity(model: Callable[[torch.Tensor], torch.Tensor], held_out: torch.Tensor, batch: int = 16) -> float:
+def perplexity(model: Callable[[torch.Tensor], torch.Tensor], held_out: torch.Tensor) -> float:
     """Per byte: e to the mean negative log likelihood over windows [N, context + 1]; N is cut to whole batches."""
     total, count = 0.0, 0
     with torch.no_grad():
-        for i in range(len(held_out) // batch):
-            part = held_out[batch * i : batch * (i + 1)]
+        for i in range(len(held_out) // BATCH):
+            part = held_out[BATCH * i : BATCH * (i + 1)]
             logits = model(part[:, :-1])
             total += float(F.cross_entropy(logits.flatten(0, 1).double(), part[:, 1:].flatten(), reduction="sum"))
             count += part[:, 1:].numel()
     return math.exp(total / count)
 
 
-def jobs(settings: Settings = Settings(), batch: int = 16) -> Iterator[Job]:
+def jobs() -> Iterator[Job]:
     """Trains on the first run, which takes a minute or two for the transformer, and one for each recurrent network."""
-    for each in (settings, *RECURRENT):
-        yield _job(each, batch)
+    for each in (Settings(), *RECURRENT):
+        yield _job(each)
 
 
-def _job(settings: Settings, batch: int) -> Job:
+def _job(settings: Settings) -> Job:
     model = language_model(settings)
     held_out = windows(source_bytes(HELD_OUT, 200_000), settings.context)
 
     def judge(call: Call) -> Metrics:
-        return {"perplexity": perplexity(call, held_out, batch)}
+        return {"perplexity": perplexity(call, held_out)}
 
-    example = (held_out[:batch, :-1].contiguous(),)
+    example = (held_out[:BATCH, :-1].contiguous(),)
     # The search bounds the relative increase.
     name = f"language model, {settings.cell or 'transformer'}"
-    return Job(name, model, calibration(settings.context, batch=batch), example, judge, score=lambda m: -math.log(m["perplexity"]))
+    return Job(name, model, calibration(settings.context), example, judge, score=lambda m: -math.log(m["perplexity"]))
