@@ -91,23 +91,28 @@ class Rescaling:
     def _scale_channels(self, producer: Node, first: int, factors: torch.Tensor, ones: bool) -> bool:
         """Divides the gain or weight at `first` and the bias after it. ones: a missing gain is 1."""
         gain, bias = (*producer.args[first : first + 2], None, None)[:2]
-        if producer.kwargs or any(part is not None and not self._constants.is_constant(part) for part in (gain, bias)):
+        given = [part for part in (gain, bias) if isinstance(part, Node)]
+        if producer.kwargs or not all(map(self._constants.is_constant, given)):
             return False
-        if gain is None and ones:
+        along = factors if ones else factors[:, None]
+        values = {part: self._constants.value(part) for part in given}  # of both, before one is replaced: it may be the other, too
+        if isinstance(gain, Node) and values[gain].dim() != along.dim():
+            return False
+
+        def divided(part: Node, by: torch.Tensor) -> Node:
+            value = values[part] / by.to(values[part].dtype)
+            return self._replaced(part, value, f"{producer.name}.{part.name}", producer, (producer,))
+
+        if isinstance(gain, Node):
+            gain = divided(gain, along)
+        elif ones:
             with self._graph.inserting_before(producer):
                 value = factors.reciprocal().to(producer.meta["val"].dtype)
                 gain = add_attribute(self._graph, self._attributes, f"{producer.name}.weight", value, producer)
-        else:
-            gain = self._divided(gain, factors, producer)
-        producer.args = (*producer.args[:first], gain, self._divided(bias, factors, producer), *producer.args[first + 2 :])
+        if isinstance(bias, Node):
+            bias = divided(bias, factors)
+        producer.args = (*producer.args[:first], gain, bias, *producer.args[first + 2 :])
         return True
-
-    def _divided(self, part: object, factors: torch.Tensor, user: Node) -> Node | None:
-        if not isinstance(part, Node):
-            return None
-        value = self._constants.value(part)
-        along = factors if value.dim() == 1 else factors[:, None]
-        return self._replaced(part, value / along.to(value.dtype), f"{user.name}.{part.name}", user, (user,))
 
     def _replaced(self, old: Node, value: torch.Tensor, base: str, like: Node, users: Sequence[Node]) -> Node:
         """Reads `value`, under the old name when all who read that are `users`. A parameter stays one."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from sashiko.diagnostics.errors import CalibrationError
 from sashiko.platforms.catalogue import X86_64_VNNI
@@ -95,6 +96,28 @@ def test_a_linear_before_takes_the_division(granularity: str, folded: bool, batc
     assert torch.equal(in_floating_point(found)(batches[0]), model(batches[0]))
 
 
+@pytest.mark.parametrize("kind", ["a bias of two dimensions", "a gain that is the bias"])
+def test_parameters_of_a_producer_that_are_unusual(kind: str) -> None:
+    class Unusual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = torch.logspace(-1, 1, 16)
+            self.weight, self.bias = nn.Parameter(torch.randn(16, 16) * sizes[:, None]), nn.Parameter(torch.randn(1, 16) * sizes)
+            self.gain, self.last = nn.Parameter(sizes), nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if kind == "a gain that is the bias":
+                return torch.as_tensor(self.last(F.layer_norm(x, (16,), self.gain, self.gain)))
+            return torch.as_tensor(self.last(F.linear(x, self.weight, self.bias)))
+
+    torch.manual_seed(0)
+    model, batches = Unusual().eval(), [torch.randn(16, 16) for _ in range(4)]
+    found = calibrate(model, batches, Scheme(SCHEMES["rows"], smooth=SmoothQuant(alpha=0.5)))
+    assert found.program is not found.original
+    for made, allowed in ((in_floating_point(found), 1e-6), (found.build(), 0.03)):
+        assert (made(batches[0]) - model(batches[0])).norm() <= allowed * model(batches[0]).norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_way_to_write_a_linear(dtype: torch.dtype) -> None:
     class Ways(nn.Module):
@@ -145,7 +168,7 @@ def test_nothing_else_is_touched() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.conv(x)
             h = (h @ h.transpose(1, 2)).softmax(-1) @ h
-            return nn.functional.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])
+            return F.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])
 
     scheme = Scheme(SCHEMES["static"], operations=("convolution", "matmul", "attention"))
     data = [torch.randn(2, 8, 6)]
