@@ -12,12 +12,14 @@ _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: 
 
 
 def check_fields(made: object) -> None:
-    """Raises InputError for the first field of a dataclass that is not what its annotation says."""
+    """Raises InputError for the first field of a dataclass that is not what its annotation says. Lists become tuples."""
     owner: Any = type(made)
     for name, kind in _hints(owner).items():
         value = getattr(made, name)
         if not _fits(value, kind):
             raise InputError(f"{name}={value!r:.60} is not {_words(kind)}", owner.__name__)
+        if isinstance(value, list):
+            object.__setattr__(made, name, tuple(value))  # schemes are frozen
 
 
 @cache

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
+import sashiko
 from sashiko.diagnostics.errors import InputError
-from sashiko.quant import FP32, ActivationScheme, OpScheme, Override, Scheme, SmoothQuant, WeightScheme
+from sashiko.quant import FP32, ActivationScheme, OpScheme, Override, QuantizedModule, Scheme, SmoothQuant, WeightScheme, quantize
 
 
 @pytest.mark.parametrize(
@@ -49,4 +53,15 @@ def test_an_override_has_a_scheme() -> None:
 def test_whole_numbers_are_numbers_and_lists_are_tuples() -> None:
     assert ActivationScheme(percentile=99).percentile == SmoothQuant(1).alpha * 99  # type: ignore[operator]
     places = [Override(where, FP32) for where in ("head", re.compile("head"), nn.Conv2d)]
-    assert Scheme(overrides=places, operations=["linear"], outliers=30).overrides == places  # type: ignore[arg-type, comparison-overlap]
+    assert Scheme(overrides=places, operations=["linear"], outliers=30).overrides == tuple(places)  # type: ignore[arg-type]
+
+
+def test_schemes_of_lists_are_saved_and_copied(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    scheme = Scheme(overrides=[Override("0", FP32)], operations=["linear"], smooth=SmoothQuant(alphas=[0.5]))  # type: ignore[arg-type]
+    module = quantize(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).eval(), [x], preset=scheme)
+    module.save(tmp_path / "lists")
+    for other in (sashiko.load(tmp_path / "lists"), pickle.loads(pickle.dumps(module))):
+        assert isinstance(other, QuantizedModule) and other.record.scheme == scheme
+        assert torch.equal(other(x), module(x))
