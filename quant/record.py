@@ -65,6 +65,8 @@ class Histogram:
     def __post_init__(self) -> None:
         if any(count < 0 for count in self.counts):
             raise ValueError("a histogram counts something less than 0 times")
+        if not any(self.counts):
+            raise ValueError("a histogram counts nothing")
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ INCONSISTENT: dict[str, tuple[str, Callable[[Any, dict[str, torch.Tensor]], None
     "activations": ("the scale of quantize", lambda d, t: _call(d, "quantize_per_tensor")["tuple"].__setitem__(1, {"float": "nan"})),
     "zero points": ("not within -127..127", lambda d, t: t.update({ZERO: t[ZERO] + 2**40})),
     "counts": ("less than 0 times", lambda d, t: d["record"]["sites"][0]["ranges"][0]["histogram"]["counts"].__setitem__(0, -17)),
+    "no counts": ("counts nothing", lambda d, t: d["record"]["sites"][0]["ranges"][0]["histogram"].update(counts=[0, 0])),
     "more strides": ("the file is damaged", lambda d, t: d["graph"]["attributes"]["0.weight_int8"].update(ones=[3])),
     "symbols": ("assumes something of 'zz'", lambda d, t: d["gate"].update(assumed=_symbols(d["gate"]["assumed"]))),
 }
