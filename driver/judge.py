@@ -154,6 +154,8 @@ def _leaves(model: Model, call: Call) -> list[torch.Tensor]:
 
 def _powers(real: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
     """Squared error and squared norm over the elements that are finite in both; for integers the number that differ, and of all."""
+    if real.is_complex():
+        real, got = torch.view_as_real(real.resolve_conj()), torch.view_as_real(got.resolve_conj())
     if not real.is_floating_point():
         return float((real != got).sum()), float(real.numel())
     same = (real == got) | (real.isnan() & got.isnan())  # infinities of masks

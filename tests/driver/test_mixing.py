@@ -77,6 +77,18 @@ def test_the_judge_compares_every_result_and_skips_masks() -> None:
     assert judge.error(lambda x: (x, model(x)[1], model(x)[2] + 1)) == 1.0
 
 
+def test_the_judge_measures_complex_results() -> None:
+    class Complex(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.complex(x, 2 * x).conj()
+
+    model, x = Complex().eval(), torch.randn(8)
+    judge = Judge(goal_of(None, None, 0.01), model, [call_of(model, x, 1)])
+    assert judge.error(model) == 0.0
+    assert judge.error(lambda x: model(x) * 1.001) == pytest.approx(0.001, rel=1e-2)
+    assert judge.error(lambda x: model(x).conj()) == pytest.approx(math.sqrt(16 / 5))  # 2x is -2x
+
+
 def test_how_much_of_the_error_meets_the_goal() -> None:
     model = nn.Linear(2, 2).eval()
     calls = [call_of(model, torch.ones(1, 2), 1)]
