@@ -98,6 +98,9 @@ class Judge:
                 break
         self.sample = tuple(sample[: len(self._expected)])
         self.baseline = self._score(model, "the model itself")
+        if self.baseline is not None and math.isinf(self.baseline):  # as of a signal-to-noise ratio that compares it with itself
+            hint = "every mix would be infinitely worse, or none; compare with labels, or bound what it returns"
+            raise InputError(f"eval_fn returned {self.baseline} for the model itself", _WHERE, hint)
         self.took = time.perf_counter() - start
 
     def verdict(self, model: Model, what: str) -> Verdict:

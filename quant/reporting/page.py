@@ -48,7 +48,8 @@ def _cards(record: QuantRecord) -> Markup:
     metric = record.metric
     if metric is not None:
         cards.append((f"{metric.quantized:.6g}", f"{metric.name}; {metric.floating:.6g} in floating point"))
-        cards.append((f"{metric.quantized - metric.floating:+.3g}".replace("-", "\u2212"), f"change of {metric.name}"))
+        change = 0.0 if metric.quantized == metric.floating else metric.quantized - metric.floating  # both may be infinite
+        cards.append((f"{change:+.3g}".replace("-", "\u2212"), f"change of {metric.name}"))
     measured = [item for item in record.sites if item.error_db is not None]
     if measured:
         worst = min(measured, key=lambda item: item.error_db or 0.0)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from sashiko.diagnostics.errors import InputError
 from sashiko.driver.judge import Judge, Verdict, goal_of
 from sashiko.driver.measure import regions
 from sashiko.driver.mixing import Move, Rung, fewest, hull, moved, moves, worthwhile
@@ -96,6 +97,13 @@ def test_how_much_of_the_error_meets_the_goal() -> None:
     assert judge.share(Verdict(True, 0.95, 0.1)) == 1.0
     assert judge.share(Verdict(False, 0.6, 0.1)) == pytest.approx(0.25)
     assert judge.share(Verdict(False, 0.6, 0.8)) == pytest.approx(0.0625)
+
+
+@pytest.mark.parametrize("score", [math.inf, -math.inf])
+def test_nothing_is_judged_by_its_distance_from_infinity(score: float) -> None:
+    model = nn.Linear(2, 2).eval()
+    with pytest.raises(InputError, match=f"(?s)eval_fn returned {score} for the model itself.*compare with labels"):
+        Judge(goal_of(lambda candidate: score if candidate is model else 20.0, 0.5, None), model, [call_of(model, torch.ones(1, 2), 1)])
 
 
 def test_the_sample_is_shortened_for_the_budget() -> None:

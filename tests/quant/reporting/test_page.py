@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -161,6 +162,13 @@ def test_the_record_keeps_histograms() -> None:
     small = quantize(mlp(), [torch.randn(50, 8) for _ in range(2)], preset="int8-symmetric")
     (limits,) = small.record.sites[0].ranges
     assert limits.histogram is not None and sum(limits.histogram.counts) == 800
+
+
+@pytest.mark.parametrize(
+    ("floating", "quantized", "change"), [(0.9, 0.65, "\u22120.25"), (math.inf, math.inf, "+0"), (math.inf, 20.0, "\u2212inf")]
+)
+def test_the_change_of_a_metric(record: QuantRecord, floating: float, quantized: float, change: str) -> None:
+    assert f"<b>{change}</b><small>change of db</small>" in page(replace(record, metric=Metric("db", floating, quantized)))
 
 
 def test_text_is_no_markup(record: QuantRecord) -> None:
