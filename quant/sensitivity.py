@@ -27,20 +27,21 @@ class _Ratio:
     noise: float = 0.0
 
     def add(self, exact: torch.Tensor, approximate: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Tensors of one shape; the mask says from the left what of them counts."""
+        """Tensors of one shape; the mask says from the left what of them counts. What is not finite and the same in both is no noise."""
         exact, approximate = exact.detach().double(), approximate.detach().double()
         if mask is not None:
             counts = mask.reshape(*mask.shape, *[1] * (exact.dim() - mask.dim()))
             exact, approximate = torch.where(counts, exact, 0.0), torch.where(counts, approximate, 0.0)
-        self.signal += exact.square().sum().item()
-        self.noise += (exact - approximate).square().sum().item()
+        same = (exact == approximate) | (exact.isnan() & approximate.isnan())
+        self.signal += torch.where(exact.isfinite(), exact, 0.0).square().sum().item()
+        self.noise += torch.where(same, 0.0, exact - approximate).square().sum().item()
 
     @property
     def decibels(self) -> float:
-        """Infinite without noise."""
+        """Infinite without noise, minus infinity where the noise is more than any signal."""
         if self.noise == 0:
             return math.inf
-        return 10 * math.log10(self.signal / self.noise) if self.signal > 0 else -math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal > 0 and math.isfinite(self.noise) else -math.inf
 
 
 def site_sqnr(calibration: Calibration, choice: Mapping[str, OpScheme] | None = None) -> dict[str, float]:

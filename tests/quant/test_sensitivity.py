@@ -107,6 +107,27 @@ def test_several_results_and_names() -> None:
     assert end_sqnr(found) == pytest.approx(decibels(exact, other), abs=1e-2)
 
 
+class Masked(nn.Module):
+    """Logits of which some are ruled out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+        self.register_buffer("mask", torch.where(torch.arange(16) > 8, -math.inf, 0.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.fc(x) + self.mask)
+
+
+def test_infinities_of_masks_are_no_noise() -> None:
+    torch.manual_seed(0)
+    model, x = Masked().eval(), torch.randn(4, 16)
+    found = calibrate(model, [x], Scheme(STATIC))
+    assert end_sqnr(found) == pytest.approx(decibels(model(x).detach()[:, :9], found.build()(x)[:, :9]), abs=1e-2)
+    (exact,) = float_results(found)
+    assert end_sqnr(found, reference=[[torch.where(torch.arange(16) == 0, -math.inf, exact[0])]]) == -math.inf
+
+
 class Sensitive(nn.Module):
     """`second` has an input of one great channel that its weight takes no notice of."""
 
