@@ -32,6 +32,7 @@ from .weights import QuantizedWeight, quantize_weight
 _PLACE = "quantize_"
 _READERS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 """Classes that read the weights of their linear layers instead of calling these."""
+_EMPTY = "the weight is empty"
 _OTHERS = (nn.RNNBase, nn.RNNCellBase, nn.modules.conv._ConvNd)
 
 
@@ -192,11 +193,13 @@ def _refusal(model: nn.Module, name: str, module: nn.Module, weight: torch.Tenso
         return f"{type(module).__name__} has a forward of its own"
     if type(weight) is not torch.Tensor or not weight.is_floating_point():
         return f"its weight is a {type(weight).__name__} of {weight.dtype}"
-    return ""
+    return "" if weight.numel() else _EMPTY
 
 
 def _refusal_of_experts(weight: torch.Tensor, chosen: OpScheme) -> str:
     """Why matrices of experts stay as they are, or an empty string."""
+    if not weight.numel():
+        return _EMPTY
     if chosen.activation is not None:
         return "rows are rounded inside of the module; int8-weight takes its weights alone, quantize(model, batches) both"
     return "" if weight.is_floating_point() else f"they are of {weight.dtype}"
