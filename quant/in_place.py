@@ -6,6 +6,7 @@ What needs to know what comes before a layer or behind it, such as smoothing and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,7 @@ from .presets import resolve
 from .program import Call, named
 from .quantize import check_evaluating, typical
 from .record import LeftOut, QuantRecord, QuantSite, SiteResult
-from .scheme import FP32, Operation, OpScheme, Override, Scheme, Where, several
+from .scheme import FP32, Operation, OpScheme, Override, Scheme, WeightScheme, Where, several
 from .weights import QuantizedWeight, quantize_weight
 
 _PLACE = "quantize_"
@@ -191,9 +192,22 @@ def _refusal(model: nn.Module, name: str, module: nn.Module, weight: torch.Tenso
         return "it has hooks, which may change its weight or its results"
     if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward:
         return f"{type(module).__name__} has a forward of its own"
+    if "forward" in vars(module):  # as accelerate does
+        return "its forward was replaced by another, which may change its weight or its results"
+    meant = sorted(_names_of_quantized().intersection(dir(module)))
+    if meant:
+        return f"it has {', '.join(meant)}, which is something else in a quantized layer"
     if type(weight) is not torch.Tensor or not weight.is_floating_point():
         return f"its weight is a {type(weight).__name__} of {weight.dtype}"
     return "" if weight.numel() else _EMPTY
+
+
+@cache
+def _names_of_quantized() -> frozenset[str]:
+    """What a quantized layer has and a plain one has not: whoever put such a name on a layer would read another value in its place."""
+    scheme = WeightScheme()
+    made = QuantizedLinear(quantize_weight(torch.ones(1, 1, device="cpu"), scheme), None, OpScheme(None, scheme))
+    return frozenset(dir(made)).difference(dir(nn.Linear(1, 1, device="meta")))
 
 
 def _refusal_of_experts(weight: torch.Tensor, chosen: OpScheme) -> str:
