@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..diagnostics.errors import InputError
-from .source import check_takes, load_function, result_of
-from .values import count, file_to_write, folder_to_write, seconds
+from .source import check_takes, load_function
+from .values import count, drop, file_to_write, folder_to_write, seconds
 
 if TYPE_CHECKING:
     from ..quant import QuantizedModule, QuantRecord
@@ -35,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", default="int8", help=preset)
     parser.add_argument("--max-batches", type=count, metavar="N", help="stop calibrating after so many batches")
     parser.add_argument("--eval", metavar="MODULE:FUNCTION", help=_EVAL)
-    parser.add_argument("--max-drop", type=float, metavar="X", help="search for the fastest mix that loses at most so much of --eval")
+    parser.add_argument("--max-drop", type=drop, metavar="X", help="search for the fastest mix that loses at most so much of --eval")
     parser.add_argument("--budget", type=seconds, default=60.0, metavar="SECONDS", help="for the search; %(default)g when not given")
     parser.add_argument("--target", help="name of the machine that it is for; this machine when not given")
     parser.add_argument("--report", metavar="FILE.html", help="write the report as a page, too")
@@ -55,9 +56,8 @@ def run(options: argparse.Namespace) -> int:
     if searched:
         measurable(options.target)
     report = None if options.report is None else _report(options)
-    model = result_of(options.model, _MODEL)
-    data = result_of(options.data, _DATA)
-    measure = _measure(options.eval) if options.eval is not None else None
+    make_model, make_data = _function(options.model, _MODEL), _function(options.data, _DATA)
+    measure = None if options.eval is None else _function(options.eval, _EVAL, None)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -65,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
     _writable("--out", options.out / MODULE_FILE)
     if report is not None:
         _writable("--report", report)  # in the folder that was made
+    model, data = make_model(), make_data()
     small = _searched(model, data, measure, options) if searched else _plain(model, data, measure, options)
     small.save(options.out / MODULE_FILE)
     if not searched:
@@ -78,6 +79,9 @@ def _report(options: argparse.Namespace) -> Path:
     """The file of --report, whose folder --out may make."""
     text, out = options.report, options.out.absolute()
     folder = Path(text).parent.absolute()
+    own = {os.path.realpath(out / name) for name in (MODULE_FILE, CODE_FILE, SUMMARY_FILE)}
+    if "\0" not in text and os.path.realpath(text) in own:
+        raise InputError(f"--report: {text!r} is a file that the command writes itself", hint="give the page a name of its own")
     if "\0" not in text and folder in (out, *out.parents) and not folder.exists():
         return Path(text)
     return _writable("--report", text)
@@ -125,9 +129,10 @@ def _searched(model: Any, data: Any, measure: Callable[[Any], Any] | None, optio
     return fast.quantized
 
 
-def _measure(source: str) -> Callable[[Any], Any]:
-    function = load_function(source, _EVAL)
-    check_takes(function, source, _EVAL, None)
+def _function(source: str, form: str, *arguments: Any) -> Callable[..., Any]:
+    """The function that `source` names, which takes the arguments."""
+    function = load_function(source, form)
+    check_takes(function, source, form, *arguments)
     return function
 
 

@@ -17,13 +17,26 @@ def count(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A finite number from 0 on."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 <= value < math.inf:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
+
+
+def drop(text: str) -> float:
+    """A number from 0 on; infinity bounds nothing."""
+    value = _number(text)
+    if not value >= 0:
+        raise ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return value
+
+
+def _number(text: str) -> float:
+    """NaN for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def file_to_read(text: str) -> Path:

@@ -121,6 +121,8 @@ def test_a_search_writes_code_too(user: str, tmp_path: Path, capsys: pytest.Capt
         (("--out", "/proc"), "--out: '/proc/quantized.sashiko' cannot be written"),
         (("--max-batches", "0"), "'0' is not a whole number from 1 on"),
         (("--budget", "-1"), "'-1' is not a number of seconds"),
+        (("--max-drop", "nan"), "'nan' is not a number from 0 on"),
+        (("--max-drop", "-1"), "'-1' is not a number from 0 on"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -170,3 +172,31 @@ def test_what_is_no_model_is_named(user: str, tmp_path: Path, capsys: pytest.Cap
 def test_data_and_out_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["quantize", "user.py:model"]) == 2
     assert "--data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["quantized.sashiko", "compiled.sashiko", "summary.json"])
+@pytest.mark.parametrize("there", [False, True])
+def test_the_report_replaces_no_file_of_the_command(
+    there: bool, name: str, user: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    page = str(out / ".." / "out" / name)
+    assert run(["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(out), "--report", page]) == 2
+    assert "is a file that the command writes itself" in capsys.readouterr().err
+    assert out.exists() == there and not (there and list(out.iterdir()))
+
+
+@pytest.mark.parametrize(
+    "changed", [("--data", "absent"), ("--data", "takes"), ("--eval", "absent"), ("--eval", "data"), ("--out", "/proc/absent")]
+)
+def test_arguments_are_checked_before_the_model_is_built(
+    changed: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "user.py").write_text(SOURCE.replace("def model():", "def model():\n    print('built')"))
+    user, (option, value) = str(tmp_path / "user.py"), changed
+    given = {"--data": f"{user}:data", "--out": str(tmp_path / "out"), option: value if option == "--out" else f"{user}:{value}"}
+    assert run(["quantize", f"{user}:model", *(word for pair in given.items() for word in pair)]) == 2
+    printed = capsys.readouterr()
+    assert value in printed.err and "built" not in printed.out
