@@ -65,17 +65,20 @@ def compensated_weights(
 
 
 def _groups(model: nn.Module, layers: Mapping[str, Layer], calls: Sequence[Call]) -> list[list[str]]:
-    """The layers that calls reach; together those that, one after the other, got one and the same tensor whenever they were reached."""
+    """The layers that calls reach; together those that, one after the other, got one and the same tensor, not
+    written to in between, whenever they were reached."""
     modules = {name: layer.module for name, layer in layers.items()}
     reached: dict[str, list[int]] = {}
-    last: list[torch.Tensor] = []
+    last: torch.Tensor | None = None
+    version: int | None = None
     inputs = 0
 
     def see(name: str, x: torch.Tensor) -> None:
-        nonlocal inputs
-        inputs += not (last and x is last[0])
+        nonlocal last, version, inputs
+        now = None if x.is_inference() else x._version  # without one, what was written in between cannot be told
+        inputs += x is not last or now is None or now != version
         reached.setdefault(name, []).append(inputs)
-        last[:] = [x]
+        last, version = x, now
 
     for number, call in enumerate(calls, 1):
         _run(model, modules, call.own(), number, see)
