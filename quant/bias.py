@@ -15,6 +15,7 @@ from .calibrate import watch
 from .constants import Constants
 from .edit import add_attribute, call, drop_unread
 from .observers import rows
+from .placement import uncounted
 from .program import Call, Program
 from .record import Placement
 from .run import Run
@@ -69,7 +70,7 @@ def correct(
         for run in runs:
             run.forget(node)
     for name, change in changes.items():
-        _add(program.graph, attributes, name.split("#")[0], made[name], change)
+        _add(program.graph, attributes, uncounted(name), made[name], change)
 
 
 def _change(runs: Sequence[Run], node: Node, mean: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,7 @@ def place(
     """
     excluded = tuple(Override(where, FP32) for where in exclude)
     overrides = (*scheme.overrides, *excluded)
+    classes = {override.where: _names_of(override.where) for override in overrides if isinstance(override.where, type)}
     names: dict[str, int] = {}
     used: set[int] = set()
     sites: list[QuantSite] = []
@@ -58,7 +59,7 @@ def place(
         if packet(node) == "embedding" and "embedding" not in scheme.operations:
             continue
         name = _unique(_name(node, constants), names)
-        hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, node)]
+        hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, node, classes)]
         used.update(hits)
         reason = found if isinstance(found, str) else ""
         if isinstance(found, Operands):
@@ -215,18 +216,30 @@ def _unique(name: str, names: dict[str, int]) -> str:
     return name if names[name] == 1 else f"{name}#{names[name]}"
 
 
-def _matches(where: Where, name: str, node: Node) -> bool:
+def uncounted(name: str) -> str:
+    """The name without the number of its repetition; modules may have "#" in names of their own."""
+    return re.sub(r"#\d+\Z", "", name)
+
+
+def _matches(where: Where, name: str, node: Node, classes: Mapping[type, set[str]]) -> bool:
+    """classes: the names of each class that is asked for, and of those that inherit from it."""
     if isinstance(where, (str, re.Pattern)):
         return is_named(where, name)
-    return any(_class_name(kind) == f"{where.__module__}.{where.__qualname__}" for _, kind in _modules(node))
+    return any(_class_name(kind) in classes[where] for _, kind in _modules(node))
 
 
 def is_named(where: str | re.Pattern[str], name: str) -> bool:
     """Whether an operation is the one named, or in the module named, or has a name in which a pattern is found."""
     if isinstance(where, re.Pattern):
         return where.search(name) is not None
-    bare = name.split("#", maxsplit=1)[0]
+    bare = uncounted(name)
     return where in (name, bare) or bare.startswith(f"{where}.")
+
+
+def _names_of(kind: type) -> set[str]:
+    """The names of a class and of those that inherit from it."""
+    below: list[type] = type.__subclasses__(kind)
+    return {_class_name(kind)}.union(*(_names_of(each) for each in below))
 
 
 def _class_name(kind: object) -> str:

@@ -25,6 +25,7 @@ from .insert import Inserter, matrix_of, plain_weight
 from .module import QuantizedModule
 from .observers import Range, affine
 from .operands import Operands
+from .placement import uncounted
 from .presets import resolve
 from .program import copied
 from .quantize import calibrate
@@ -234,7 +235,7 @@ class _FakeInserter(Inserter):
             matrix = matrix_of(value, found)
             scheme = settled(matrix.detach().to(torch.float32), scheme)
             quantized = quantize_weight(matrix, scheme)
-            name = self._free_name(f"{site.name.split('#')[0]}.{weight.name}")
+            name = self._free_name(f"{uncounted(site.name)}.{weight.name}")
             node = self._fake_weight(weight, found, quantized, scheme, f"{name}_scale", like)
             self._learnt[node] = f"{name}_scale", scheme
             self._weights[key] = node, quantized.sqnr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sashiko.diagnostics.errors import InputError
-from sashiko.quant import PRESETS, Override, QuantizedModule, Scheme, quantize
+from sashiko.quant import FP32, PRESETS, ActivationScheme, OpScheme, Override, QuantizedModule, Scheme, quantize, quantize_
 from tests.quant.models import Attention, IntegerExecution, mlp
 
 
@@ -205,6 +206,40 @@ def test_exclude_a_module_and_everything_in_it() -> None:
     model = nn.Sequential(mlp(), nn.Linear(4, 8), mlp()).eval()
     small = quantize(model, [torch.randn(3, 8)], exclude=["0", "2.2"])
     assert [item.site.name for item in small.record.sites] == ["1", "2.0"]
+
+
+def test_a_number_sign_in_a_name_is_part_of_it() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleDict({"a#b": nn.Linear(8, 8), "a": nn.Linear(8, 8), "c": nn.Linear(8, 8)})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in (*self.layers.values(), self.layers["a"]):
+                x = layer(x).relu()
+            return x
+
+    for exclude, kept in (("layers.a", ["a#b", "c"]), ("layers.a#b", ["a", "c", "a#2"]), ("layers.a#2", ["a#b", "a", "c"])):
+        small = quantize(Named().eval(), [torch.randn(3, 8)], exclude=exclude)
+        assert [item.site.name.removeprefix("layers.") for item in small.record.sites] == kept
+
+
+class Inheriting(nn.Linear):
+    """Multiplies as any linear layer."""
+
+
+def test_a_class_stands_for_those_that_inherit_from_it() -> None:
+    class Local(Inheriting):
+        """Has a name that leads nowhere."""
+
+    model = nn.Sequential(nn.Linear(8, 8), Inheriting(8, 8), Local(8, 8)).eval()
+    for exclude, kept in ((nn.Linear, []), (Inheriting, ["0"]), (Local, ["0", "1"]), (nn.Module, [])):
+        small = quantize(model, [torch.randn(3, 8)], exclude=exclude)
+        assert [item.site.name for item in small.record.sites] == kept
+        assert [item.site.name for item in quantize_(copy.deepcopy(model), "int8-weight", exclude=exclude).sites] == kept
+    scheme = PRESETS["int8"].overriding(Override(nn.Linear, OpScheme(ActivationScheme(granularity="row"))), Override(Inheriting, FP32))
+    small = quantize(model, [torch.randn(3, 8)], preset=scheme)
+    assert [item.site.name for item in small.record.sites] == ["0"]
 
 
 def test_exclude_that_matches_nothing_is_an_error() -> None:
