@@ -9,12 +9,13 @@ from typing import Any, Literal
 import torch
 
 from ..diagnostics.errors import InputError
-from ..graph.examples import example
+from ..graph.examples import arguments
 from ..platforms.host import host
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from ..quant import QuantizedModule, Scheme, calibrate
 from ..quant.presets import AUTO, resolve
+from ..quant.program import Call
 from ..quant.record import Metric
 from ..quant.scheme import Operation, Where
 from .build import Options
@@ -78,7 +79,8 @@ def quantize_and_compile(
         exclude=exclude, transform=first, mask=mask, max_batches=max_batches, target=machine, progress=progress,
     )
     options = Options(machine, precision, strict, name=type(model).__name__)
-    maker = _Maker(_example(first.batch), dynamic_shapes, options)
+    assert first.batch is not None
+    maker = _Maker(Example(first.batch.args, first.batch.kwargs), dynamic_shapes, options)
     if not searched:
         small = calibration.build()
         fast = maker.capture(small)(precision, frozenset())
@@ -134,22 +136,20 @@ def _with_products(scheme: Scheme) -> Scheme:
     return replace(scheme, operations=tuple(dict.fromkeys((*scheme.operations, *_PRODUCTS))))
 
 
-def _example(batch: Any) -> Example:
-    return Example(*example(batch))
-
-
 @dataclass
 class _First:
-    """A `transform` that remembers its first result. own: the caller's."""
+    """A `transform` that remembers the call that its first result stands for; what the data gives may be used again for the next. own: the
+    caller's."""
 
     own: Callable[[Any], Any] | None
-    batch: Any = None
+    batch: Call | None = None
     _seen: bool = False
 
     def __call__(self, item: Any) -> Any:
         batch = item if self.own is None else self.own(item)
         if not self._seen:
-            self.batch, self._seen = batch, True
+            found = arguments(batch)  # calibration refuses what is none
+            self.batch, self._seen = found and Call(*found).own(), True
         return batch
 
 
