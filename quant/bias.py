@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..diagnostics.errors import CalibrationError
 from .calibrate import watch
 from .constants import Constants
 from .edit import add_attribute, call, drop_unread
-from .observers import rows
-from .placement import uncounted
+from .observers import NonFinite, rows
+from .placement import source_of, uncounted
 from .program import Call, Program
 from .record import Placement
 from .run import Run
@@ -63,7 +64,7 @@ def correct(
         for run in runs:
             run.step(node)
         if node in names:
-            change = _change(runs, node, means[names[node]])
+            change = _change(runs, node, means[names[node]], names[node])
             changes[names[node]] = change
             for run in runs:
                 run.env[node] = run.env[node] + change
@@ -73,11 +74,16 @@ def correct(
         _add(program.graph, attributes, uncounted(name), made[name], change)
 
 
-def _change(runs: Sequence[Run], node: Node, mean: torch.Tensor) -> torch.Tensor:
-    """What the result of `node` lacks to have this mean, in its type."""
+def _change(runs: Sequence[Run], node: Node, mean: torch.Tensor, name: str) -> torch.Tensor:
+    """What the result of `node`, of the site of that name, lacks to have this mean, in its type."""
     seen = MeanObserver()
-    for run in runs:
-        seen.observe(run.env[node], run.select(node, run.env[node]))
+    for number, run in enumerate(runs, 1):
+        try:
+            seen.observe(run.env[node], run.select(node, run.env[node]))
+        except NonFinite:
+            what = f"batch {number}: once quantized, {name} gives NaN or infinity, where it gave none in floating point"
+            hint = "exclude it or the layers before it, or leave correct_bias out of the scheme"
+            raise CalibrationError(what, source_of(node), hint) from None
     return (mean - seen.mean()).to(node.meta["val"].dtype)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from sashiko.diagnostics.errors import CalibrationError
 from sashiko.quant import BF16, FP32, ActivationScheme, OpScheme, Override, Scheme, WeightScheme, calibrate, quantize
 from tests.graph.captures import Causal
 from tests.quant.models import Attention, mlp
@@ -138,6 +139,23 @@ def test_what_a_choice_leaves_in_floating_point_keeps_its_bias() -> None:
     with torch.no_grad():
         torch.testing.assert_close(mixed(x).mean(0), model(x).mean(0), rtol=0, atol=1e-4)  # the last makes up for what is before it
         torch.testing.assert_close(narrow(x), quantize(model, [x], preset=Scheme(BF16))(x), rtol=0, atol=0)
+
+
+def test_infinity_that_only_quantization_brings_is_a_clear_error() -> None:
+    class Logarithm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+            self.first.weight.data.copy_(torch.eye(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x).log())  # type: ignore[no-any-return]
+
+    batches = [torch.tensor([2.6, 1, 2, 3, 4, 5, 6, 127]).repeat(8, 1) for _ in range(3)]  # 2.6 becomes 3: the mean is to fall
+    batches[1][0, 0] = 1e-3
+    scheme = Scheme(OpScheme(ActivationScheme(granularity="row")), correct_bias=True)
+    with pytest.raises(CalibrationError, match="batch 2: once quantized, second gives NaN or infinity"):
+        quantize(Logarithm().eval(), batches, preset=scheme)
 
 
 def test_without_sites_nothing_happens() -> None:
