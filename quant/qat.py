@@ -141,7 +141,9 @@ class QATModule(QuantizedModule):
             if value.is_floating_point() and not bool(value.isfinite().all()):
                 raise InputError(f"{name} is not finite", "convert()", "training has diverged; a lower learning rate may help")
         program = plan.calibration.program
-        attributes = {name: _frozen(held.get(name, value)) for name, value in program.attributes.items()}
+        kept = {name: held.get(name, value) for name, value in program.attributes.items()}
+        once = {id(value): _frozen(value) for value in kept.values()}  # what is tied stays so
+        attributes = {name: once[id(value)] for name, value in kept.items()}
         observers = dict(plan.calibration.observers)
         for key, name in plan.activation_scales.items():
             zero_point = round(held[_zero_of(name)].item())  # that of training, which `load_state_dict` may have brought
@@ -180,7 +182,8 @@ def _zero_of(scale: str) -> str:
 
 
 def _frozen(value: Any) -> Any:
-    return nn.Parameter(value.detach().clone(), requires_grad=False) if isinstance(value, nn.Parameter) else value
+    own = value.detach().clone() if isinstance(value, torch.Tensor) else value
+    return nn.Parameter(own, requires_grad=False) if isinstance(value, nn.Parameter) else own
 
 
 def _scale(parameter: torch.Tensor) -> torch.Tensor:

@@ -243,6 +243,18 @@ def test_what_still_trains_is_not_compiled() -> None:
         sashiko.compile(prepare_qat(mlp(), [x]), (x,))
 
 
+def test_the_converted_model_shares_nothing_with_the_one_that_trains() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 8)).eval()
+    x = torch.randn(16, 8)
+    student = prepare_qat(model, [x])
+    small = student.convert()
+    expected = small(x)
+    with torch.no_grad():
+        for value in (*student.parameters(), *student.buffers()):
+            value.add_(1)
+    assert torch.equal(small(x), expected)
+
+
 def test_divergence_is_reported() -> None:
     trained = prepare_qat(mlp(), [torch.randn(4, 8)])
     with torch.no_grad():
