@@ -129,7 +129,7 @@ def _divisors(index: Dim, axis: str) -> set[Dim]:
         for atom in mono:
             if isinstance(atom, Func):
                 inner = {d for arg in atom.args for d in _divisors(arg, axis)}
-                found |= inner | ({atom.args[1]} if axis in _axes(atom.args[0]) else set())
+                found |= inner | ({atom.args[1]} if atom.kind in ("floordiv", "mod") and axis in _axes(atom.args[0]) else set())
     return found
 
 

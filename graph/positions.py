@@ -46,10 +46,17 @@ def positions(value: Value) -> Positions | None:
             continue
         stack.pop()
         found = _positions(each, known) if _counts(each.dtype) else None
+        found = found if found is not None and fit(each.dtype, *_range(found, each)) else None
         if found is not None:
             found = replace(found, steps=tuple(0 if extent == 1 else step for step, extent in zip(found.steps, each.shape, strict=True)))
         known[each] = found
     return known[value]
+
+
+def fit(dtype: DType, low: int | None, high: int | None) -> bool:
+    """Whether integers from `low` to `high` are none that wrap around, as far as these are known."""
+    end = 1 << (dtype.bits - 1)
+    return (low is None or low >= -end) and (high is None or high < end)
 
 
 def _counts(dtype: DType) -> bool:

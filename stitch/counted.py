@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, floordiv, maximum, minimum, mod, non_negative
+from ..graph.dims import Dim, bounds, floordiv, maximum, minimum, mod, non_negative
 from ..graph.ir import Value
+from ..graph.positions import fit
 from .views import VIEWS, Index, broadcast_index, through
 
 _MOST = 32  # operations: of longer chains nothing is expected
@@ -25,7 +26,8 @@ def _counted(value: Value, index: Index, known: _Known) -> Dim | None:
     if key not in known:
         known[key] = None
         if len(known) <= _MOST and value.dtype.kind == "int" and value.dtype.bits >= 32:
-            known[key] = _computed(value, index, known)
+            found = _computed(value, index, known)
+            known[key] = found if found is not None and fit(value.dtype, *bounds(found)) else None
     return known[key]
 
 

@@ -143,7 +143,7 @@ def _summed_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
 
 
 def _read_in_sequence(axes: list[Axis], reads: Sequence[Dim], least: int = 2 * _FEW) -> list[Axis]:
-    for axis in reversed(axes[:-1]):
+    for axis in reversed(axes[:-1]) if axes[-1][1] != 0 else ():  # of nothing, nothing is stored
         if (bounds(axis[1])[0] or 0) >= least and _in_sequence(axis, reads):
             return [*(a for a in axes if a is not axis), axis]
     return axes

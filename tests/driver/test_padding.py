@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,20 @@ from tests.driver.functions import Apply
 
 MODES = ("reflect", "replicate", "circular")
 SHAPES = (((2, 3, 9, 11), (3, 2, 1, 4)), ((2, 3, 40, 50), (0, 3, 3, 3)), ((4, 30), (5, 6)), ((2, 3, 4, 5, 6), (1, 2, 3, 2, 1, 0)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("make", "shape"), [
+    (lambda mode: nn.Conv2d(4, 4, 2, 2, 1, 2, groups=4, bias=False, padding_mode=mode), (1, 4, 8, 8)),
+    (lambda mode: nn.Conv1d(4, 4, 2, 3, 1, 2, 4, bias=False, padding_mode=mode), (1, 4, 5)),
+    (lambda mode: nn.Conv2d(32, 32, (2, 1), (3, 1), (1, 0), (2, 1), 32, padding_mode=mode), (1, 32, 5, 16)),
+    (lambda mode: Apply(lambda x: F.avg_pool2d(F.pad(x, (0, 0, 1, 1), mode=mode), (2, 1), (3, 1))), (1, 4, 5, 8)),
+], ids=["two axes", "one axis", "many channels", "means"])
+def test_windows_over_what_is_padded(make: Callable[[str], nn.Module], shape: tuple[int, ...], mode: str) -> None:
+    """Indices that are clamped are divided by nothing."""
+    model, x = make(mode).eval(), torch.randn(shape)
+    torch.testing.assert_close(sashiko.compile(model, (x,))(x), model(x))
 
 
 @torch.no_grad()

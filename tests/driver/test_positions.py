@@ -33,6 +33,24 @@ def test_steps_along_two_axes_behind_what_is_left_to_pytorch() -> None:
     assert all(map(torch.equal, fast(*args), step(*args)))
 
 
+WRAPPED: dict[str, Callable[[], torch.Tensor]] = {
+    "64 bits": lambda: torch.arange(61) * 6364136223846793005,
+    "32 bits": lambda: torch.arange(61, dtype=torch.int32) * 265443577,
+    "narrowed": lambda: (torch.arange(61) * (2**31 + 5)).to(torch.int32),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_positions_that_wrap_around(name: str) -> None:
+    """Integers that are counted are no larger than their type, where they are read and where they are compared."""
+    x, at = torch.randn(5, 61), WRAPPED[name]
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.index_select(x, 1, at() % 61), torch.where(at() >= 0, x, -x), torch.where(at() < 7 * at(), x, -x)
+
+    assert all(map(torch.equal, sashiko.compile(Apply(step).eval(), (x,))(x), step(x)))
+
+
 @pytest.mark.parametrize("order", [(True, False), (False, True)])
 def test_a_position_is_checked_although_another_model_bounds_it(order: tuple[bool, bool]) -> None:
     def step(clamps: bool) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:

@@ -120,6 +120,16 @@ def test_a_small_size_that_others_cannot_make_up_for() -> None:
         compiled(x[:1], y)
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: x.diff(dim=1), lambda x: x[:, :0] - 1, lambda x: x[:, None].permute(2, 1, 0)[:, :, :0].sum(0),
+    lambda x: x[torch.arange(30)][:, :0] * 2, lambda x: torch.cat([x[:, :0] * 2, x[:, :0].exp()], 1),
+    lambda x: x.expand(65, 3).t()[:, :0] * 2,
+])
+def test_results_without_elements(function: Function) -> None:
+    x = torch.randn(65, 1)
+    assert_close(sashiko.compile(Applied(function).eval(), (x,))(x), function(x))
+
+
 def test_positions_that_are_negative_for_small_sizes() -> None:
     class Placed(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
