@@ -19,12 +19,12 @@ from .alone import alone
 from .nodes import origin_of
 
 _ASYNC, _SCALAR = torch.ops.aten._assert_async, torch.ops.aten._assert_scalar.default
-_SAID = {_ASYNC.default: _ASYNC.msg, _SCALAR: _SCALAR}
+_WITH_MESSAGE = {_ASYNC.default: _ASYNC.msg, _SCALAR: _SCALAR}
 _POWERS = (torch.SymFloat.__pow__.__code__, torch.SymFloat.__rpow__.__code__)
 
 
 @contextmanager
-def traced() -> Iterator[None]:
+def recorded() -> Iterator[None]:
     """Lets torch.export record `assert` and `torch._check` of a number that `item()` reads. torch knows an assertion by its bytecode,
     whose exception may have a message; and writes those of integers into the graph, but forgets those of floats."""
     bytecode: Any = importlib.import_module("torch._dynamo.symbolic_convert")
@@ -51,7 +51,7 @@ def traced() -> Iterator[None]:
 
 def _of_a_power() -> bool:
     """Whether torch itself asserts that the base of a power is no less than 0, which it may well be where the exponent is whole."""
-    frame = sys._getframe(2)
+    frame = sys._getframe()
     while frame is not None and frame.f_code not in _POWERS:
         frame = frame.f_back  # type: ignore[assignment]
     return frame is not None
@@ -59,10 +59,10 @@ def _of_a_power() -> bool:
 
 def told(program: ExportedProgram) -> ExportedProgram:
     """The program, whose assertions say where they are. One without a message would be removed as a call whose result nobody uses."""
-    for target in (_ASYNC.default, _SCALAR):
-        for node in program.graph.find_nodes(op="call_function", target=target):
-            said, message = (*node.args, "an assertion of the model does not hold")[:2]
+    for node in program.graph.nodes:
+        if node.target in _WITH_MESSAGE:
+            condition, message = (*node.args, "an assertion of the model does not hold")[:2]
             where = f": {origin_of(node)}".removesuffix(": ")
-            node.target, node.args = _SAID[target], (said, f"{str(message).removesuffix(where)}{where}")
+            node.target, node.args = _WITH_MESSAGE[node.target], (condition, f"{str(message).removesuffix(where)}{where}")
     program.graph_module.recompile()
     return program

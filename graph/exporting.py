@@ -142,16 +142,15 @@ def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 def distinct(model: torch.nn.Module, arguments: T) -> T:
     """The arguments, none of which shares memory with another or is one of the model's own: a trace tells tensors apart by identity, and
     would take one for the other in all calls. InputError for one that is not on the CPU, or nested."""
-    seen, held = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}, set[int]()
+    own_ids, held = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}, set[int]()
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             raise InputError(f"an argument is on {tensor.device}, expected a tensor on the CPU", "the example", CPU)
         if tensor.is_nested:
             raise InputError("an argument is a nested tensor, expected a dense one", "the example", PADDED)
-        if id(tensor) in seen or storage(tensor) in held - {0}:
+        if id(tensor) in own_ids or storage(tensor) in held:
             return tensor.detach().clone()
-        seen.add(id(tensor))
         held.add(storage(tensor))
         return tensor
 
@@ -287,7 +286,7 @@ def tracing() -> Iterator[None]:
         exporter.print = lambda *_, **__: None  # instead of the built-in function
         module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
         try:
-            with quiet(), recurrent.Layers(), assertions.traced():
+            with quiet(), recurrent.Layers(), assertions.recorded():
                 yield
         finally:
             module._detect_is_causal_mask = asking

@@ -173,14 +173,14 @@ def symbols(value: Dim) -> frozenset[Symbol]:
     return value._symbols if isinstance(value, Poly) else frozenset()
 
 
-def never_negative(value: Dim) -> bool:
+def non_negative_for_any(value: Dim) -> bool:
     """Whether an expression is known to be at least 0 whatever its symbols are: a call may bring a size below the least that proofs
     elsewhere rely on."""
-    return all(factor >= 0 and all(map(_never_below_zero, mono)) for mono, factor in terms_of(value))
+    return all(factor >= 0 and all(map(_atom_for_any, mono)) for mono, factor in terms_of(value))
 
 
-def _never_below_zero(atom: Atom) -> bool:
+def _atom_for_any(atom: Atom) -> bool:
     if isinstance(atom, Symbol):
         return True
-    known = [never_negative(arg) for arg in atom.args]
+    known = [non_negative_for_any(arg) for arg in atom.args]
     return any(known) if atom.kind == "max" else known[-1] if atom.kind == "mod" else all(known)

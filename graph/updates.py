@@ -22,7 +22,7 @@ from . import build as b
 from .dims import Dim, floordiv, minimum, non_negative, product
 from .ir import Graph, Value, rebuild, with_inputs
 from .ops import OPS, make
-from .poly import never_negative
+from .poly import non_negative_for_any
 from .types import inverse
 
 IN_PLACE = ("put", "border", "joined")
@@ -88,7 +88,7 @@ def inside(position: Value, size: Dim) -> bool:
     least, most = a.start, a.start + (a.length - 1) * a.step
     if a.step < 0:
         least, most = most, least
-    return never_negative(least) and never_negative(size - 1 - most)
+    return non_negative_for_any(least) and non_negative_for_any(size - 1 - most)
 
 
 def slice_of(put: Value) -> tuple[int, Counting] | None:

@@ -65,8 +65,8 @@ def compensated_weights(
 
 
 def _groups(model: nn.Module, layers: Mapping[str, Layer], calls: Sequence[Call]) -> list[list[str]]:
-    """The layers that calls reach; together those that, one after the other, got one and the same tensor, not
-    written to in between, whenever they were reached."""
+    """The layers that calls reach; together those that, one after the other, got one and the same tensor, not written to in between,
+    whenever they were reached."""
     modules = {name: layer.module for name, layer in layers.items()}
     reached: dict[str, list[int]] = {}
     last: torch.Tensor | None = None

@@ -39,8 +39,7 @@ _FACTOR = parse_pattern("mul(x, $times) | div(x, $over)")
 # What masked scores may become: above the first, some weight would be left for them. The attention adds a number instead, the second at
 # most, beside which every score is lost: queries that see no key weigh all alike.
 _HIGHEST_MASK, _HIDDEN = -1e9, -1e30
-
-_LEAST_DIVISOR = 2.0**-126
+_LEAST_DIVISOR = 2.0**-126  # of which the inverse is no infinity in f32
 
 
 def _example(rng: random.Random) -> Value:
