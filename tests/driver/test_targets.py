@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +107,25 @@ def amx(monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
         machine = replace(machine, features=machine.features | AMX)
         report = detection.HostReport(machine, ())
         monkeypatch.setattr(detection, "host_report", lambda: report)
-        tiles = EmulatedTiles()
         for operation in ("configure", "release", "zero", "load", "dot", "store"):
-            emulated = getattr(tiles, operation)
-            monkeypatch.setattr(TileInstructions, operation, lambda _, *args, emulated=emulated: emulated(*args))
-    yield machine
+            monkeypatch.setattr(TileInstructions, operation, partialmethod(emulated, operation))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # they would share the emulated registers
+        yield machine
+        torch.set_num_threads(threads)
+    else:
+        yield machine
+
+
+def emulated(instructions: TileInstructions, operation: str, *args: Any) -> None:
+    """The same on emulated registers, which have the shape of `instructions`."""
+    getattr(tiles().shaped(instructions.rows, instructions.width), operation)(*args)
+
+
+@cache
+def tiles() -> EmulatedTiles:
+    """One for the process: code that is found in its cache has their address."""
+    return EmulatedTiles()
 
 
 @cache
