@@ -85,7 +85,7 @@ class CompiledModel:
             assert isinstance(source, torch.Tensor)
             if source.data_ptr() != target.data_ptr():
                 with torch.no_grad():
-                    target.copy_(source)
+                    target.copy_(source.reshape(target.shape))  # it has the shape in which the model saw the target
             elif not target.is_inference():
                 updated.append(target)
         torch.autograd.graph.increment_version(updated)

@@ -32,7 +32,7 @@ KNOWN = (
 )
 _BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences
 _NOT_THE_USERS = frozenset({"torch", "sympy", __name__.partition(".")[0], *sys.stdlib_module_names})
-_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
+_LIBRARY, _OURS = os.path.join(sysconfig.get_path("stdlib"), ""), os.path.join(os.path.dirname(__file__), "")
 # Of what is not known to be torch's fault: the model itself may raise.
 PERHAPS_BY_PARTS = f"where the model itself runs with these arguments, {BY_PARTS}"
 # Of dynamic_shapes: signs of them, where torch's advice about itself begins, how many of its reasons to tell, and how it names sizes
@@ -92,8 +92,9 @@ def _fixed_at(error: Exception) -> str:
 
 
 def _is_the_users(path: str) -> bool:
-    """Whether a file is part of neither torch nor Python; other packages may well be where a model comes from."""
-    return not re.search(r"[/\\]torch[/\\]", path) and (not path.startswith(_LIBRARY) or "-packages" in path)
+    """Whether a file is part of neither torch nor Python nor of what traces here; other packages may well be where a model comes from."""
+    python = path.startswith(_LIBRARY) and "-packages" not in path
+    return not (python or path.startswith(_OURS) or re.search(r"[/\\]torch[/\\]", path))
 
 
 def raised_at(error: Exception) -> str:

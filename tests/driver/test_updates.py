@@ -68,6 +68,11 @@ def transposed(c: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
     return c.sum()
 
 
+def in_halves(c: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
+    c.unflatten(2, (2, -1))[:, :, :, 1] = k
+    return c.sum()
+
+
 def in_pages(c: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
     c.view(-1, 4)[p * 7] = k[0, 0]
     return c.sum()
@@ -142,7 +147,7 @@ def with_pytorch_between(c: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> A
 
 
 IN_PLACE = (
-    *(indexed, copied, scattered, sliced, selected, of_every_row, transposed, in_pages, read_before, crosswise, beside_a_late_one,
+    *(indexed, copied, scattered, sliced, selected, of_every_row, transposed, in_halves, in_pages, read_before, crosswise, beside_a_late_one,
       products_before, attention_before, returned),
 )
 COPIED = (read_after, kept, no_update, with_pytorch_between)
@@ -207,14 +212,15 @@ def test_a_position_out_of_range_is_reported_and_writes_nothing(positions: list[
     assert memory[1].abs().max() == 0
 
 
-def test_arguments_that_are_not_row_major() -> None:
-    fast = sashiko.compile(Model(copied).eval(), example())
+@pytest.mark.parametrize("step", [copied, transposed, in_halves], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("rows", [False, True], ids=["another order", "part of a larger one"])
+def test_arguments_that_are_not_row_major(step: Step, rows: bool) -> None:
+    fast = sashiko.compile(Model(step).eval(), example())
     c, k, p = example(1)
-    mine = c.transpose(1, 2).contiguous().transpose(1, 2)
-    got, same = fast(mine, k, p)
-    wanted, theirs = copied(c, k, p)
-    assert same is mine
-    assert_close((got, mine), (wanted, theirs))
+    mine = c.repeat(1, 2, 1, 1)[:, : len(c[0])] if rows else c.transpose(1, 2).contiguous().transpose(1, 2)
+    got, wanted = fast(mine, k, p), step(c, k, p)
+    assert_close((got, mine), (wanted, c))
+    assert step is not copied or got[1] is mine
 
 
 def test_arguments_that_share_memory() -> None:

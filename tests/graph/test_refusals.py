@@ -43,3 +43,14 @@ def test_where_the_model_makes_a_size_a_constant(function: Callable[..., torch.T
     with pytest.raises(InputError, match=r"specialized it to be a constant \(3\)") as caught:
         export(Apply(function).eval(), (torch.randn(3, 8),), dynamic_shapes={"args": ({0: B},)})
     assert caught.value.where == f"{__file__}:{function.__code__.co_firstlineno}"
+
+
+def test_where_an_operation_does_it_beneath_what_traces() -> None:
+    def write(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[y.shape[0] - 1, 1] = 0.0
+        return y
+
+    with pytest.raises(InputError, match=r"specialized it to be a constant \(3\)") as caught:
+        export(Apply(write).eval(), (torch.randn(3, 8),), dynamic_shapes={"args": ({0: B},)})
+    assert not caught.value.where or caught.value.where.startswith(__file__)
