@@ -173,9 +173,9 @@ class Executable:
         order = turns.TURNS
         threads = torch.get_num_threads() if self._threads and not turns.FORKED else 1
         failed = attempts = 0
-        order.take()
-        context = None
+        turn = context = None
         try:
+            turn = order.take()
             if shape.large_bytes or shape.updates:
                 results = self._results.make(shape.outputs, record.large_bytes, held)
                 pointers += [result.data_ptr() for result in results]
@@ -202,9 +202,14 @@ class Executable:
                     break
                 self._refresh(used)
         finally:
-            if context is not None:
-                self._contexts.append(context)
-            order.give()
+            try:
+                if context is not None:
+                    self._contexts.append(context)
+            finally:
+                if turn is not None:
+                    order.free.put(turn)
+                    if order.waiting:
+                        order.pass_on()
         if failed:
             raise IndexError(f"an index is out of range in {segment.steps[failed - 1].label}")
         return results

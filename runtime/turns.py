@@ -14,6 +14,7 @@ import threading
 from _thread import LockType, allocate_lock
 from collections import deque
 from queue import Empty, SimpleQueue
+from weakref import ref
 
 from ..diagnostics.forks import in_child
 
@@ -21,77 +22,101 @@ from ..diagnostics.forks import in_child
 CALLERS = (ctypes.c_int64 * 2)()
 
 
+# Seconds after which who waits looks for a turn that has come back by itself.
+_LOOK = 0.2
+
+
+class Turn:
+    """The right to run. One that is dropped, as where a signal such as KeyboardInterrupt cuts its holder off, comes back by itself."""
+
+    __slots__ = ("_free",)
+
+    def __init__(self, free: SimpleQueue[Turn]) -> None:
+        self._free = ref(free)
+
+    def __del__(self) -> None:
+        free = self._free()
+        if free is not None:
+            free.put(Turn(free))
+
+
+class _Waiter:
+    """Who waits: `woken` is held until `turn` is there."""
+
+    def __init__(self) -> None:
+        self.woken, self.turn = allocate_lock(), None
+        self.woken.acquire()
+
+    woken: LockType
+    turn: Turn | None
+
+
 class Turns:
-    """`count` turns. Who finds one takes it without a lock; the others queue up, and a turn that ends goes to the first of them."""
+    """`count` turns. Who finds one takes it without a lock; the others queue up, and a turn that ends goes to the first of them.
+
+    A turn ends by `free.put`, and `pass_on` where somebody waits. The former is one call of C, which no signal comes into: after any other
+    a handler may raise.
+    """
 
     def __init__(self, count: int) -> None:
-        self._free: SimpleQueue[None] = SimpleQueue()
+        self.free: SimpleQueue[Turn] = SimpleQueue()
         for _ in range(count):
-            self._free.put(None)
-        self._get, self._put = self._free.get_nowait, self._free.put
-        self._waiting: deque[LockType] = deque()
+            self.free.put(Turn(self.free))
+        self._get = self.free.get_nowait
+        self.waiting: deque[_Waiter] = deque()
         self._lock = threading.Lock()
 
-    def take(self) -> None:
+    def take(self) -> Turn:
         """Returns when it is the caller's turn."""
-        if not self._waiting:
+        if not self.waiting:
             try:
-                self._get()
-                return
+                return self._get()
             except Empty:
                 pass
-        self._queue_up()
+        return self._queue_up()
 
-    def give(self) -> None:
-        """Ends a turn."""
-        if not self._waiting or not self._hand_over():
-            self._put(None)
-            # Somebody may have begun to wait in between; either sees the other, since each writes before it looks.
-            if self._waiting and self._found() and not self._hand_over():
-                self._free.put(None)
+    def pass_on(self) -> None:
+        """Gives those who wait the turns that are free. Who begins to wait meanwhile finds one, or is seen here: either writes before it
+        looks."""
+        while self.waiting and not self.free.empty():
+            with self._lock:
+                if not self.waiting or (turn := self._found()) is None:
+                    return
+                first = self.waiting.popleft()
+                CALLERS[1] = len(self.waiting)
+                first.turn = turn
+                first.woken.release()
 
-    def _found(self) -> bool:
+    def _found(self) -> Turn | None:
         try:
-            self._get()
+            return self._get()
         except Empty:
-            return False
-        return True
+            return None
 
-    def _hand_over(self) -> bool:
-        if not self._waiting:
-            return False
-        with self._lock:
-            if not self._waiting:
-                return False
-            first = self._waiting.popleft()
-            CALLERS[1] = len(self._waiting)
-        first.release()
-        return True
-
-    def _queue_up(self) -> None:
-        mine = allocate_lock()
-        mine.acquire()
-        with self._lock:
-            self._waiting.append(mine)
-            if len(self._waiting) == 1 and self._found():
-                self._waiting.pop()
-                return
-            CALLERS[1] = len(self._waiting)
+    def _queue_up(self) -> Turn:
+        mine = _Waiter()
         try:
-            mine.acquire()
-        except BaseException:  # of a signal, such as KeyboardInterrupt
+            with self._lock:
+                self.waiting.append(mine)
+                CALLERS[1] = len(self.waiting)
+            while True:
+                self.pass_on()
+                if mine.woken.acquire(timeout=_LOOK):
+                    assert mine.turn is not None
+                    return mine.turn
+        except BaseException:  # of a signal
             self._leave(mine)
             raise
 
-    def _leave(self, mine: LockType) -> None:
+    def _leave(self, mine: _Waiter) -> None:
         """Gives up waiting, and the turn where it has come meanwhile."""
         with self._lock:
-            waits = mine in self._waiting
-            if waits:
-                self._waiting.remove(mine)
-                CALLERS[1] = len(self._waiting)
-        if not waits:
-            self.give()
+            if mine in self.waiting:
+                self.waiting.remove(mine)
+                CALLERS[1] = len(self.waiting)
+        if mine.turn is not None:
+            self.free.put(mine.turn)
+            self.pass_on()
 
 
 def _turns() -> Turns:

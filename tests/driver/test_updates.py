@@ -147,8 +147,8 @@ def with_pytorch_between(c: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> A
 
 
 IN_PLACE = (
-    *(indexed, copied, scattered, sliced, selected, of_every_row, transposed, in_halves, in_pages, read_before, crosswise, beside_a_late_one,
-      products_before, attention_before, returned),
+    *(indexed, copied, scattered, sliced, selected, of_every_row, transposed, in_halves, in_pages, read_before, crosswise),
+    *(beside_a_late_one, products_before, attention_before, returned),
 )
 COPIED = (read_after, kept, no_update, with_pytorch_between)
 

@@ -8,8 +8,15 @@ import time
 from types import FrameType
 
 import pytest
+import torch
 
-from sashiko.runtime.turns import CALLERS, Turns
+import sashiko
+from sashiko.runtime.turns import CALLERS, TURNS, Turn, Turns
+
+
+def give(turns: Turns, turn: Turn) -> None:
+    turns.free.put(turn)
+    turns.pass_on()
 
 
 def test_no_more_at_once_than_turns_and_none_lost() -> None:
@@ -19,7 +26,7 @@ def test_no_more_at_once_than_turns_and_none_lost() -> None:
     def work() -> None:
         nonlocal running, most, done
         for _ in range(300):
-            turns.take()
+            turn = turns.take()
             with lock:
                 running += 1
                 most = max(most, running)
@@ -28,7 +35,7 @@ def test_no_more_at_once_than_turns_and_none_lost() -> None:
             with lock:
                 running -= 1
                 done += 1
-            turns.give()
+            give(turns, turn)
 
     threads = [threading.Thread(target=work) for _ in range(16)]
     for thread in threads:
@@ -36,26 +43,25 @@ def test_no_more_at_once_than_turns_and_none_lost() -> None:
     for thread in threads:
         thread.join(60)
     assert done == 16 * 300 and running == 0 and 1 <= most <= 3
-    for _ in range(3):
-        turns.take()  # all are back
+    assert turns.free.qsize() == 3
 
 
 def test_who_waits_first_comes_first() -> None:
     turns, order = Turns(1), list[int]()
-    turns.take()
+    first = turns.take()
 
     def work(number: int) -> None:
-        turns.take()
+        turn = turns.take()
         order.append(number)
-        turns.give()
+        give(turns, turn)
 
     threads = []
     for number in range(8):
         threads.append(threading.Thread(target=work, args=(number,)))
         threads[-1].start()
-        while len(turns._waiting) <= number:
+        while len(turns.waiting) <= number:
             time.sleep(0.001)
-    turns.give()
+    give(turns, first)
     for thread in threads:
         thread.join(10)
     assert order == list(range(8))
@@ -65,11 +71,11 @@ def test_who_waits_first_comes_first() -> None:
 def test_who_is_interrupted_while_waiting_takes_no_turn(served: bool) -> None:
     """served: whether the turn comes at the moment of the interruption."""
     turns = Turns(1)
-    turns.take()
+    held = turns.take()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if served:
-            turns.give()
+            give(turns, held)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -81,8 +87,39 @@ def test_who_is_interrupted_while_waiting_takes_no_turn(served: bool) -> None:
         signal.signal(signal.SIGALRM, before)
     assert CALLERS[1] == 0
     if not served:
-        turns.give()
-    following = threading.Thread(target=turns.take, daemon=True)
-    following.start()
-    following.join(10)
-    assert not following.is_alive()
+        give(turns, held)
+    assert turns.free.qsize() == 1
+
+
+def test_a_turn_that_is_dropped_comes_back_to_who_waits() -> None:
+    turns, got = Turns(1), list[Turn]()
+    held = turns.take()
+    waiting = threading.Thread(target=lambda: got.append(turns.take()), daemon=True)
+    waiting.start()
+    while not turns.waiting:
+        time.sleep(0.001)
+    del held
+    waiting.join(10)
+    assert len(got) == 1 and turns.free.empty()
+    got.clear()
+    assert turns.free.qsize() == 1
+
+
+def test_signals_in_calls_lose_no_turn() -> None:
+    """Wherever in a call the handler raises."""
+    fast, x = sashiko.compile(torch.nn.Linear(8, 8).eval(), torch.randn(1, 8)), torch.randn(1, 8)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    fast(x)
+    count, before = TURNS.free.qsize(), signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(1500):
+            with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + 7e-7 * (number % 700))
+                while True:
+                    fast(x)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert TURNS.free.qsize() == count
