@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 
 from ..diagnostics.errors import InputError
 
@@ -20,6 +21,29 @@ def guards(env: ShapeEnv | None) -> tuple[sympy.Basic, ...]:
     found = env.guards if env is not None else ()
     asked = (guard.expr for guard in found if not (isinstance(guard.expr, sympy.Ne) and _for_strides(guard.sloc.framework_loc)))
     return tuple(dict.fromkeys(asked))
+
+
+def same(equal: Sequence[tuple[sympy.Expr, sympy.Expr]]) -> tuple[sympy.Symbol, sympy.Symbol] | None:
+    """Two symbols that are one where each of `equal` is."""
+    exact = {left.args for left, right in equal if isinstance(left, Mod | PythonMod) and right == 0}
+    return next(filter(None, (_alike(*(_divided(side, exact) for side in sides)) for sides in equal)), None)
+
+
+def _alike(left: sympy.Expr, right: sympy.Expr) -> tuple[sympy.Symbol, sympy.Symbol] | None:
+    """The symbols that are one where the sides are equal. Factors are sizes, which are positive here: another number may be 0."""
+    if left == right or not all(symbol.is_positive for symbol in (left * right).free_symbols) or 0 in (left, right):
+        return None
+    one, other = sorted((left / right).as_numer_denom(), key=str)
+    return (one, other) if isinstance(one, sympy.Symbol) and isinstance(other, sympy.Symbol) else None
+
+
+def _divided(expr: sympy.Expr, exact: Container[tuple[sympy.Expr, ...]]) -> sympy.Expr:
+    """The same with quotients that have no remainder as fractions."""
+
+    def is_whole(e: sympy.Basic) -> bool:
+        return isinstance(e, CleanDiv) or (isinstance(e, FloorDiv) and e.args in exact)
+
+    return expr.replace(is_whole, lambda e: e.args[0] / e.args[1])
 
 
 def another_way(assumption: object, sizes: Mapping[str, object], hint: str) -> InputError:

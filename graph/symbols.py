@@ -16,7 +16,7 @@ from ..diagnostics.errors import BY_PARTS, InputError, Unsupported
 from . import dims, floats
 from .dims import Dim, Symbol
 from .floats import Definition
-from .guards import another_way, guards
+from .guards import another_way, guards, same
 from .ir import Value
 
 _FUNCTIONS: dict[str, Callable[..., Dim]] = {
@@ -104,19 +104,11 @@ class Symbols:
 
     def unified(self) -> Symbols:
         """These, where symbols become one that are equal by what torch takes for granted, too. torch does not look at that again once it
-        has found more: that b * n == c * m, and then that b == c."""
-        waiting = [e for e in guards(self.env) if isinstance(e, sympy.Eq) and len(e.free_symbols) > 1 and not free_unbacked_symbols(e)]
-        while found := next(filter(None, map(self._equal, waiting)), None):
+        has found more: that b * n == c * m, and then that b == c; nor at the quotients that views ask for."""
+        equal = [e for e in guards(self.env) if isinstance(e, sympy.Eq) and len(e.free_symbols) > 1 and not free_unbacked_symbols(e)]
+        while found := same([(self._simplified(e.lhs), self._simplified(e.rhs)) for e in equal]):
             self.same[found[1]] = found[0]
         return self
-
-    def _equal(self, expr: sympy.Eq) -> tuple[sympy.Symbol, sympy.Symbol] | None:
-        """The symbols that an equality says are the same. Factors are sizes, which are positive here: another number may be 0."""
-        left, right = self._simplified(expr.lhs), self._simplified(expr.rhs)
-        if left == right or not all(symbol.is_positive for symbol in (left * right).free_symbols) or 0 in (left, right):
-            return None
-        one, other = sorted((left / right).as_numer_denom(), key=str)
-        return (one, other) if isinstance(one, sympy.Symbol) and isinstance(other, sympy.Symbol) else None
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """The Dim of a size. Raises Unsupported for one that depends on data."""

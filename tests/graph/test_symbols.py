@@ -84,6 +84,33 @@ def test_sizes_that_are_equal_by_products_of_them(sizes: Any) -> None:
             fast(example(4, 6)[0], example(2, 12)[1])
 
 
+class Slopes(nn.Module):
+    """A bias for each head, as ALiBi's: one of the batch is as many as the other has."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch, length = x.shape[0], mask.shape[1]
+        bias = (mask[:, None, :] * torch.arange(4.0)[:, None]).reshape(mask.shape[0] * 4, 1, length).reshape(batch, -1, 1, length)
+        return nn.functional.scaled_dot_product_attention(x.view(batch, 4, 1, 16), v, v, attn_mask=bias)
+
+
+@torch.no_grad()
+def test_sizes_that_are_equal_by_quotients_of_them() -> None:
+    """A batch of 1 and then another one, so that `torch.compile` does not know that both are the same."""
+
+    def example(batch: int, length: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(batch, 64), torch.randn(batch, length), torch.randn(batch, 4, length, 16)
+
+    auto = {0: Dim.AUTO, 1: Dim.AUTO}
+    whole = sashiko.compile(Slopes().eval(), example(2, 3), dynamic_shapes=({0: Dim.AUTO}, auto, {0: Dim.AUTO, 2: Dim.AUTO}))
+    backend = torch.compile(Slopes().eval(), backend="sashiko", dynamic=True)
+    for sizes in ((1, 3), (3, 5), (4, 9)):
+        x = example(*sizes)
+        wanted = Slopes()(*x)
+        assert_close(backend(*x), wanted)
+        if sizes[0] > 1:
+            assert_close(whole(*x), wanted)
+
+
 def test_sizes_times_a_number_that_may_be_zero() -> None:
     """Equal products say nothing of the sizes there."""
 
