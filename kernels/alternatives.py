@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ..platforms.target import Target
 from . import table
-from .blocking import Blocking, choose
-from .known_rows import tailored
+from .blocking import Blocking
+from .gemm import planned
 from .spec import Choice, GemmSpec
 from .table import Kernel
 
@@ -34,8 +34,7 @@ def _blockings(target: Target, spec: GemmSpec, first: Kernel) -> Iterator[Choice
         return  # a vendor's, or weights that are unpacked by blocks of their own
 
     def blocking(choice: Choice) -> Blocking:
-        chosen = replace(spec, choice=choice)
-        return choose(target, chosen, tailored(target, chosen, first.micros))
+        return planned(target, replace(spec, choice=choice), first.micros)[1]
 
     usual = blocking(Choice())
     known, wanted = [usual], [Choice(tiles=tiles) for tiles in _TILES]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, lcm
 
 from ..graph.dims import Dim, bounds, mod
 from ..platforms.target import Target
@@ -199,8 +199,8 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
         whole = min(whole, packed_most(target, first) // _SHARING)
     one = spec.k * widest <= whole
     pieces = spec.choice.pieces or (_of_far(target, spec, first, spec.k * widest) if one else max(1, -(-spec.k // most)))
-    k_block = max(pad, up(-(-spec.k // pieces), pad))
-    return max(1, -(-spec.k // k_block)), k_block
+    k_block = up(-(-spec.k // pieces), lcm(pad, *(micro.step_k for micro in micros)))  # steps in place may be narrower than packed ones
+    return (-(-spec.k // k_block), k_block) if k_block < spec.k else (1, up(spec.k, pad))
 
 
 def _streams(target: Target, spec: GemmSpec, micro: MicroKernel) -> bool:

@@ -145,12 +145,17 @@ def _emit_entry(
     fn.finish()
 
 
+def planned(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tuple[GemmSpec, Blocking]:
+    """The product as it is computed with these tiles, and how it is cut."""
+    spec, micros = in_lines(target, spec, micros)
+    micros = micros if spec.lines else in_whole_steps(spec, tailored(target, spec, micros))
+    return spec, choose(target, spec, in_place(spec, micros))
+
+
 class _Gemm:
     def __init__(self, module: Module, target: Target, spec: GemmSpec, micros: Sequence[MicroKernel], name: str) -> None:
-        spec, micros = in_lines(target, spec, micros)
+        spec, self.blocking = planned(target, spec, micros)
         self.module, self.target, self.spec, self.name = module, target, spec, name
-        micros = micros if spec.lines else in_whole_steps(spec, tailored(target, spec, micros))
-        self.blocking: Blocking = choose(target, spec, in_place(spec, micros))
         self.micros = [variant.micro for variant in self.blocking.variants]
         self.packing = self.micros[0].packing
         self.panels = self.packing.panels(spec.n)

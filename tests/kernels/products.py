@@ -17,7 +17,7 @@ from sashiko.graph.types import DType, f32, i32, u8
 from sashiko.kernels import gemm
 from sashiko.kernels.micro import MicroKernel
 from sashiko.kernels.packing import pack_rhs
-from sashiko.kernels.spec import GemmCode, GemmSpec, Strides
+from sashiko.kernels.spec import Choice, GemmCode, GemmSpec, Strides
 from sashiko.kernels.x86_vector import MaddubsMicro
 from sashiko.platforms.target import Target
 from sashiko.stitch.loops import COLUMN, ROW, Body, BodyBuilder, Node
@@ -157,12 +157,13 @@ def call(kernel: KernelCode, places: Sequence[int], begin: int, end: int, sizes:
     return Call(kernel.symbol, tuple(slots), begin, end)
 
 
-def run(runner: Runner, micros: Micros, cases: Sequence[Case], known_rows: bool = False) -> None:
+def run(runner: Runner, micros: Micros, cases: Sequence[Case], known_rows: bool = False, pieces: int = 0) -> None:
     """Runs products through both of their kernels and compares them with the exact ones. Cases that differ in rows share the code."""
     products, lhs, rhs = Together(runner), micros[0].lhs, micros[0].rhs
     codes: dict[tuple[GemmSpec, Target], GemmCode] = {}
     for case in cases:
-        known = spec, target = spec_of(case, lhs, rhs, m=case.m if known_rows else M), case.on(runner.target)
+        spec = replace(spec_of(case, lhs, rhs, m=case.m if known_rows else M), choice=Choice(pieces=pieces))
+        known = _, target = spec, case.on(runner.target)
         if known not in codes:
             codes[known] = gemm.emit(products.module, target, spec, micros, products.name())
         code = codes[known]

@@ -9,9 +9,11 @@ import pytest
 from sashiko.graph.dims import Dim, symbol
 from sashiko.graph.types import DType, bf16, i8
 from sashiko.kernels import amx, x86_vector
+from sashiko.kernels.alternatives import alternatives
 from sashiko.kernels.blocking import choose
 from sashiko.kernels.spec import GemmSpec, Strides
 from sashiko.kernels.whole_steps import in_whole_steps
+from sashiko.platforms.catalogue import X86_64_AMX
 from sashiko.platforms.target import Target
 from tests.emulation import Native
 from tests.kernels.products import Case, run, spec_of
@@ -33,6 +35,18 @@ def test_products(lhs: DType, known_rows: bool, target: Target) -> None:
         assert all(case.k * lhs.bytes % micro.step_bytes == 0 for micro in in_whole_steps(spec, micros[:2]))
     small = (Case(70, 90, 240 // lhs.bytes, 4, (1 << 10, 1 << 13)), Case(96, 260, 1008 // lhs.bytes, 0, (1 << 11, 1 << 14)))
     run(Native(target), micros, [*cases, *small], known_rows)
+
+
+@pytest.mark.parametrize("lhs", [i8, bf16], ids=str)
+@pytest.mark.isa("avx512_vnni")
+def test_pieces_that_are_asked_for(lhs: DType, target: Target) -> None:
+    """None ends within a step: so short a k has no other piece then, and none is offered."""
+    micros = amx.amx(lhs, i8 if lhs == i8 else bf16, tiles_on(target))
+    cases = [Case(64, 64, size // lhs.bytes) for size in (96, 120, 240, 360, 900)]
+    for pieces in (2, 4):
+        run(Native(target), micros, cases, True, pieces)
+    offered = [choice for case in cases for choice in alternatives(X86_64_AMX, spec_of(case, lhs, micros[0].rhs, m=64))]
+    assert not any(choice.pieces for choice in offered)
 
 
 def widths(spec: GemmSpec) -> list[int]:
