@@ -37,6 +37,9 @@ _IN_REGISTERS = 32  # elements of a thread that are kept between passes
 _ELEMENTS, _VECTORS = 4, 2  # of a row that a thread takes at least, so that few threads wait for one another
 
 
+_WORDS = 512  # of 8 bytes: what a kernel of PTX before 8.1 has for parameters, of which one is for the status
+
+
 @dataclass(frozen=True)
 class LaunchCode(KernelCode):
     """A kernel for a GPU. The domain is that of elements, of rows or of tiles; a block of `threads` takes `each` of them."""
@@ -59,14 +62,18 @@ def refusal(kernel: LoopKernel) -> str:
 
 
 def emit_launch(module: Module, target: Target, kernel: LoopKernel) -> LaunchCode:
-    """Adds the kernel's function to the module. Raises Unsupported for what `refusal` names."""
+    """Adds the kernel's function to the module. Raises Unsupported for what `refusal` names, and for more operands than a launch takes."""
     if reason := refusal(kernel):
         raise Unsupported(f"{kernel.name} has no code for GPUs: {reason}")
     before = set(module.declarations)
     code = _Writer(module, target, kernel).write()
-    outside = [name for name in module.declarations if name not in before and not name.startswith("llvm.")]
+    own = before | module.functions.keys()
+    outside = [name for name in module.declarations if name not in own and not name.startswith("llvm.")]
     if outside:
         raise Unsupported(f"{kernel.name} has no code for GPUs: it calls {', '.join(outside)} of the C library")
+    if len(code.slots) >= _WORDS:
+        many = f"{len(code.slots)} operands and sizes, and a launch takes {_WORDS - 1}"
+        raise Unsupported(f"{kernel.name} has no code for GPUs: it has {many}")
     return code
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -48,6 +49,16 @@ def _check(code: int, what: str, log: str = "") -> None:
         raise InvalidGraph(f"{what}: {_reason(code)}{': ' + log if log else ''}", "loading code for a GPU")
 
 
+_THREAD = threading.local()
+
+
+def _current() -> int | None:
+    """The CUDA context of this thread, if there is one."""
+    context = ctypes.c_void_p()
+    _check(driver().cuCtxGetCurrent(ctypes.byref(context)), "the GPU cannot be used in this thread")
+    return context.value
+
+
 class CudaModule:
     """The kernels of a PTX text on one device; `functions` are their handles by name. They stay with the process.
 
@@ -57,6 +68,7 @@ class CudaModule:
     def __init__(self, ptx: str, names: Sequence[str], device: torch.device) -> None:
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # which makes PyTorch's context that of this thread
+            self._context = _current()
             self._handle = ctypes.c_void_p()
             log = ctypes.create_string_buffer(_LOG_BYTES)
             options = (ctypes.c_int * 2)(_JIT_ERROR_LOG, _JIT_ERROR_LOG_SIZE)
@@ -64,6 +76,13 @@ class CudaModule:
             code = driver().cuModuleLoadDataEx(ctypes.byref(self._handle), ptx.encode(), 2, options, values)
             _check(code, "the driver refuses the code", log.value.decode(errors="replace"))
             self.functions = {name: self._function(name) for name in names}
+
+    def enter(self) -> None:
+        """Before launches of a thread: one that has not used a GPU has no context, and PyTorch's allocator may not need any."""
+        if not getattr(_THREAD, "entered", False):
+            if not _current():
+                _check(driver().cuCtxSetCurrent(ctypes.c_void_p(self._context)), "the GPU cannot be used in this thread")
+            _THREAD.entered = True
 
     def _function(self, name: str) -> int:
         found = ctypes.c_void_p()

@@ -113,6 +113,7 @@ class GpuExecutable(Executable):
         frames = self._idle(record, at)
         frame = frames.pop() if frames else _Frame(segment, shape, record.numbers, self._module.functions, self._fixed)
         frame.bind(used, [0 if arena is None else arena.data_ptr(), *pointers])
+        self._module.enter()
         if stopwatch is None:
             cuda.check_launch(self._launch(frame.rows, len(segment.steps), stream, self._address))
         else:

@@ -25,6 +25,8 @@ _FEWEST_STEPS = 4
 _MOST = 16  # graphs of a model
 _SHAPES = 1024  # whose calls are counted
 _UNSTEADY = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+_WAITING = ("linalg_", "cholesky", "svd", "qr", "lu_", "lstsq", "index_put", "histc", "bincount")
+"""How the names begin of what looks at numbers of the GPU before it goes on: no graph can, and no tag says so."""
 
 
 def can_replay(plan: Plan) -> bool:
@@ -38,7 +40,7 @@ def _is_steady(step: AtenStep) -> bool:
     op = step.target
     if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten" or draws(op, step.args, dict(step.kwargs)):
         return False
-    return not any(tag in op.tags for tag in _UNSTEADY)
+    return not any(tag in op.tags for tag in _UNSTEADY) and not op._opname.lstrip("_").startswith(_WAITING)
 
 
 class _Recorded:
@@ -94,8 +96,9 @@ class Replays:
                 self._calls.pop(key, None)  # weights that change may do so again
             if len(self._calls) > _SHAPES:
                 self._calls.clear()
+                self._known = {known: found for known, found in self._known.items() if found is not None}
             calls = self._calls[key] = self._calls.get(key, 0) + 1
-            if calls <= _EARLIER or len(self._known) >= _MOST:
+            if calls <= _EARLIER or sum(found is not None for found in self._known.values()) >= _MOST:
                 return None
             self._known[key] = self._recorded(inputs, constants, call)
             return self._known[key]

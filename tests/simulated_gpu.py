@@ -147,7 +147,7 @@ def executable(monkeypatch: pytest.MonkeyPatch, captured: Captured) -> GpuExecut
     graph = views_outside(in_parts(run(captured.graph, passes("fp32", kernels.target), declared=captured.declared)))
     plan = build._Planner(graph, captured, kernels, {}, lambda g: g).plan()
     handles, launch = driver_of(SimulatedGpu(kernels.module.text()))
-    monkeypatch.setattr(cuda, "CudaModule", lambda ptx, names, device: SimpleNamespace(functions=handles))
+    monkeypatch.setattr(cuda, "CudaModule", lambda ptx, names, device: SimpleNamespace(functions=handles, enter=lambda: None))
     monkeypatch.setattr(cuda, "launch_address", lambda: ctypes.cast(launch, ctypes.c_void_p).value)  # type: ignore[arg-type]
     monkeypatch.setattr(gpu, "_status_word", lambda: torch.zeros(1, dtype=torch.int32))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)

@@ -62,6 +62,24 @@ def test_elements(width: int) -> None:
         assert torch.equal(got[1], x + 1.5)
 
 
+@pytest.mark.parametrize("op", ["fmod", "remainder", "floordiv", "truncdiv"])
+@pytest.mark.parametrize("ty", [f32, f64, i64], ids=str)
+def test_divisions(op: str, ty: DType) -> None:
+    """Functions of the module's own are none of the C library."""
+    dtype, width, c = ty.torch, 40, axis("c", 40)
+    builder = BodyBuilder()
+    x, y, out = (builder.buffer(ty) for _ in range(3))
+    builder.store(out, c, builder.op(op, ty, builder.load(x, c), builder.load(y, c)))
+    values = torch.linspace(-20, 20, width).to(dtype), torch.tensor([3, -3, 7, 2] * 10).to(dtype)
+    got, _ = run(LoopKernel("divided", builder.finish(), None, width), [*values, torch.zeros(width, dtype=dtype)])
+    rounding = {"floordiv": "floor", "truncdiv": "trunc"}
+    want = torch.div(*values, rounding_mode=rounding[op]) if op in rounding else getattr(torch, op)(*values)
+    assert torch.equal(got[2], want)
+    text = Module()
+    emit_launch(text, TARGET, LoopKernel("divided", builder.finish(), None, width))
+    assert ".extern" not in jit.assembly(text.text(), TARGET)
+
+
 def test_units() -> None:
     """As many columns as 16 bytes hold, where rows begin at multiples of them and everything lies side by side."""
     assert [unit_of(flat(width)) for width in (64, 66, 63)] == [4, 1, 1]
@@ -153,6 +171,12 @@ def test_what_has_no_code() -> None:
     builder.store(out, c, builder.op("exp", f64, builder.load(x, c)))
     with pytest.raises(Unsupported, match="calls exp of the C library"):
         emit_launch(Module(), TARGET, LoopKernel("wide", builder.finish(), None, 8))
+    builder = BodyBuilder()
+    out, *many = [builder.buffer(f32) for _ in range(520)]
+    for x in many:
+        builder.store(out, c, builder.load(x, c))
+    with pytest.raises(Unsupported, match="520 operands and sizes, and a launch takes 511"):
+        emit_launch(Module(), TARGET, LoopKernel("many", builder.finish(), None, 8))
 
 
 @pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (13, 1)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -137,6 +139,30 @@ def test_launches() -> None:
     assert cuda.launcher()(ctypes.addressof(rows), 4, 0, address) == 700 and seen[1:] == [(1, 5, 32), (3, 7, 64)]
 
 
+def test_a_thread_without_a_context_gets_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; a thread that has one keeps it."""
+    current, entered = {"main": 5}, list[tuple[str, int]]()
+
+    class Driver:
+        def cuCtxGetCurrent(self, found: Any) -> int:
+            found._obj.value = current.get(threading.current_thread().name)
+            return 0
+
+        def cuCtxSetCurrent(self, context: Any) -> int:
+            entered.append((threading.current_thread().name, context.value))
+            current[threading.current_thread().name] = context.value
+            return 0
+
+    monkeypatch.setattr(cuda, "driver", Driver)
+    module = object.__new__(cuda.CudaModule)
+    module._context = 9
+    for name in ("main", "other"):
+        thread = threading.Thread(target=lambda: [module.enter() for _ in range(3)], name=name)
+        thread.start()
+        thread.join()
+    assert entered == [("other", 9)]
+
+
 def test_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls whose work follows from their shapes, of several steps; attention that drops nothing draws no random numbers."""
 
@@ -160,5 +186,7 @@ def test_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         plan = executable(monkeypatch, on_gpu(partial(attend, dropout=dropout), q)).plan
         assert any("flash_attention" in str(s.target) for s in plan.segments if isinstance(s, AtenStep))
         assert can_replay(plan) == expected
+    decomposed = executable(monkeypatch, on_gpu(lambda x: torch.relu(torch.linalg.svd(torch.relu(torch.relu(x) @ x) @ x)[0]) + 1, x)).plan
+    assert any("linalg" in str(s.target) for s in decomposed.segments if isinstance(s, AtenStep)) and not can_replay(decomposed)
     masked = executable(monkeypatch, on_gpu(lambda x: torch.relu(torch.relu(x) @ x) @ torch.relu(torch.bernoulli(x)), x)).plan
     assert not can_replay(masked)

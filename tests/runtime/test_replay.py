@@ -156,3 +156,17 @@ def test_few_shapes(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
             x = torch.randn(3)
             assert torch.equal(called(replays, call, x, n)[0], x + n)
     assert call.recorded == 2 and len(replays._calls) <= 4
+
+
+def test_what_is_too_large_takes_no_place(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_MOST", 2)
+    replays = Replays(True, CPU)
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "_MOST_BYTES", 8)
+        for n in range(3):
+            for _ in range(4):
+                called(replays, call, torch.randn(3), n)
+    assert call.recorded == 0
+    for _ in range(4):
+        called(replays, call, torch.randn(3), 7)
+    assert call.recorded == 1
