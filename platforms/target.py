@@ -11,14 +11,18 @@ from functools import cached_property
 from ..diagnostics.errors import InputError
 from .features import ARM, FEATURES, NVPTX, X86, Feature, closed
 
+# What every machine has, and LLVM takes from the cpu alone: where it does not know the cpu, it would end the process for want of it.
+_BASE = {X86: ("64bit", "cmov", "cx8", "sse2", "x87")}
+
 
 @dataclass(frozen=True)
 class Target:
     """A machine to generate code for.
 
-    name: ours, as in the catalogue, or "host". triple, cpu: LLVM's. features: our names, see `features.py`; the set must hold what
-    its members require. vector_bits: width of the vectors to use. registers: how many vector registers there are.
-    l1d, l2: bytes of one core. l3: bytes, shared; 0 when there is none or it is unknown. cache_line: bytes.
+    name: ours, as in the catalogue, or "host". triple, cpu: LLVM's; where it does not know the cpu it warns, and generates code by the
+    features alone. features: our names, see `features.py`; the set must hold what its members require. vector_bits: width of the
+    vectors to use. registers: how many vector registers there are. l1d, l2: bytes of one core. l3: bytes, shared; 0 when there is none
+    or it is unknown. cache_line: bytes.
     """
 
     name: str
@@ -116,8 +120,9 @@ class Target:
         off = [f"-{row.llvm}" for row in self.known_features if row.name not in self.features]
         on = [f"+{row.llvm}" for row in self.known_features if row.name in self.features]
         wide = ["-prefer-256-bit"] if self.has("avx512f") else []
+        base = [f"+{name}" for name in _BASE.get(self.arch, ())]
         # Off first: switching a feature off in LLVM also switches off what depends on it.
-        return ",".join(off + on + wide)
+        return ",".join(off + base + on + wide)
 
     @property
     def usual_schedule(self) -> str:

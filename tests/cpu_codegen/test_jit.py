@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,18 @@ def test_compiles_for_every_target(target: Target) -> None:
     found = read_symbols(jit.compile_object(SUM, target))
     assert (found.arch, found.defined, found.undefined) == (target.arch, ("sum",), ("outside",))
     assert "sum:" in jit.assembly(SUM, target)
+
+
+@pytest.mark.parametrize("cpu", ["skylake-avx512x", "neoverse-n1", "pentium4"])
+def test_a_cpu_that_llvm_does_not_know_does_not_end_the_process(cpu: str) -> None:
+    target = replace(X86_64_V3, cpu=cpu)
+    text = "define void @f(ptr %p) { %v = load <8 x float>, ptr %p %w = fadd <8 x float> %v, %v store <8 x float> %w, ptr %p "
+    text += "%old = atomicrmw add ptr %p, i64 1 seq_cst ret void }"
+
+    def compiles() -> bool:
+        return read_symbols(jit.compile_object(text, target)).undefined == () and "%ymm0" in jit.assembly(text, target)
+
+    assert succeeds(compiles)
 
 
 STRIDED = """
