@@ -147,8 +147,8 @@ def command(options: argparse.Namespace) -> str:
 
 
 def split(text: str) -> list[str]:
-    """The parts between commas, empty ones left out."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """The parts between commas, each once, empty ones left out."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _threads(text: str) -> list[int]:

@@ -55,12 +55,14 @@ class Comparison:
 
 
 def compare(old: Run, new: Run) -> Comparison:
-    """Compares our rows of the same model, shape, number of threads and precision."""
-    before, now = _speeds(old), _speeds(new)
-    rows = {_key(row): row for row in new.rows}
-    shared = [key for key in now if key in before]
-    changes = tuple(Change(rows[key], before[key], now[key]) for key in shared)
-    return Comparison(changes, tuple(_remarks(old, new, [key for key in before if key not in now])))
+    """Compares our rows, of each run in `new`, with the first of `old` of the same model, shape, number of threads and precision."""
+    before: dict[_Key, Spread | None] = {}
+    for row, speed in _speeds(old):
+        before.setdefault(_key(row), speed)
+    now = _speeds(new)
+    changes = tuple(Change(row, before[_key(row)], speed) for row, speed in now if _key(row) in before)
+    missing = [key for key in before if key not in {_key(row) for row, _ in now}]
+    return Comparison(changes, tuple(_remarks(old, new, missing)))
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,16 @@ _Key = tuple[str, str, int, str]
 
 
 def _key(row: Row) -> _Key:
-    return (*row.group, row.name)
+    return row.model, row.shape, row.threads, row.name
 
 
-def _speeds(run: Run) -> dict[_Key, Spread | None]:
-    """For each of our rows the speed relative to the yardstick of its group; groups without a yardstick are left out."""
-    found: dict[_Key, Spread | None] = {}
+def _speeds(run: Run) -> list[tuple[Row, Spread | None]]:
+    """Our rows, each with the speed relative to the yardstick of its group; groups without a yardstick are left out."""
+    found: list[tuple[Row, Spread | None]] = []
     for rows in run.groups().values():
         base = yardstick(rows)
         if base is not None:
-            found |= {_key(row): row.timing.speed(base) if row.timing else None for row in rows if row.ours}
+            found += [(row, row.timing.speed(base) if row.timing else None) for row in rows if row.ours]
     return found
 
 

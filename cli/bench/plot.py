@@ -65,7 +65,7 @@ def draw(run: Run, path: Path) -> None:
 
 
 def speeds(run: Run) -> dict[str, dict[str, float]]:
-    """For each model (with shape, and threads where there are several) the speed of every row with a time, relative to eager fp32."""
+    """For each group (threads and run are told where there are several) the speed of every row with a time, relative to eager fp32."""
     found: dict[str, dict[str, float]] = {}
     for group, rows in run.groups().items():
         base = yardstick(rows)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ...kernels.peaks import Peaks
 
 SCHEMA = 1
+Group = tuple[str, str, int, int]
+"""A model, a shape, a number of threads, and a run of these."""
 _PACKAGES = ("sashiko", "torch", "transformers", "llvmlite", "openvino", "nncf", "onnxruntime", "onnxscript", "torchao")
 
 
@@ -30,7 +32,8 @@ class Row:
 
     limit_ms, limited_by: the least a call takes at this machine's peaks, and which of them. quantize_s: calibration; cold_s: compilation to
     the first result with empty caches; cached_s: again in another process. error: relative, cosine: mean over rows, both against
-    eager fp32. peak_mib: the most memory of the process. None: not measured.
+    eager fp32. peak_mib: the most memory of the process. None: not measured. run: which of several runs of the same, from 1, that were put
+    together.
     """
 
     model: str
@@ -48,15 +51,16 @@ class Row:
     error: float | None = None
     cosine: float | None = None
     peak_mib: float | None = None
+    run: int = 1
 
     @property
     def name(self) -> str:
         return f"{self.framework} {self.precision}"
 
     @property
-    def group(self) -> tuple[str, str, int]:
+    def group(self) -> Group:
         """What the rows that take turns have in common."""
-        return self.model, self.shape, self.threads
+        return self.model, self.shape, self.threads, self.run
 
     @property
     def ours(self) -> bool:
@@ -100,17 +104,18 @@ class Run:
     peaks: Peaks
     rows: tuple[Row, ...]
 
-    def groups(self) -> dict[tuple[str, str, int], list[Row]]:
-        """The rows of each model, shape and number of threads."""
-        found: dict[tuple[str, str, int], list[Row]] = {}
+    def groups(self) -> dict[Group, list[Row]]:
+        """The rows of each model, shape and number of threads in each run of them."""
+        found: dict[Group, list[Row]] = {}
         for row in self.rows:
             found.setdefault(row.group, []).append(row)
         return found
 
 
-def title(model: str, shape: str, threads: int) -> str:
+def title(model: str, shape: str, threads: int, run: int = 1) -> str:
     """A group of rows in words. Of a model of one's own only the file's name."""
-    return f"{Path(model).name} {shape}".strip() + (f", {threads} threads" if threads > 1 else "")
+    several = (f", {threads} threads" if threads > 1 else "") + (f", run {run}" if run > 1 else "")
+    return f"{Path(model).name} {shape}".strip() + several
 
 
 def yardstick(rows: Iterable[Row]) -> Timing | None:
@@ -174,12 +179,19 @@ def load(path: Path) -> Run:
 
 
 def together(runs: Sequence[Run]) -> Run:
-    """Several runs as one, with the machine, versions and peaks of the first. InputError when they are of different machines."""
+    """Several runs as one, with the machine, versions and peaks of the first. Rows that did not take turns stay in groups of their own.
+
+    InputError when they are of different machines.
+    """
     first = runs[0]
     for run in runs[1:]:
         if (run.machine.cpu, run.machine.features) != (first.machine.cpu, first.machine.features):
             raise InputError(f"one run is of {first.machine.cpu}, another of {run.machine.cpu}", "bench --from", "give runs of one machine")
-    return dataclasses.replace(first, command="; ".join(run.command for run in runs), rows=tuple(row for run in runs for row in run.rows))
+    rows: list[Row] = []
+    for run in runs:
+        last = {row.group[:-1]: row.run for row in rows}
+        rows += [dataclasses.replace(row, run=last.get(row.group[:-1], 0) + row.run) for row in run.rows]
+    return dataclasses.replace(first, command="; ".join(run.command for run in runs), rows=tuple(rows))
 
 
 def _rounded(value: Any) -> Any:

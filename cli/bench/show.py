@@ -16,7 +16,7 @@ WIDTH = 170  # of what is printed into a file or a pipe
 
 
 def show(run: Run, console: Console) -> None:
-    """Prints a table for each model, shape and number of threads."""
+    """Prints a table for each group of rows that took turns."""
     for group, rows in run.groups().items():
         console.print(table(title(*group), rows))
         for row in rows:

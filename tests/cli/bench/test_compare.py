@@ -92,6 +92,20 @@ def test_exit_status_of_two_saved_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert ("slower" in capsys.readouterr().out) == bool(status)
 
 
+def test_each_of_several_runs_is_compared_within_its_own_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the second run, whose turns were longer and fewer, ours are slower, and so is a search."""
+    old = saved(tmp_path, "old.json", BASE, ours(3.0))
+    slower = (("eager", "fp32", 20.0), ("sashiko", "int8", 10.0), ("sashiko", "auto", 15.0), ("sashiko", "bf16", 12.0))
+    new = saved(tmp_path, "new.json", *(row(name, precision, (ms, ms)) for name, precision, ms in slower))
+    assert command_line(["bench", "--from", old, "--against", old]) == 0
+    assert "run 2" not in capsys.readouterr().out
+    assert command_line(["bench", "--from", old, new, "--against", old]) == 1
+    shown = capsys.readouterr().out
+    assert "bert-mini 8x64, run 2: sashiko auto is slower than sashiko bf16" in shown
+    verdicts = [line for line in shown.split("Against the old run")[1].splitlines() if "sashiko int8" in line]
+    assert ["slower" in line for line in verdicts] == ["run 2" in line for line in verdicts] == [False, True]
+
+
 @pytest.mark.parametrize("content", [b"{}", b"\xff\xfe\x00"])
 @pytest.mark.parametrize("option", ["--from", "--against"])
 def test_a_file_that_is_no_run_is_an_error(content: bytes, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ def options(*arguments: str) -> argparse.Namespace:
 
 def test_models_shapes_and_threads_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "allowed_cores", lambda: 2)
-    plans = list(command.planned(options("--models", "mlp,chain", "--shapes", "1x8,2x16", "--threads", "1,2", "--vs", "")))
+    plans = list(command.planned(options("--models", "mlp,chain,mlp", "--shapes", "1x8,2x16,1x8", "--threads", "1,2,1", "--vs", "")))
     found = [(p.case.name, p.shape, p.threads) for p in plans]
     assert found == [(name, shape, threads) for name in ("mlp", "chain") for shape in ((1, 8), (2, 16)) for threads in (1, 2)]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sashiko.cli.bench import record
+from sashiko.cli.bench.record import Row, Run
 from sashiko.diagnostics.errors import ArtifactError, InputError
 from tests.cli.bench.runs import EAGER, MACHINE, ours, row, run
 
@@ -87,3 +88,17 @@ def test_runs_of_one_machine_are_put_together() -> None:
     foreign = dataclasses.replace(other, machine=dataclasses.replace(MACHINE, cpu="Other CPU"))
     with pytest.raises(InputError, match="Other CPU"):
         record.together([RUN, foreign])
+
+
+def test_rows_that_did_not_take_turns_stay_apart() -> None:
+    again = run(row("eager", "fp32", (30.0, 20.0, 10.0)), row("eager", "fp32", (1.0,), model="b"))
+    both = record.together([RUN, again])
+    assert [(title.endswith(", run 2"), rows) for title, rows in groups(both)] == [
+        (False, list(RUN.rows)), (True, [dataclasses.replace(again.rows[0], run=2)]), (False, [again.rows[1]]),
+    ]
+    more = record.together([record.from_json(record.to_json(both)), again])
+    assert [row.run for row in more.rows] == [*(row.run for row in both.rows), 3, 2]
+
+
+def groups(run: Run) -> list[tuple[str, list[Row]]]:
+    return [(record.title(*group), rows) for group, rows in run.groups().items()]
