@@ -88,7 +88,7 @@ def measured(options: argparse.Namespace) -> Run:
     plans = list(planned(options))
     rows: list[Row] = []
     with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=Console(stderr=True), transient=True
     ) as bar:
         task = bar.add_task("measuring the peaks of this machine", total=None)
         best = peaks()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import math
 import platform
 import shlex
 import sys
@@ -155,17 +156,31 @@ def to_json(run: Run) -> str:
 
 def from_json(text: str, where: str = "") -> Run:
     """Raises ArtifactError when the text is not what `to_json` makes."""
-    from ...kernels import peaks
-
     try:
         data = json.loads(text)
-        if data["schema"] != SCHEMA:
-            raise ArtifactError(f"the schema is {data['schema']}, this version reads {SCHEMA}", where, "measure again")
-        machine = Machine(**{**data["machine"], "features": tuple(data["machine"]["features"])})
-        rows = tuple(Row(**{**row, "ms": tuple(row["ms"])}) for row in data["rows"])
-        return Run(data["command"], machine, tuple(data["versions"].items()), peaks.from_json(data["peaks"]), rows)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArtifactError(f"this is no saved benchmark: {error!r}", where, "give a file that `sashiko bench --json` wrote") from error
+        schema = data["schema"]
+        if schema == SCHEMA:
+            return _run(data)
+    except (ValueError, KeyError, TypeError, AttributeError, ArtifactError) as error:
+        why = error.what if isinstance(error, ArtifactError) else repr(error)
+        raise ArtifactError(f"this is no saved benchmark: {why}", where, "give a file that `sashiko bench --json` wrote") from error
+    raise ArtifactError(f"the schema is {schema}, this version reads {SCHEMA}", where, "measure again")
+
+
+def _run(data: dict[str, Any]) -> Run:
+    from ...kernels.peaks import Peaks
+    from ...quant.plain import from_plain
+
+    machine, peaks = from_plain(Machine, data["machine"]), from_plain(Peaks, data["peaks"])
+    run = Run(str(data["command"]), machine, tuple(data["versions"].items()), peaks, from_plain(tuple[Row, ...], data["rows"]))
+    if not peaks.products:
+        raise ArtifactError("it has no peaks")
+    for group, rows in run.groups().items():
+        if not all(0 < ms < math.inf for row in rows for ms in row.ms):
+            raise ArtifactError(f"a time of {title(*group)} is not a positive number")
+        if len({len(row.ms) for row in rows if row.ms}) > 1:
+            raise ArtifactError(f"the rows of {title(*group)} have not the same number of rounds")
+    return run
 
 
 def load(path: Path) -> Run:

@@ -21,9 +21,9 @@ def show(run: Run, console: Console) -> None:
         console.print(table(title(*group), rows))
         for row in rows:
             if row.timing is None:
-                console.print(f"{row.name}: {escape(row.failure)}", style="dim", highlight=False)
+                console.print(escape(f"{row.name}: {row.failure}"), style="dim", highlight=False)
     peaks = ", ".join(f"{p.kind} {p.giga:.0f} GOPS ({p.kernel})" for p in run.peaks.products)
-    console.print(f"Peaks of one core: {peaks}. {escape(run.machine.cpu)}.", highlight=False)
+    console.print(escape(f"Peaks of one core: {peaks}. {run.machine.cpu}."), highlight=False)
 
 
 def table(heading: str, rows: Sequence[Row]) -> Table:
@@ -41,12 +41,12 @@ def table(heading: str, rows: Sequence[Row]) -> Table:
         if row.timing is None:
             continue
         view.add_row(
-            f"[bold]{row.name}[/bold]" if row.ours else row.name,
+            f"[bold]{escape(row.name)}[/bold]" if row.ours else escape(row.name),
             number(row.timing.median),
             ratio(row.timing, eager),
             ratio(row.timing, peer),
             ratio(row.timing, best_peer([other for other in rows if other.precision == row.precision])),
-            "-" if row.of_peak is None else f"{row.of_peak:.0%} {row.limited_by}",
+            "-" if row.of_peak is None else escape(f"{row.of_peak:.0%} {row.limited_by}"),
             "-" if row.error is None else f"{row.error:.1e}",
             *(["-" if row.cosine is None else f"{row.cosine:.5f}"] if cosine else []),
             *("-" if s is None else f"{s:.1f}" for s in (row.quantize_s, row.cold_s, row.cached_s)),
@@ -84,7 +84,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
         if change.now is None:
             verdict = f"[red]fails: {escape(row.failure)}[/red]" if change.worse else f"still fails: {escape(row.failure)}"
         shown = "-" if change.ratio is None else f"{change.ratio:.2f}"
-        view.add_row(escape(title(*row.group)), row.name, _spread(change.before), _spread(change.now), shown, verdict)
+        view.add_row(escape(title(*row.group)), escape(row.name), _spread(change.before), _spread(change.now), shown, verdict)
     console.print(view)
     for remark in comparison.remarks:
         console.print(escape(remark), style="yellow", highlight=False)

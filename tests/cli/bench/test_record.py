@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,14 +45,29 @@ def test_the_file_says_where_it_is_from() -> None:
     assert {p["kind"] for p in data["peaks"]["products"]} == {"fp32", "bf16", "int8"}
 
 
+def changed(**fields: Any) -> str:
+    """The file of `RUN` with other fields; `row`: of its first row."""
+    data = json.loads(record.to_json(RUN))
+    data["rows"][0] |= fields.pop("row", {})
+    return json.dumps(data | fields)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("not json", "no saved benchmark"),
         ("{}", "no saved benchmark"),
         ("[1]", "no saved benchmark"),
-        (json.dumps({**json.loads(record.to_json(RUN)), "schema": 99}), "schema is 99"),
-        (json.dumps({**json.loads(record.to_json(RUN)), "rows": [{"colour": 1}]}), "no saved benchmark"),
+        (changed(schema=99), "schema is 99"),
+        (changed(rows=[{"colour": 1}]), "no saved benchmark"),
+        (changed(row={"ms": [10.0, 9.0]}), "not the same number of rounds"),
+        (changed(row={"ms": [10.0, 9.0, 0, 9.0, 9.0]}), "not a positive number"),
+        (changed(row={"ms": [10.0, 9.0, math.nan, 9.0, 9.0]}), "not a positive number"),
+        (changed(row={"ms": ["fast"] * 5}), "'fast' in the file is no float"),
+        (changed(row={"ms": 10.0}), "no saved benchmark"),
+        (changed(row={"framework": 3}), "no saved benchmark"),
+        (changed(row={"threads": "two"}), "no saved benchmark"),
+        (changed(peaks=json.loads(changed())["peaks"] | {"products": []}), "no peaks"),
     ],
 )
 def test_what_is_no_run_is_refused(text: str, message: str) -> None:

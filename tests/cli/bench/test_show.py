@@ -52,6 +52,13 @@ def test_the_table_has_the_ratio_to_the_best_peer_in_the_same_precision() -> Non
     assert alike(RUN, "sashiko int8") == "-"
 
 
+def test_names_are_no_markup() -> None:
+    eager = row("eager", "fp32", EAGER, limit_ms=1.0, limited_by="[/most]")
+    odd = run(eager, row("[/peer]", "int8", EAGER), row("[/broken]", "int8"), ours(3.0, precision="[/own]"))
+    shown = text(show.show, odd) + text(show.show_comparison, compare(odd, odd))
+    assert all(name in shown for name in ("[/most]", "[/peer] int8", "[/broken] int8")) and shown.count("sashiko [/own]") == 2
+
+
 @pytest.mark.parametrize(("ms", "expected"), [(1234.5, "1234"), (12.345, "12.3"), (0.5, "0.5"), (0.01234, "0.0123")])
 def test_numbers(ms: float, expected: str) -> None:
     assert show.number(ms) == expected
