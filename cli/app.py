@@ -55,10 +55,12 @@ def run(arguments: Sequence[str], commands: Sequence[Command] = COMMANDS) -> int
         # argparse leaves with 0 after --help and 2 after a wrong argument; callers of run() get it as a value.
         return int(stop.code or 0)
     chosen = next(command for command in commands if command.name == options.command)
+    raises = False
     try:
+        raises = env.debug_level() >= 2
         return chosen.run(options)
     except SashikoError as error:
-        if env.debug_level() >= 2:
+        if raises:
             raise
         print(f"sashiko {chosen.name}: {error}", file=sys.stderr)
         return USAGE if isinstance(error, InputError) else FAILED

@@ -14,6 +14,7 @@ from pathlib import Path
 from .errors import InputError
 
 MAX_DEBUG = 4
+_DIGITS = 20  # that a number may have: more than the largest has, and not so many that Python refuses to read them
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ def _read_int(name: str, low: int, high: int) -> int | None:
     text = _read(name)
     if not text:
         return None
-    if not text.isdecimal() or not low <= int(text) <= high:
-        what = f"{name}={text!r} is not a whole number from {low} to {high}"
+    if not text.isdecimal() or len(text) > _DIGITS or not low <= int(text) <= high:
+        what = f"{name}={text!r:.60} is not a whole number from {low} to {high}"
         raise InputError(what, "environment", f"set it in that range or unset {name}")
     return int(text)
 

@@ -51,6 +51,13 @@ def test_errors_are_raised_for_those_who_debug(monkeypatch: pytest.MonkeyPatch) 
         run(["fail"], TABLE)
 
 
+def test_a_level_that_is_none_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SASHIKO_DEBUG", "much")
+    for command in ("fail", "give"):
+        assert run([command], TABLE) == 2
+        assert capsys.readouterr().err.startswith(f"sashiko {command}: SASHIKO_DEBUG='much' is not a whole number")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [([], 2), (["nonsense"], 2), (["--help"], 0), (["--version"], 0), (["doctor", "--help"], 0)],

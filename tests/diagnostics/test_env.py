@@ -67,6 +67,7 @@ def test_xdg_is_respected_and_relative_ones_are_not(monkeypatch: pytest.MonkeyPa
         ("SASHIKO_DEBUG", "-1", env.debug_level),
         ("SASHIKO_DEBUG", "yes", env.debug_level),
         ("SASHIKO_DEBUG", "²", env.debug_level),
+        ("SASHIKO_DEBUG", "1" * 5000, env.debug_level),
         ("SASHIKO_THREADS_MIN_WORK", "1e6", env.threads_min_work),
     ],
 )
