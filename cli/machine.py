@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import os
 import platform
 import shutil
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ def feature_rows(report: HostReport) -> tuple[FeatureRow, ...]:
 def folder_size(folder: Path) -> tuple[int, int]:
     """Returns the number of files below a folder and their bytes. Files that vanish meanwhile (another process cleans up) do not count."""
     files = size = 0
-    for path in folder.rglob("*") if folder.is_dir() else ():
+    for path in folder.rglob("*") if os.path.isdir(folder) else ():
         try:
             if path.is_file():
                 size += path.stat().st_size

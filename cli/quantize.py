@@ -82,7 +82,7 @@ def _report(options: argparse.Namespace) -> Path:
     own = {os.path.realpath(out / name) for name in (MODULE_FILE, CODE_FILE, SUMMARY_FILE)}
     if "\0" not in text and os.path.realpath(text) in own:
         raise InputError(f"--report: {text!r} is a file that the command writes itself", hint="give the page a name of its own")
-    if "\0" not in text and folder in (out, *out.parents) and not folder.exists():
+    if "\0" not in text and folder in (out, *out.parents) and not os.path.exists(folder):
         return Path(text)
     return _writable("--report", text)
 

@@ -46,7 +46,7 @@ def named(source: str, form: str) -> tuple[str, str]:
     module, _, function = source.rpartition(":")
     if not module or not function:
         raise InputError(f"{source!r} is not of the form MODULE:FUNCTION", hint=f"give {form}")
-    if module.endswith(".py") and not Path(module).is_file():
+    if module.endswith(".py") and not os.path.isfile(module):
         raise InputError(f"there is no file {module!r}", hint=f"give {form}")
     return module, function
 

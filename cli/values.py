@@ -1,4 +1,7 @@
-"""Types of arguments for argparse: what it says of a wrong one, it says before any work is done."""
+"""Types of arguments for argparse: what it says of a wrong one, it says before any work is done.
+
+`os.path` says of what cannot be looked at, such as a name that is too long, that it is not there; some versions of `Path` raise instead.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def _number(text: str) -> float:
 
 
 def file_to_read(text: str) -> Path:
-    if not Path(text).is_file():
+    if not os.path.isfile(text):
         raise ArgumentTypeError(f"there is no file {text!r}")
     return Path(text)
 
@@ -64,7 +67,7 @@ def folder_to_write(text: str) -> Path:
     path = Path(text)
     if "\0" in text:
         raise ArgumentTypeError(f"{text!r} is no name of a folder")
-    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))
+    if not os.path.isdir(there) or not os.access(there, os.W_OK):
         raise ArgumentTypeError(f"{text!r} is no folder that can be written")
     return path

@@ -65,7 +65,7 @@ def read(
     """What `assemble` makes of a file's metadata and tensors. The tensors stay in the mapped file: do not change it while they are used.
 
     check: sees the metadata first and may raise. Raises ArtifactError when the file is damaged, something else, or from a newer
-    version; FileNotFoundError when there is none.
+    version; FileNotFoundError when there is none, PermissionError when it may not be read.
     """
 
     def work() -> T:
@@ -101,8 +101,10 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
 
 def _guarded(path: str | os.PathLike[str], work: Callable[[], T]) -> T:
     where = os.fspath(path)
-    if not Path(path).is_file():
+    if not os.path.isfile(where):
         raise FileNotFoundError(f"there is no file {where}")
+    with open(where, "rb"):  # PermissionError, where safetensors would say that there is no file
+        pass
     try:
         return work()
     except ArtifactError as error:

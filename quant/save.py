@@ -31,7 +31,7 @@ def load(path: str | os.PathLike[str]) -> QuantizedModule:
     """Reads a module that `QuantizedModule.save` wrote; needs neither the model nor its calibration data.
 
     Its tensors stay in the mapped file: do not change the file while the module is used. Raises ArtifactError when the file is damaged,
-    something else or from a newer version, and FileNotFoundError.
+    something else or from a newer version, and what `open` raises.
     """
     return container.read(path, FORMAT, VERSION, _assemble)
 

@@ -99,6 +99,7 @@ def test_a_file_that_fails_is_run_again(folder: Path) -> None:
         ("explained_example:wrong", "returned str"),
         ("nowhere.at_all:make", "no module 'nowhere.at_all'"),
         ("absent.py:make", "no file 'absent.py'"),
+        (f"{'n' * 300}.py:make", "no file 'nnn"),
         ("explained_example:needs", "cannot be called: missing a required argument: 'more'"),
     ],
 )

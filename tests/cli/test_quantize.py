@@ -189,7 +189,11 @@ def test_the_report_replaces_no_file_of_the_command(
 
 
 @pytest.mark.parametrize(
-    "changed", [("--data", "absent"), ("--data", "takes"), ("--eval", "absent"), ("--eval", "data"), ("--out", "/proc/absent")]
+    "changed",
+    [
+        *(("--data", "absent"), ("--data", "takes"), ("--eval", "absent"), ("--eval", "data")),
+        *(("--out", "/proc/absent"), ("--out", "n" * 300)),
+    ],
 )
 def test_arguments_are_checked_before_the_model_is_built(
     changed: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -197,6 +201,7 @@ def test_arguments_are_checked_before_the_model_is_built(
     (tmp_path / "user.py").write_text(SOURCE.replace("def model():", "def model():\n    print('built')"))
     user, (option, value) = str(tmp_path / "user.py"), changed
     given = {"--data": f"{user}:data", "--out": str(tmp_path / "out"), option: value if option == "--out" else f"{user}:{value}"}
+    given["--report"] = f"{given['--out']}/report.html"
     assert run(["quantize", f"{user}:model", *(word for pair in given.items() for word in pair)]) == 2
     printed = capsys.readouterr()
     assert value in printed.err and "built" not in printed.out

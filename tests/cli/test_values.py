@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sashiko.cli.values import file_to_write
+from sashiko.cli.values import file_to_read, file_to_write, folder_to_write
 
 
 def test_files_to_write(tmp_path: Path) -> None:
@@ -25,3 +25,20 @@ def test_files_that_cannot_be(name: str, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("text")
     with pytest.raises(ArgumentTypeError, match="cannot be written"):
         file_to_write(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["", "absent", "there/file", "\0", "n" * 300])
+def test_files_that_are_not_there(name: str, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("text")
+    assert file_to_read(str(tmp_path / "there")) == tmp_path / "there"
+    with pytest.raises(ArgumentTypeError, match="there is no file"):
+        file_to_read(str(tmp_path / name))
+
+
+def test_folders_to_write(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("text")
+    for name in ("", "new", "new/deep", "n" * 300):  # of the last is told as it is made
+        assert folder_to_write(str(tmp_path / name)) == tmp_path / name
+    for name in ("there", "there/new", "\0"):
+        with pytest.raises(ArgumentTypeError, match="is no"):
+            folder_to_write(str(tmp_path / name))
