@@ -22,6 +22,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the explanation of the model to stdout."""
+    from ..platforms.host import resolve
+
+    resolve(options.target)  # unknown names are refused before any work
     model, example_inputs = load_example(options.source)
     # By name, because the root package loads its public functions on first use.
     api = importlib.import_module(__name__.partition(".")[0])

@@ -127,3 +127,9 @@ def test_the_model_is_compiled_and_explained(monkeypatch: pytest.MonkeyPatch, ca
     assert run(["explain", "explained_example.py:make", "--target", "x86_64_v3", "--precision", "bf16"]) == 0
     assert capsys.readouterr().out == "explanation of compiled\n"
     assert calls == [("model", (1, 2), {"precision": "bf16", "target": "x86_64_v3"})]
+
+
+def test_unknown_targets_are_refused_before_the_model_is_built(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(explain, "load_example", lambda source: pytest.fail("the model was built"))
+    assert run(["explain", "explained_example.py:make", "--target", "pentium"]) == 2
+    assert "no target is called 'pentium'" in capsys.readouterr().err
