@@ -44,7 +44,7 @@ def output_means(program: Program, placement: Placement, sample: Sequence[Call])
     """The mean result of each quantized linear in floating point, by the name of its site: float64 [N]."""
     observers = {site.name: MeanObserver() for site in placement.sites if site.operation == "linear" and site.scheme.quantized}
     nodes = {site.node: [observers[site.name]] for site in placement.sites if site.name in observers}
-    watch(program, nodes, enumerate(sample, 1))
+    watch(program, nodes, sample)
     return {name: observer.mean() for name, observer in observers.items() if observer.count}
 
 
@@ -58,7 +58,7 @@ def correct(
     that one pass is enough.
     """
     names = {node: name for name, node in made.items() if name in means}
-    runs = [Run(program, call, number) for number, call in enumerate(sample, 1)]
+    runs = [Run(program, call) for call in sample]
     changes: dict[str, torch.Tensor] = {}
     for node in program.graph.nodes:
         for run in runs:
@@ -77,11 +77,11 @@ def correct(
 def _change(runs: Sequence[Run], node: Node, mean: torch.Tensor, name: str) -> torch.Tensor:
     """What the result of `node`, of the site of that name, lacks to have this mean, in its type."""
     seen = MeanObserver()
-    for number, run in enumerate(runs, 1):
+    for run in runs:
         try:
             seen.observe(run.env[node], run.select(node, run.env[node]))
         except NonFinite:
-            what = f"batch {number}: once quantized, {name} gives NaN or infinity, where it gave none in floating point"
+            what = f"{run.batch}: once quantized, {name} gives NaN or infinity, where it gave none in floating point"
             hint = "exclude it or the layers before it, or leave correct_bias out of the scheme"
             raise CalibrationError(what, source_of(node), hint) from None
     return (mean - seen.mean()).to(node.meta["val"].dtype)

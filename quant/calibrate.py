@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ def call_of(model: nn.Module, batch: Any, number: int) -> Call:
     if why := misfit(model, args, kwargs):
         hint = "leave out labels: quantize(model, (x for x, label in data))" if len(args) > 1 else "a dict names the arguments"
         raise CalibrationError(f"batch {number} {why}", _LOOP, hint)
-    call = bind(model, args, kwargs)
+    call = replace(bind(model, args, kwargs), name=f"batch {number}")
     if not call.tensors():
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in pytree.tree_leaves((args, kwargs))}))
         what = f"batch {number} holds no tensor, only {kinds or 'nothing'}"
@@ -133,40 +134,40 @@ class _Tracker(Interpreter):
         return result
 
 
-def watch(program: Program, observers: Mapping[str, Sequence[Watcher]], calls: Iterable[tuple[int, Call]]) -> int:
+def watch(program: Program, observers: Mapping[str, Sequence[Watcher]], calls: Iterable[Call]) -> int:
     """Runs all calls and shows the named activations to their observers. Returns the number of calls."""
     module = scratch(program)
     count = 0
-    for number, call in calls:
-        observe(module, program, observers, call, number)
-        count = number
+    for call in calls:
+        observe(module, program, observers, call)
+        count += 1
     return count
 
 
-def observe(module: GraphModule, program: Program, observers: Mapping[str, Sequence[Watcher]], call: Call, number: int) -> None:
+def observe(module: GraphModule, program: Program, observers: Mapping[str, Sequence[Watcher]], call: Call) -> None:
     """Runs one batch. Raises CalibrationError when it does not fit, when the program fails on it, or when activations are not finite."""
     gate = program.gate
     try:
         values = gate.arrange(call.args, call.kwargs)
     except InputError as error:
         why = "; ".join(filter(None, (error.what, program.fixed)))
-        what = f"batch {number} does not fit the program exported from the first batch: {why}"
+        what = f"{call.name} does not fit the program exported from the first batch: {why}"
         raise CalibrationError(what, _LOOP, error.hint) from error
-    recorder = _Recorder(module, observers, selection(program.masks, dict(zip(gate.names, values, strict=True)), number))
+    recorder = _Recorder(module, observers, selection(program.masks, dict(zip(gate.names, values, strict=True)), call.name))
     try:
         with torch.no_grad():
             recorder.run(*values)
     except NonFinite:
         assert recorder.current is not None
-        raise _explain_non_finite(module, gate, values, recorder.current, number) from None
+        raise _explain_non_finite(module, gate, values, recorder.current, call.name) from None
     except Exception as error:
-        what = f"the model failed on batch {number}: {first_line(error)}"
+        what = f"the model failed on {call.name}: {first_line(error)}"
         raise CalibrationError(what, raised_at(error) or _LOOP) from error
 
 
-def selection(arguments: Sequence[MaskArgument], values: Mapping[str, Any], number: int) -> Select:
-    """What counts in the activations of one batch."""
-    read = [(argument, argument.read(values[argument.name], number)) for argument in arguments]
+def selection(arguments: Sequence[MaskArgument], values: Mapping[str, Any], batch: str) -> Select:
+    """What counts in the activations of the batch of that name."""
+    read = [(argument, argument.read(values[argument.name], batch)) for argument in arguments]
 
     def select(node: Node, x: torch.Tensor) -> torch.Tensor | None:
         laid = (argument.on(mask, x, node) for argument, mask in read if mask is not None)
@@ -175,14 +176,14 @@ def selection(arguments: Sequence[MaskArgument], values: Mapping[str, Any], numb
     return select
 
 
-def _explain_non_finite(module: GraphModule, gate: Gate, values: list[Any], found: Node, number: int) -> CalibrationError:
+def _explain_non_finite(module: GraphModule, gate: Gate, values: list[Any], found: Node, batch: str) -> CalibrationError:
     """Says which argument brought NaN or infinity, or which layer made it of finite values. found: the activation that holds it."""
     for name, value in zip(gate.names, values, strict=True):
         for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
                 count = int((~leaf.isfinite()).sum())
                 kind = "NaN" if bool(leaf.isnan().any()) else "infinity"
-                what = f"batch {number}: argument {name!r} holds {kind} ({count} of {leaf.numel()} values are not finite)"
+                what = f"{batch}: argument {name!r} holds {kind} ({count} of {leaf.numel()} values are not finite)"
                 return CalibrationError(what, _LOOP, "remove or repair that batch")
     tracker = _Tracker(module)
     with torch.no_grad():
@@ -194,9 +195,9 @@ def _explain_non_finite(module: GraphModule, gate: Gate, values: list[Any], foun
     while before := [n for n in node.all_input_nodes if n in bad]:
         node = before[0]
     if node.op == "get_attr":
-        return CalibrationError(f"batch {number}: the model's own {node.target} holds {kind}", _LOOP, "repair its weights")
+        return CalibrationError(f"{batch}: the model's own {node.target} holds {kind}", _LOOP, "repair its weights")
     layer = module_path(node) or "the model itself"
-    what = f"batch {number}: the inputs are finite, and {node.name} in {layer} is the first to give {kind}"
+    what = f"{batch}: the inputs are finite, and {node.name} in {layer} is the first to give {kind}"
     return CalibrationError(what, source_of(node), "check that layer and the magnitude of the data")
 
 

@@ -126,7 +126,7 @@ def observed(site: QuantSite) -> tuple[ObserverKey, ...]:
 
 
 def calibrated(
-    program: Program, placement: Placement, calls: Iterable[tuple[int, Call]]
+    program: Program, placement: Placement, calls: Iterable[Call]
 ) -> tuple[dict[ObserverKey, Observer], dict[str, GramObserver], int]:
     """One observer for each activation and scheme, and one for each activation that GPTQ needs; and the number of calls."""
     observers = {key: make_observer(key[1]) for site in placement.sites for key in observed(site)}

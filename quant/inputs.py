@@ -51,12 +51,12 @@ def compensated_weights(
     groups = _groups(model, layers, calls)
     for part in _parts(groups, layers, memory):
         grams = {group[0]: GramObserver() for group in part}
-        for number, call in enumerate(calls, 1):
+        for call in calls:
             own = call.own()  # a model may write into its arguments
             given = named(model, own)
             flow = _Flow(value for name, value in given.items() if name.startswith(DECODER))
-            see = _observing(grams, given, number, masks, flow)
-            _run(model, {name: layers[name].module for name in grams}, own, number, see, flow if masks and flow.begins else None)
+            see = _observing(grams, given, call.name, masks, flow)
+            _run(model, {name: layers[name].module for name in grams}, own, see, flow if masks and flow.begins else None)
         for group in part:
             inputs = Inputs.of(grams.pop(group[0]).gram)
             for name in group:
@@ -80,8 +80,8 @@ def _groups(model: nn.Module, layers: Mapping[str, Layer], calls: Sequence[Call]
         reached.setdefault(name, []).append(inputs)
         last, version = x, now
 
-    for number, call in enumerate(calls, 1):
-        _run(model, modules, call.own(), number, see)
+    for call in calls:
+        _run(model, modules, call.own(), see)
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, which in reached.items():
         groups.setdefault(tuple(which), []).append(name)
@@ -128,10 +128,10 @@ class _Flow(TorchFunctionMode):
 
 
 def _observing(
-    grams: Mapping[str, GramObserver], given: Mapping[str, Any], number: int, arguments: Sequence[MaskArgument], flow: _Flow
+    grams: Mapping[str, GramObserver], given: Mapping[str, Any], batch: str, arguments: Sequence[MaskArgument], flow: _Flow
 ) -> Callable[[str, torch.Tensor], None]:
     """Sizes do not tell the positions of a decoder from those of its encoder: what is computed from the decoder's arguments has its own."""
-    read = [(a.name.startswith(DECODER), a.read(given[a.name], number)) for a in arguments if a.name in given]
+    read = [(a.name.startswith(DECODER), a.read(given[a.name], batch)) for a in arguments if a.name in given]
 
     def see(name: str, x: torch.Tensor) -> None:
         masks = (mask for decoder, mask in read if mask is not None and decoder == (x in flow))
@@ -142,7 +142,7 @@ def _observing(
 
 
 def _run(
-    model: nn.Module, modules: Mapping[str, nn.Module], call: Call, number: int, see: Callable[[str, torch.Tensor], None],
+    model: nn.Module, modules: Mapping[str, nn.Module], call: Call, see: Callable[[str, torch.Tensor], None],
     flow: _Flow | None = None,
 ) -> None:
     """Calls the model and shows what goes into the modules, by their names. It may write into the arguments."""
@@ -161,11 +161,11 @@ def _run(
         with torch.no_grad(), flow or nullcontext():
             model(*call.args, **call.kwargs)
     except _NotFinite as found:
-        what = f"batch {number}: the input of {found} holds NaN or infinity"
+        what = f"{call.name}: the input of {found} holds NaN or infinity"
         raise CalibrationError(what, _LOOP, "remove or repair that batch, or exclude the layer") from None
     except Exception as error:
         where = raised_at(error) or _LOOP
-        raise CalibrationError(f"the model failed on batch {number}: {first_line(error)}", where) from error
+        raise CalibrationError(f"the model failed on {call.name}: {first_line(error)}", where) from error
     finally:
         for handle in handles:
             handle.remove()

@@ -31,12 +31,12 @@ class MaskArgument:
     certain: bool
     dims: tuple[str | None, str | None] = (ANY, ANY)
 
-    def read(self, values: object, number: int) -> torch.Tensor | None:
-        """The mask as bool, from the argument of batch `number`; None when it turns out to be no mask."""
+    def read(self, values: object, batch: str) -> torch.Tensor | None:
+        """The mask as bool, from the argument of the batch of that name; None when it turns out to be no mask."""
         if isinstance(values, torch.Tensor) and values.dim() == 2 and bool(((values == 0) | (values == 1)).all()):
             return values.to(torch.bool)
         if self.certain:
-            what = f"batch {number}: the mask {self.name!r} holds other values than 0 and 1"
+            what = f"{batch}: the mask {self.name!r} holds other values than 0 and 1"
             raise CalibrationError(what, "quantize(mask=...)", "1 where a position counts, 0 where it is padding")
         return None
 

@@ -38,15 +38,16 @@ _LONG, _LONGEST = 4, 24
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call of a model."""
+    """The arguments of one call of a model. name: of the batch that it stands for, in messages."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    name: str = "the batch"
 
     def map(self, change: Any) -> Call:
         """The same call with `change` applied to every tensor."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, change, (self.args, dict(self.kwargs)))
-        return Call(args, kwargs)
+        return replace(self, args=args, kwargs=kwargs)
 
     def own(self) -> Call:
         """The same call with tensors of its own: whoever made it may use its memory again."""
@@ -98,7 +99,7 @@ def export(model: nn.Module, call: Call) -> Program:
     try:
         expected = called(model, call.args, call.kwargs)
     except Exception as error:
-        what = f"the model failed on batch 1: {first_line(error)}"
+        what = f"the model failed on {call.name}: {first_line(error)}"
         where = raised_at(error) or "calibration data"
         raise CalibrationError(what, where, "does model(*batch) work outside of quantize?") from error
     failures: list[Exception] = []

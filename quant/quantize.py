@@ -94,16 +94,15 @@ def calibrate(
     scheme, rules = resolve(scheme), several(exclude)
     with Shards(sharded) as shards:
         check_evaluating(model)
-        stream = ((number, call_of(model, batch, number)) for number, batch in numbered(batches, max_batches, transform))
-        held = [(number, call.own()) for number, call in islice(stream, scheme.sample)]
-        dealt = shards.interleaved(held, scheme.sample)
-        sample = tuple(call for _, call in dealt)
+        stream = (call_of(model, batch, number) for number, batch in numbered(batches, max_batches, transform))
+        held = [call.own() for call in islice(stream, scheme.sample)]
+        sample = shards.interleaved([replace(call, name=call.name + shards.here) for call in held], scheme.sample)
         program = export(model, typical(sample))
         original = program = replace(program, masks=mask_arguments(program.gate, mask))
         machine = resolve_target(target)
         placement = place(program.graph, Constants(program.graph, program.attributes), scheme, machine, rules, _of_one_size(sample))
         if scheme.smooth is not None:
-            program, placement = smoothed(program, placement, scheme.smooth, dealt)
+            program, placement = smoothed(program, placement, scheme.smooth, sample)
         shown = _shown(chain(held, stream), total(batches, max_batches), progress if shards.rank == 0 else False)
         observers, grams, count = calibrated(program, placement, shown)
         _check_weights(program, placement)
@@ -126,7 +125,8 @@ def typical(sample: tuple[Call, ...]) -> Call:
         raise CalibrationError(what, "calibration data", "a generator that was used before gives nothing again")
     sizes = [tensor.numel() for tensor in sample[0].tensors()]
     if sizes and not any(sizes):
-        raise CalibrationError("batch 1 is empty: its tensors hold no values", "calibration data", "let the first batch be a typical one")
+        what = f"{sample[0].name} is empty: its tensors hold no values"
+        raise CalibrationError(what, "calibration data", "let the first batch be a typical one")
     return sample[0]
 
 
@@ -149,7 +149,7 @@ def _check_weights(program: Program, placement: Placement) -> None:
             raise CalibrationError(what, site.source or "the model", "repair the weight, or exclude the operation")
 
 
-def _shown(batches: Iterator[tuple[int, Call]], count: int | None, progress: bool | None) -> Iterator[tuple[int, Call]]:
+def _shown(batches: Iterator[Call], count: int | None, progress: bool | None) -> Iterator[Call]:
     """The same calls behind a progress bar. By default there is one on a terminal, from four batches on."""
     console = Console(stderr=True)
     wanted = console.is_terminal and (count is None or count >= 4) if progress is None else progress

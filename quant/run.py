@@ -14,14 +14,16 @@ from .program import Call, Program, scratch_attributes
 class Run(Interpreter):
     """Several runs of one program may advance side by side; none sees what another writes to buffers.
 
-    env: the values that are still to be read, by node. select: the mask of an activation, by its node and value.
+    env: the values that are still to be read, by node. select: the mask of an activation, by its node and value. batch: the name of what
+    it runs on.
     """
 
-    def __init__(self, program: Program, call: Call, number: int) -> None:
+    def __init__(self, program: Program, call: Call) -> None:
         super().__init__(torch.nn.Module(), graph=program.graph)
         values = program.gate.arrange(call.args, call.kwargs)
         self.args_iter = iter(program.graph.process_inputs(*values))
-        self.select = selection(program.masks, dict(zip(program.gate.names, values, strict=True)), number)
+        self.select = selection(program.masks, dict(zip(program.gate.names, values, strict=True)), call.name)
+        self.batch = call.name
         self._attributes = scratch_attributes(program)
 
     def fetch_attr(self, target: str) -> Any:

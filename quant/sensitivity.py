@@ -64,18 +64,16 @@ def site_sqnr(calibration: Calibration, choice: Mapping[str, OpScheme] | None = 
     inserter.run(tuple(replace(site, node=shadows[site.name].name) for site in sites))
     pairs = {inserter.made[site.name]: (nodes[site.node], site.name) for site in sites}
     ratios = {site.name: _Ratio() for site in sites}
-    for number, call in enumerate(calibration.sample, 1):
-        _Meter(replace(program, graph=graph, attributes=attributes), call, number, pairs, ratios).finish()
+    for call in calibration.sample:
+        _Meter(replace(program, graph=graph, attributes=attributes), call, pairs, ratios).finish()
     return {name: ratio.decibels for name, ratio in ratios.items()}
 
 
 class _Meter(Run):
     """Compares pairs of nodes. pairs: from the quantized node to the exact one, which comes before it, and the name of their ratio."""
 
-    def __init__(
-        self, program: Program, call: Call, number: int, pairs: Mapping[Node, tuple[Node, str]], ratios: Mapping[str, _Ratio]
-    ) -> None:
-        super().__init__(program, call, number)
+    def __init__(self, program: Program, call: Call, pairs: Mapping[Node, tuple[Node, str]], ratios: Mapping[str, _Ratio]) -> None:
+        super().__init__(program, call)
         self.pairs = pairs
         self.ratios = ratios
 
@@ -94,7 +92,7 @@ Results = Sequence[Sequence[Any]]
 
 def float_results(calibration: Calibration) -> Results:
     """The results of the floating-point model over the sample."""
-    return [Run(calibration.program, call, number).finish() for number, call in enumerate(calibration.sample, 1)]
+    return [Run(calibration.program, call).finish() for call in calibration.sample]
 
 
 def end_sqnr(calibration: Calibration, choice: Mapping[str, OpScheme] | None = None, reference: Results | None = None) -> float:
@@ -107,8 +105,8 @@ def end_sqnr(calibration: Calibration, choice: Mapping[str, OpScheme] | None = N
     quantized = replace(program, graph=module.graph, attributes=attributes)
     nodes = output_values(program.graph)
     ratio = _Ratio()
-    for number, (call, exact) in enumerate(zip(calibration.sample, reference or float_results(calibration), strict=True), 1):
-        run = Run(quantized, call, number)
+    for call, exact in zip(calibration.sample, reference or float_results(calibration), strict=True):
+        run = Run(quantized, call)
         for node, mine, other in zip(nodes, exact, run.finish(), strict=True):
             if isinstance(mine, torch.Tensor) and mine.is_floating_point():
                 ratio.add(mine, other, run.select(node, mine))

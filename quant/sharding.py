@@ -39,6 +39,11 @@ class Shards:
         self.rank = dist.get_rank() if shared else 0
         self._over = False
 
+    @property
+    def here(self) -> str:
+        """What tells the batches of this process from those of others, behind their names; nothing where there is one process."""
+        return f" of rank {self.rank}" if self.size > 1 else ""
+
     def __enter__(self) -> Shards:
         return self
 

@@ -65,10 +65,10 @@ class _Product:
     weight: torch.Tensor
 
 
-def smoothed(program: Program, placement: Placement, options: SmoothQuant, sample: Iterable[tuple[int, Call]]) -> tuple[Program, Placement]:
+def smoothed(program: Program, placement: Placement, options: SmoothQuant, sample: Iterable[Call]) -> tuple[Program, Placement]:
     """The same function with smoothed inputs of its quantized linears; names of sites and of their operations stay.
 
-    sample: calls with the numbers of their batches. Linears of one activation share the factors. Unless alpha is fixed, the sample's first
+    sample: calls. Linears of one activation share the factors. Unless alpha is fixed, the sample's first
     half gives factors and ranges to try, and its second half judges them; an activation for which no alpha has clearly less error than
     none stays as it is.
     """

@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from sashiko.diagnostics.errors import CalibrationError
+from sashiko.diagnostics.errors import SashikoError
 from sashiko.quant import QuantizedModule, quantize
 
 PRESETS = ("int8", "int8-static", "int8-symmetric", "int8-minmax", "int8-percentile", "int8-average", "int8-entropy")
@@ -44,6 +45,10 @@ def raising(batches: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     raise OSError("disk on fire")
 
 
+def on_part(part: Callable[[], Iterable[Any]]) -> QuantizedModule:
+    return quantize(model(), part(), preset="int8-symmetric", sharded=True)
+
+
 def parts(rank: int, size: int) -> dict[str, Callable[[], Iterable[Any]]]:
     """What this process gets, by scenario."""
     own = data()[rank::size]
@@ -60,6 +65,14 @@ def parts(rank: int, size: int) -> dict[str, Callable[[], Iterable[Any]]]:
     }
 
 
+def alike(rank: int, size: int) -> dict[str, Callable[[], QuantizedModule]]:
+    """What every process sees in the sample of all, or is told, by scenario."""
+    own, last = data()[rank::size], rank == size - 1
+    return {
+        "NaN in the sample": lambda: quantize(model(), nan_at(own, 0) if last else own, preset="int8", sharded=True),
+    }
+
+
 def main(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
@@ -69,10 +82,11 @@ def main(rank: int, size: int, folder: str) -> None:
         preset: found(quantize(model(), data()[rank::size], preset=preset, sharded=True)) for preset in PRESETS
     }
     results["alone"] = found(quantize(model(), data()[rank::size], preset="int8-symmetric"))
-    for name, part in parts(rank, size).items():
+    made = {name: partial(on_part, part) for name, part in parts(rank, size).items()}
+    for name, make in (made | alike(rank, size)).items():
         try:
-            results[name] = found(quantize(model(), part(), preset="int8-symmetric", sharded=True))
-        except CalibrationError as error:
+            results[name] = found(make())
+        except SashikoError as error:
             results[name] = str(error)
     torch.save(results, f"{folder}/{rank}.pt")
     torch.distributed.barrier()  # nobody leaves while another one still talks to it

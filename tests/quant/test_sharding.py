@@ -75,6 +75,10 @@ def test_the_error_of_one_reaches_all(results: list[dict[str, Any]], name: str, 
         assert result[name].startswith(f"calibration failed on rank {culprit} of 2: ") == (rank != culprit)
 
 
+def test_the_error_of_a_shared_batch_names_its_process(results: list[dict[str, Any]]) -> None:
+    assert all(result["NaN in the sample"].startswith("batch 1 of rank 1: argument 'input' holds NaN") for result in results)
+
+
 def test_errors_of_all(results: list[dict[str, Any]]) -> None:
     assert all(result["NaN everywhere"].startswith("batch 2: argument 'input' holds NaN") for result in results)
 
