@@ -91,8 +91,8 @@ def calibrate(
 ) -> Calibration:
     """Exports a model, runs the calibration data through it and keeps what was learnt; arguments and errors as in `quantize`, whose preset
     `scheme` is."""
-    scheme, rules = resolve(scheme), several(exclude)
     with Shards(sharded) as shards:
+        scheme, rules = resolve(scheme), several(exclude)
         check_evaluating(model)
         stream = (call_of(model, batch, number) for number, batch in numbered(batches, max_batches, transform))
         held = [call.own() for call in islice(stream, scheme.sample)]
@@ -101,6 +101,7 @@ def calibrate(
         original = program = replace(program, masks=mask_arguments(program.gate, mask))
         machine = resolve_target(target)
         placement = place(program.graph, Constants(program.graph, program.attributes), scheme, machine, rules, _of_one_size(sample))
+        shards.check_alike(program, placement, scheme, machine)
         if scheme.smooth is not None:
             program, placement = smoothed(program, placement, scheme.smooth, sample)
         shown = _shown(chain(held, stream), total(batches, max_batches), progress if shards.rank == 0 else False)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 from ..diagnostics.errors import CalibrationError, SashikoError
+from ..platforms.target import Target
 from .observers import Shared
+from .plain import to_plain
+from .program import Program
+from .record import Placement
+from .scheme import Scheme
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -64,16 +72,14 @@ class Shards:
         return [answer for answer in answers if not isinstance(answer, _Failure)]
 
     def merged(self, observers: Mapping[K, W]) -> dict[K, W]:
-        """For each observer one that has seen what all processes saw. Merged in order of rank, so that they are the same everywhere.
+        """For each observer one that has seen what all processes saw. Merged in order of rank, so that they are the same everywhere."""
+        return {key: _joined(self.gather(observer)) for key, observer in observers.items()} if self.size > 1 else dict(observers)
 
-        Raises CalibrationError when the processes do not observe the same activations.
-        """
-        if self.size == 1:
-            return dict(observers)
-        if any(keys != list(observers) for keys in self.gather(list(observers))):
-            what = "the processes observe different activations"
-            raise CalibrationError(what, "quantize(sharded=True)", "give all of them the same model")
-        return {key: _joined(self.gather(observer)) for key, observer in observers.items()}
+    def check_alike(self, program: Program, placement: Placement, scheme: Scheme, target: Target) -> None:
+        """Raises CalibrationError when the processes do not quantize the same weights in the same way."""
+        if self.size > 1 and len(set(self.gather(_digest(program, placement, scheme, target)))) > 1:
+            what = "the processes quantize different models, or in different ways"
+            raise CalibrationError(what, "quantize(sharded=True)", "give all of them one model with the same weights, and the same options")
 
     def interleaved(self, items: Sequence[T], limit: int) -> tuple[T, ...]:
         """The first item of each process, then the second of each, `limit` at most: the order in which a DistributedSampler deals them."""
@@ -88,6 +94,18 @@ class Shards:
         answers: list[T | _Failure] = [value] * self.size
         dist.all_gather_object(answers, value)
         return answers
+
+
+def _digest(program: Program, placement: Placement, scheme: Scheme, target: Target) -> bytes:
+    """Equal for programs of equal weights that are observed and quantized alike."""
+    sites = [(site.node, site.activations, to_plain(site.scheme)) for site in placement.sites]
+    choices = [to_plain(scheme), sites, [argument.name for argument in program.masks], target.sums16]
+    digest = hashlib.blake2b(json.dumps(choices).encode(), digest_size=20)
+    for name, value in program.attributes.items():
+        if isinstance(value, torch.Tensor):  # nested graphs are attributes, too
+            digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+            digest.update(value.detach().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
 
 
 def _joined(parts: list[W]) -> W:

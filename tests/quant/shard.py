@@ -68,7 +68,12 @@ def parts(rank: int, size: int) -> dict[str, Callable[[], Iterable[Any]]]:
 def alike(rank: int, size: int) -> dict[str, Callable[[], QuantizedModule]]:
     """What every process sees in the sample of all, or is told, by scenario."""
     own, last = data()[rank::size], rank == size - 1
+    other = model()
+    torch.nn.init.ones_(other.get_parameter("2.bias"))
     return {
+        "other weights": lambda: quantize(other if last else model(), own, preset="int8-static", sharded=True),
+        "another preset": lambda: quantize(model(), own, preset="int8-static" if last else "int8-minmax", sharded=True),
+        "an unknown preset": lambda: quantize(model(), own, preset="int7" if last else "int8-static", sharded=True),
         "NaN in the sample": lambda: quantize(model(), nan_at(own, 0) if last else own, preset="int8", sharded=True),
     }
 

@@ -79,6 +79,16 @@ def test_the_error_of_a_shared_batch_names_its_process(results: list[dict[str, A
     assert all(result["NaN in the sample"].startswith("batch 1 of rank 1: argument 'input' holds NaN") for result in results)
 
 
+@pytest.mark.parametrize("name", ["other weights", "another preset"])
+def test_processes_that_would_make_different_modules_are_told(results: list[dict[str, Any]], name: str) -> None:
+    assert all(result[name].startswith("the processes quantize different models, or in different ways") for result in results)
+
+
+def test_a_wrong_option_of_one_reaches_all(results: list[dict[str, Any]]) -> None:
+    first, last = (result["an unknown preset"] for result in results)
+    assert "int7" in last and first.startswith(f"calibration failed on rank 1 of 2: {last[:10]}")
+
+
 def test_errors_of_all(results: list[dict[str, Any]]) -> None:
     assert all(result["NaN everywhere"].startswith("batch 2: argument 'input' holds NaN") for result in results)
 
