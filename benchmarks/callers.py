@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -29,6 +28,7 @@ import sashiko
 from sashiko.cli.bench.cases import find, parse_shape
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import measure
+from sashiko.cli.values import file_to_write
 
 Call = Callable[[], object]
 
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32,bf16,int8", help="%(default)s")
     parser.add_argument("--callers", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=file_to_write, help="write the figures to this file")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     table = Table()

@@ -16,7 +16,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -26,6 +25,7 @@ from torch import nn
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
+from sashiko.cli.values import file_to_write
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="fp32,bf16", help="%(default)s")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="the first layer of each sort, 3 short rounds")
-    parser.add_argument("--json", type=Path, help="write all rounds to this file")
+    parser.add_argument("--json", type=file_to_write, help="write all rounds to this file")
     options = parser.parse_args()
     pin()
     torch.set_grad_enabled(False)

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from rich.table import Table
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, pin
+from sashiko.cli.values import file_to_write
 
 BACKENDS = ("eager", "inductor", "sashiko")
 BASE = "eager"
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="4 tokens, 3 rounds")
-    parser.add_argument("--json", type=Path, help="write all rounds to this file")
+    parser.add_argument("--json", type=file_to_write, help="write all rounds to this file")
     options = parser.parse_args()
     tokens, rounds = (4, 3) if options.quick else (options.tokens, options.rounds)
     weights = options.weights.split(",")

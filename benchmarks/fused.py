@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -25,6 +24,7 @@ from torch.nn import functional as F
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import measure, pin
+from sashiko.cli.values import file_to_write
 from sashiko.cpu_codegen import bandwidth
 from sashiko.platforms.host import host
 
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="chains whose names contain one of these words")
     parser.add_argument("--levels", default="L2,memory", help="%(default)s")
     parser.add_argument("--vs", default="inductor", choices=("inductor", "none"))
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=file_to_write, help="write the figures to this file")
     options = parser.parse_args()
     pin()
     torch.set_grad_enabled(False)

@@ -14,7 +14,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sashiko
+from sashiko.cli.values import file_to_write
 
 CALLS = 50
 Model = Callable[..., Any]
@@ -123,7 +123,7 @@ def measured(model: Model, arguments: tuple[torch.Tensor, ...]) -> dict[str, dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(CASES), help="comma-separated: " + ", ".join(CASES))
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=file_to_write)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("PyTorch sees no GPU")

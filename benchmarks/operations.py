@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
+from sashiko.cli.values import file_to_write
 
 Operation = tuple[Callable[..., object], tuple[Tensor, ...]]
 
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS), help="%(default)s")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="the first operation of each part, 3 short rounds")
-    parser.add_argument("--json", type=Path, help="write all rounds to this file")
+    parser.add_argument("--json", type=file_to_write, help="write all rounds to this file")
     options = parser.parse_args()
     pin()
     torch.set_grad_enabled(False)

@@ -16,7 +16,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -26,6 +25,7 @@ from sashiko.cli.bench.cases import parse_shape
 from sashiko.cli.bench.product import NARROW, product
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import pin
+from sashiko.cli.values import file_to_write
 from sashiko.kernels.peaks import measure_kind
 from sashiko.platforms.catalogue import CATALOGUE
 from sashiko.platforms.host import host
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--targets", default="host,x86_64_vnni,x86_64_v3", help="%(default)s")
     parser.add_argument("--shapes", default=SHAPES, help="%(default)s")
     parser.add_argument("--kinds", default="fp32,bf16,bf16-narrow,int8,int8-narrow", help="%(default)s")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=file_to_write, help="write the figures to this file")
     options = parser.parse_args()
     pin()
     found: list[Product] = []

@@ -13,7 +13,6 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -24,6 +23,7 @@ from torch.export import Dim
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import measure, pin
+from sashiko.cli.values import file_to_write
 
 ROWS = (1, 2, 4, 5, 7, 8, 9, 11, 14, 16, 20, 24, 29, 32, 48, 64, 100, 128)
 MOST = 512
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32,bf16,int8", help="%(default)s")
     parser.add_argument("--size", default="1024x4096", help="%(default)s")
     parser.add_argument("--layers", type=int, default=6, help="pairs of layers, %(default)s")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=file_to_write, help="write the figures to this file")
     options = parser.parse_args()
     pin()
     torch.set_grad_enabled(False)

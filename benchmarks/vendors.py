@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -31,6 +30,7 @@ from sashiko.cli.bench.cases import parse_shape
 from sashiko.cli.bench.product import product
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import pin
+from sashiko.cli.values import file_to_write
 
 ROUNDS, SECONDS = 5, 0.01
 LEAST = (1, 32, 32)
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--shapes", help="these M x N x K instead of random ones, such as 490x80x4084,512x768x768")
     parser.add_argument("--kinds", default="fp32,bf16,int8", help="%(default)s")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=file_to_write, help="write the figures to this file")
     options = parser.parse_args()
     pin()
     torch.manual_seed(options.seed)

@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -26,6 +25,7 @@ from torch import nn
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
+from sashiko.cli.values import file_to_write
 from sashiko.cpu_codegen import bandwidth
 from sashiko.platforms.host import host
 from sashiko.quant import PRESETS
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,4,8", help="%(default)s")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="smaller stacks, fewer tokens, short turns")
-    parser.add_argument("--json", type=Path, help="write all rounds to this file")
+    parser.add_argument("--json", type=file_to_write, help="write all rounds to this file")
     options = parser.parse_args()
     pin(options.threads)
     console = Console()

@@ -22,6 +22,7 @@ from accuracy.jobs import Call, Job, Row, in_place_rows, own_rows, peer_rows
 from accuracy.peers import PEERS
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
+from sashiko.cli.values import file_to_write
 from sashiko.quant import PRESETS
 
 JOBS: dict[str, Callable[[], Iterator[Job]]] = {"sentences": sentences.jobs, "digits": digits.jobs, "language": language.jobs}
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("jobs", nargs="*", choices=[*JOBS, []], help="some of the jobs; all by default")
     parser.add_argument("--presets", nargs="+", choices=list(PRESETS), default=list(PRESETS), help="all by default")
     parser.add_argument("--rounds", type=int, default=9, help="of timing; 0 for none")
-    parser.add_argument("--json", type=Path, nargs="?", const=RESULTS, help=f"write the numbers to a file, {RESULTS.name} by default")
+    parser.add_argument("--json", type=file_to_write, nargs="?", const=RESULTS, help=f"write the numbers to this file, or {RESULTS.name}")
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)  # exporters have much to say about each other
