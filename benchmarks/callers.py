@@ -28,9 +28,11 @@ import sashiko
 from sashiko.cli.bench.cases import find, parse_shape
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import measure
-from sashiko.cli.values import file_to_write
+from sashiko.cli.values import count, file_to_write, one_of, seconds, several, split
+from sashiko.quant import PRESETS
 
 Call = Callable[[], object]
+PRECISIONS = ("fp32", "bf16", *PRESETS)
 
 
 @dataclass(frozen=True)
@@ -102,17 +104,17 @@ def row(model: str, precision: str, callers: int, seconds: float) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="bert-base:8x128,bert-mini:1x64", help="%(default)s")
-    parser.add_argument("--precision", default="fp32,bf16,int8", help="%(default)s")
-    parser.add_argument("--callers", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--models", type=split, default="bert-base:8x128,bert-mini:1x64", help="%(default)s")
+    parser.add_argument("--precision", type=several(one_of(PRECISIONS)), default="fp32,bf16,int8", help="%(default)s")
+    parser.add_argument("--callers", type=count, default=64)
+    parser.add_argument("--seconds", type=seconds, default=3.0)
     parser.add_argument("--json", type=file_to_write, help="write the figures to this file")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     table = Table()
     for head in ("model", "precision", "ms, 1 thread", "ms, all cores", "speed-up", f"{options.callers} callers", "p99 / fair share"):
         table.add_column(head, justify="left" if head in ("model", "precision") else "right")
-    found = [row(m, p, options.callers, options.seconds) for m in options.models.split(",") for p in options.precision.split(",")]
+    found = [row(m, p, options.callers, options.seconds) for m in options.models for p in options.precision]
     for r in found:
         cells = (f"{r.one_ms:.2f}", f"{r.all_ms:.2f}", f"{r.speedup:.2f}", f"{r.throughput:.0%}", f"{r.p99:.2f}")
         table.add_row(r.model, r.precision, *cells)

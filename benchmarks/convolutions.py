@@ -25,7 +25,7 @@ from torch import nn
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
-from sashiko.cli.values import file_to_write
+from sashiko.cli.values import count, file_to_write, one_of, several
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -228,17 +228,17 @@ def table(rows: Sequence[Row]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(LAYERS), help="%(default)s")
-    parser.add_argument("--kinds", default="fp32,bf16", help="%(default)s")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", type=several(one_of(LAYERS)), default=",".join(LAYERS), help="%(default)s")
+    parser.add_argument("--kinds", type=several(one_of(DTYPES)), default="fp32,bf16", help="%(default)s")
+    parser.add_argument("--rounds", type=count, default=9)
     parser.add_argument("--quick", action="store_true", help="the first layer of each sort, 3 short rounds")
     parser.add_argument("--json", type=file_to_write, help="write all rounds to this file")
     options = parser.parse_args()
     pin()
     torch.set_grad_enabled(False)
     rounds, seconds = (3, 0.02) if options.quick else (options.rounds, 0.1)
-    chosen = [(part, layer) for part in options.only.split(",") for layer in LAYERS[part][: 1 if options.quick else None]]
-    rows = [measured(part, layer, kind, rounds, seconds) for kind in options.kinds.split(",") for part, layer in chosen]
+    chosen = [(part, layer) for part in options.only for layer in LAYERS[part][: 1 if options.quick else None]]
+    rows = [measured(part, layer, kind, rounds, seconds) for kind in options.kinds for part, layer in chosen]
     Console(width=140).print(table(rows))
     if options.json:
         run = story()

@@ -29,7 +29,7 @@ from rich.table import Table
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, pin
-from sashiko.cli.values import file_to_write
+from sashiko.cli.values import count, file_to_write, one_of, several
 
 BACKENDS = ("eager", "inductor", "sashiko")
 BASE = "eager"
@@ -194,26 +194,24 @@ def table(rows: Sequence[Row]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="llama,gpt2", help=f"of {', '.join(MODELS)} (default: %(default)s)")
-    parser.add_argument("--caches", default="static,growing", help="%(default)s")
-    parser.add_argument("--weights", default="float", help=f"of {', '.join(WEIGHTS)} (default: %(default)s); float ones are always there")
+    parser.add_argument("--models", type=several(one_of(MODELS)), default="llama,gpt2", help=f"{', '.join(MODELS)}; default: %(default)s")
+    parser.add_argument("--caches", type=several(one_of(CACHES)), default="static,growing", help="%(default)s")
+    weights = f"of {', '.join(WEIGHTS)} (default: %(default)s); float ones are always there"
+    parser.add_argument("--weights", type=several(one_of(WEIGHTS)), default="float", help=weights)
     parser.add_argument("--dtype", default="fp32", choices=tuple(TYPES), help="of the model and its other weights (default: %(default)s)")
     parser.add_argument("--vs", default="inductor", choices=("inductor", "none"), help="whether to compile with Inductor, too")
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tokens", type=count, default=32)
+    parser.add_argument("--rounds", type=count, default=9)
     parser.add_argument("--quick", action="store_true", help="4 tokens, 3 rounds")
     parser.add_argument("--json", type=file_to_write, help="write all rounds to this file")
     options = parser.parse_args()
     tokens, rounds = (4, 3) if options.quick else (options.tokens, options.rounds)
-    weights = options.weights.split(",")
-    if unknown := set(weights) - set(WEIGHTS):
-        parser.error(f"--weights: {', '.join(sorted(unknown))} is none of {', '.join(WEIGHTS)}")
     backends = [name for name in BACKENDS if name != "inductor" or options.vs == "inductor"]
     candidates = [(name, "float") for name in backends]
-    candidates += [(name, each) for each in weights if each != "float" for name in backends if name != "eager"]
+    candidates += [(name, each) for each in options.weights if each != "float" for name in backends if name != "eager"]
     rows: list[Row] = []
-    for model in options.models.split(","):
-        for cache in options.caches.split(","):
+    for model in options.models:
+        for cache in options.caches:
             rows += measure([Job(name, model, cache, tokens, each, options.dtype) for name, each in candidates], rounds)
     Console(width=120).print(table(rows))
     if options.json:

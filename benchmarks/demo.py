@@ -5,6 +5,7 @@ Calibrated on 64 sentences, judged on the others, which are in `cli/bench/senten
 
 from __future__ import annotations
 
+import argparse
 import time
 import warnings
 from collections.abc import Callable
@@ -113,6 +114,7 @@ def show(table: list[Row], console: Console) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning)
     torch.manual_seed(0)
     console = Console(width=max(Console().width, 150))

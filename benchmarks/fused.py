@@ -24,7 +24,7 @@ from torch.nn import functional as F
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import measure, pin
-from sashiko.cli.values import file_to_write
+from sashiko.cli.values import file_to_write, one_of, several, split
 from sashiko.cpu_codegen import bandwidth
 from sashiko.platforms.host import host
 
@@ -94,6 +94,9 @@ class Row:
     speedup: float | None
 
 
+LEVELS = ("L2", "memory")
+
+
 def shapes(level: str) -> tuple[int, int]:
     """Rows and columns so that three tensors of f32 fit the level, or each is larger than all caches."""
     target = host()
@@ -123,16 +126,17 @@ def row(name: str, level: str, inductor: bool) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="chains whose names contain one of these words")
-    parser.add_argument("--levels", default="L2,memory", help="%(default)s")
+    parser.add_argument("--only", type=split, default="", help="chains whose names contain one of these words")
+    parser.add_argument("--levels", type=several(one_of(LEVELS)), default="L2,memory", help="%(default)s")
     parser.add_argument("--vs", default="inductor", choices=("inductor", "none"))
     parser.add_argument("--json", type=file_to_write, help="write the figures to this file")
     options = parser.parse_args()
+    names = [n for n in CHAINS if not options.only or any(word in n for word in options.only)]
+    if not names:
+        parser.error(f"--only: none of {', '.join(CHAINS)} contains one of these words")
     pin()
     torch.set_grad_enabled(False)
-    words = [w for w in options.only.split(",") if w]
-    names = [n for n in CHAINS if not words or any(w in n for w in words)]
-    found = [row(n, level, options.vs == "inductor") for level in options.levels.split(",") for n in names]
+    found = [row(n, level, options.vs == "inductor") for level in options.levels for n in names]
     table = Table()
     for head in ("chain", "level", "rows x columns", "us", "GB/s", "of a copy", "x inductor"):
         table.add_column(head, justify="left" if head in ("chain", "level") else "right")

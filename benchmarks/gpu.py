@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sashiko
-from sashiko.cli.values import file_to_write
+from sashiko.cli.values import file_to_write, one_of, several
 
 CALLS = 50
 Model = Callable[..., Any]
@@ -122,7 +122,7 @@ def measured(model: Model, arguments: tuple[torch.Tensor, ...]) -> dict[str, dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(CASES), help="comma-separated: " + ", ".join(CASES))
+    parser.add_argument("--only", type=several(one_of(CASES)), default=",".join(CASES), help="comma-separated: " + ", ".join(CASES))
     parser.add_argument("--json", type=file_to_write)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -131,7 +131,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.set_float32_matmul_precision("high")
     found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv), "cases": {}}
-    for kind in options.only.split(","):
+    for kind in options.only:
         for name, model, arguments in CASES[kind]():
             rows = found["cases"][name] = measured(model, arguments)
             print(name)

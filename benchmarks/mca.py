@@ -7,6 +7,7 @@ A model of the processor's pipelines with everything in L1: it ranks loops, it d
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -105,6 +106,7 @@ def model(row: Row, path: str) -> Result:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     path = tool()
     if path is None:
         raise SystemExit(f"none of {', '.join(TOOLS)} is installed, of LLVM {OLDEST} or newer")

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
-from sashiko.cli.values import file_to_write
+from sashiko.cli.values import count, file_to_write, one_of, several
 
 Operation = tuple[Callable[..., object], tuple[Tensor, ...]]
 
@@ -221,8 +221,8 @@ def table(rows: Sequence[Row]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(PARTS), help="%(default)s")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", type=several(one_of(PARTS)), default=",".join(PARTS), help="%(default)s")
+    parser.add_argument("--rounds", type=count, default=9)
     parser.add_argument("--quick", action="store_true", help="the first operation of each part, 3 short rounds")
     parser.add_argument("--json", type=file_to_write, help="write all rounds to this file")
     options = parser.parse_args()
@@ -230,7 +230,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
     rounds, seconds = (3, 0.01) if options.quick else (options.rounds, 0.02)
-    chosen = {part: PARTS[part]() for part in options.only.split(",")}
+    chosen = {part: PARTS[part]() for part in options.only}
     operations = [(part, *item) for part, found in chosen.items() for item in list(found.items())[: 1 if options.quick else None]]
     rows = [measured(part, name, operation, rounds, seconds) for part, name, operation in operations]
     Console(width=140).print(table(rows))

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from sashiko.cli.bench.cases import parse_shape
-from sashiko.cli.bench.product import NARROW, product
+from sashiko.cli.bench.product import NARROW, OPERATIONS, product
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import pin
-from sashiko.cli.values import file_to_write
+from sashiko.cli.values import file_to_write, one_of, several
 from sashiko.kernels.peaks import measure_kind
 from sashiko.platforms.catalogue import CATALOGUE
 from sashiko.platforms.host import host
@@ -33,6 +33,8 @@ from sashiko.platforms.target import Target
 
 SHAPES = "512x256x256,512x1024x256,512x256x1024,64x768x768,256x768x768,512x768x768,512x1024x1024,512x768x3072"
 REPEAT, ROUNDS = 60, 5
+TARGETS: dict[str, Target | None] = {"host": None, **{target.name: target for target in CATALOGUE}}
+KINDS = (*OPERATIONS, *(f"{kind}{NARROW}" for kind in OPERATIONS))
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Product:
 def runnable(names: Sequence[str]) -> list[tuple[str, Target]]:
     """The targets of these names that this machine can run, "host" among them."""
     here = host()
-    known = {target.name: target for target in CATALOGUE} | {"host": here}
-    return [(name, known[name]) for name in names if known[name].triple == here.triple and known[name].features <= here.features]
+    found = [(name, TARGETS[name] or here) for name in names]
+    return [(name, target) for name, target in found if target.triple == here.triple and target.features <= here.features]
 
 
 def measure(name: str, target: Target, kind: str, shapes: Sequence[str]) -> list[Product]:
@@ -81,15 +83,15 @@ def table(found: Sequence[Product]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--targets", default="host,x86_64_vnni,x86_64_v3", help="%(default)s")
+    parser.add_argument("--targets", type=several(one_of(TARGETS)), default="host,x86_64_vnni,x86_64_v3", help="%(default)s")
     parser.add_argument("--shapes", default=SHAPES, help="%(default)s")
-    parser.add_argument("--kinds", default="fp32,bf16,bf16-narrow,int8,int8-narrow", help="%(default)s")
+    parser.add_argument("--kinds", type=several(one_of(KINDS)), default="fp32,bf16,bf16-narrow,int8,int8-narrow", help="%(default)s")
     parser.add_argument("--json", type=file_to_write, help="write the figures to this file")
     options = parser.parse_args()
     pin()
     found: list[Product] = []
-    for name, target in runnable(options.targets.split(",")):
-        for kind in options.kinds.split(","):
+    for name, target in runnable(options.targets):
+        for kind in options.kinds:
             found += measure(name, target, kind, options.shapes.split(","))
     Console(width=150).print(table(found))
     if options.json:

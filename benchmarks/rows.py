@@ -23,10 +23,12 @@ from torch.export import Dim
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import measure, pin
-from sashiko.cli.values import file_to_write
+from sashiko.cli.values import count, file_to_write, one_of, several
+from sashiko.quant import PRESETS
 
 ROWS = (1, 2, 4, 5, 7, 8, 9, 11, 14, 16, 20, 24, 29, 32, 48, 64, 100, 128)
 MOST = 512
+PRECISIONS = ("fp32", "bf16", *PRESETS)
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,18 @@ def measured(model: nn.Module, k: int, precision: str, counts: list[int]) -> lis
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default=",".join(map(str, ROWS)), help=f"%(default)s; at most {MOST}")
-    parser.add_argument("--precision", default="fp32,bf16,int8", help="%(default)s")
+    parser.add_argument("--rows", type=several(count), default=",".join(map(str, ROWS)), help=f"%(default)s; at most {MOST}")
+    parser.add_argument("--precision", type=several(one_of(PRECISIONS)), default="fp32,bf16,int8", help="%(default)s")
     parser.add_argument("--size", default="1024x4096", help="%(default)s")
-    parser.add_argument("--layers", type=int, default=6, help="pairs of layers, %(default)s")
+    parser.add_argument("--layers", type=count, default=6, help="pairs of layers, %(default)s")
     parser.add_argument("--json", type=file_to_write, help="write the figures to this file")
     options = parser.parse_args()
     pin()
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
     k, n = map(int, options.size.split("x"))
-    model, counts = stack(k, n, options.layers), [int(rows) for rows in options.rows.split(",")]
-    found = [row for precision in options.precision.split(",") for row in measured(model, k, precision, counts)]
+    model, counts = stack(k, n, options.layers), options.rows
+    found = [row for precision in options.precision for row in measured(model, k, precision, counts)]
     table = Table()
     for head in ("precision", "rows", "ms", "x compiled for it", "x eager"):
         table.add_column(head, justify="left" if head == "precision" else "right")

@@ -27,10 +27,10 @@ from rich.table import Table
 from torch import nn
 
 from sashiko.cli.bench.cases import parse_shape
-from sashiko.cli.bench.product import product
+from sashiko.cli.bench.product import OPERATIONS, product
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import pin
-from sashiko.cli.values import file_to_write
+from sashiko.cli.values import count, file_to_write, one_of, several
 
 ROUNDS, SECONDS = 5, 0.01
 LEAST = (1, 32, 32)
@@ -173,9 +173,9 @@ def measure(kind: str, shapes: Sequence[Shape], console: Console) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=200, help="shapes of each kind (default: %(default)s)")
-    parser.add_argument("--shapes", help="these M x N x K instead of random ones, such as 490x80x4084,512x768x768")
-    parser.add_argument("--kinds", default="fp32,bf16,int8", help="%(default)s")
+    parser.add_argument("--count", type=count, default=200, help="shapes of each kind (default: %(default)s)")
+    parser.add_argument("--shapes", type=several(_shape), help="these M x N x K instead of random ones, such as 490x80x4084,512x768x768")
+    parser.add_argument("--kinds", type=several(one_of(OPERATIONS)), default="fp32,bf16,int8", help="%(default)s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=file_to_write, help="write the figures to this file")
     options = parser.parse_args()
@@ -183,14 +183,14 @@ def main() -> None:
     torch.manual_seed(options.seed)
     torch.set_grad_enabled(False)
     console = Console(width=150)
-    shapes = [_shape(text) for text in options.shapes.split(",")] if options.shapes else random_shapes(options.count, options.seed)
-    rows = [row for kind in options.kinds.split(",") for row in measure(kind, shapes, console)]
+    shapes = options.shapes or random_shapes(options.count, options.seed)
+    rows = [row for kind in options.kinds for row in measure(kind, shapes, console)]
     table = Table("kind", "M x N x K", "kernel", "us", "library", "us", "library / ours")
     for row in sorted((r for r in rows if options.shapes or r.ratio * SLOWER < 1), key=lambda r: r.ratio):
         shape = "x".join(map(str, row.shape))
         table.add_row(row.kind, shape, row.kernel, f"{row.us:.1f}", row.vendor, f"{row.vendor_us:.1f}", f"{row.ratio:.2f}")
     console.print(table)
-    for kind in options.kinds.split(","):
+    for kind in options.kinds:
         ratios = [r.ratio for r in rows if r.kind == kind]
         if not ratios:
             continue

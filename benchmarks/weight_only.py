@@ -25,7 +25,7 @@ from torch import nn
 import sashiko
 from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
-from sashiko.cli.values import file_to_write
+from sashiko.cli.values import count, file_to_write, one_of, several
 from sashiko.cpu_codegen import bandwidth
 from sashiko.platforms.host import host
 from sashiko.quant import PRESETS
@@ -215,16 +215,15 @@ def decode_table(found: Sequence[Decode]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="products,decode")
-    parser.add_argument("--rows", default="1,4,8", help="%(default)s")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", type=several(one_of(("products", "decode"))), default="products,decode", help="%(default)s")
+    parser.add_argument("--rows", type=several(count), default="1,4,8", help="%(default)s")
+    parser.add_argument("--threads", type=count, default=1)
     parser.add_argument("--quick", action="store_true", help="smaller stacks, fewer tokens, short turns")
     parser.add_argument("--json", type=file_to_write, help="write all rounds to this file")
     options = parser.parse_args()
     pin(options.threads)
     console = Console()
-    rows = [int(m) for m in options.rows.split(",")]
-    found = products(rows, options.quick) if "products" in options.only else []
+    found = products(options.rows, options.quick) if "products" in options.only else []
     for level, m in dict.fromkeys((p.level, p.rows) for p in found):
         console.print(product_table(found, level, m))
     texts = decoding(8 if options.quick else 32, 3 if options.quick else 7) if "decode" in options.only else []

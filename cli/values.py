@@ -8,7 +8,11 @@ from __future__ import annotations
 import math
 import os
 from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def count(text: str) -> int:
@@ -32,6 +36,34 @@ def drop(text: str) -> float:
     if not value >= 0:
         raise ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return value
+
+
+def split(text: str) -> list[str]:
+    """The parts between commas, each once, empty ones left out."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def several(each: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """What `each` makes of the parts between commas, of which there is at least one."""
+
+    def parse(text: str) -> list[T]:
+        if not split(text):
+            raise ArgumentTypeError("nothing is named")
+        return [each(part) for part in split(text)]
+
+    return parse
+
+
+def one_of(known: Iterable[str]) -> Callable[[str], str]:
+    """One of the known names."""
+    names = tuple(known)
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+        return text
+
+    return parse
 
 
 def _number(text: str) -> float:

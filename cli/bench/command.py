@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ...diagnostics.errors import InputError
-from ..values import count, file_to_read, file_to_write, seconds
+from ..values import count, file_to_read, file_to_write, seconds, split
 from .timing import allowed_cores
 
 if TYPE_CHECKING:
@@ -144,11 +144,6 @@ def command(options: argparse.Namespace) -> str:
     words += ["--tune", f"{options.tune:g}"] if options.tune else []
     words += ["--quick"] if options.quick else []
     return shlex.join(words)
-
-
-def split(text: str) -> list[str]:
-    """The parts between commas, each once, empty ones left out."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _threads(text: str) -> list[int]:

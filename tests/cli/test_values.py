@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sashiko.cli.values import file_to_read, file_to_write, folder_to_write
+from sashiko.cli.values import count, file_to_read, file_to_write, folder_to_write, one_of, several
 
 
 def test_files_to_write(tmp_path: Path) -> None:
@@ -42,3 +42,11 @@ def test_folders_to_write(tmp_path: Path) -> None:
     for name in ("there", "there/new", "\0"):
         with pytest.raises(ArgumentTypeError, match="is no"):
             folder_to_write(str(tmp_path / name))
+
+
+def test_lists() -> None:
+    assert several(count)("2, 1,,2") == [2, 1]
+    assert several(one_of({"fp32": 4, "int8": 1}))("int8") == ["int8"]
+    for text, message in ((" ,", "nothing is named"), ("fp32,int4", "'int4' is none of fp32, int8")):
+        with pytest.raises(ArgumentTypeError, match=message):
+            several(one_of(("fp32", "int8")))(text)
