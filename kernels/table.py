@@ -5,7 +5,7 @@ Rows are tried in order, the fastest first; the last one always accepts. Tests a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -14,7 +14,7 @@ import torch
 from ..cpu_codegen.builder import Module
 from ..diagnostics.errors import InputError
 from ..graph import sums16
-from ..graph.dims import bounds, evaluate
+from ..graph.dims import bounds
 from ..graph.types import DType, bf16, f16, f32, i4, i8, u8
 from ..platforms.target import Target
 from ..stitch.loops import Body
@@ -45,11 +45,6 @@ class Kernel:
     emit: Callable[[Module, Target, GemmSpec, str], GemmCode]
     rate: float
     micros: Micros = ()
-
-    def cost(self, spec: GemmSpec, sizes: Mapping[str, int]) -> float:
-        """Cycles of one core at the row's best rate; `sizes` gives the symbols of the dimensions."""
-        work = evaluate(spec.batch * spec.m * spec.n * spec.k, sizes)
-        return work / self.rate if self.rate else float("inf")
 
 
 def select(target: Target, spec: GemmSpec) -> Selection[Kernel]:

@@ -25,7 +25,7 @@ from tests.emulation import Array, Buffer, Call, Runner
 
 Emit = Callable[[Module, Target, AttentionSpec, str], AttentionCode]
 ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
-"""Half the distance between neighbours, relative; for bf16 the whole distance, since weights are rounded to it as well as results."""
+"""Half the distance between neighbours, relative."""
 
 
 @dataclass(frozen=True)

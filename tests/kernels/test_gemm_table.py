@@ -107,11 +107,6 @@ def test_names_follow_the_grammar_and_are_unique() -> None:
     assert all(grammar.fullmatch(row.name) for row in table.TABLE if row.micros)
 
 
-def test_cost_is_cycles_at_the_best_rate() -> None:
-    row = table.select(X86_64_VNNI, spec_of(Case(1, 64, 256), i8, i8)).kernel
-    assert row.cost(spec_of(Case(1, 64, 256), i8, i8), {"M": 8}) == 8 * 64 * 256 / 128
-
-
 def test_specifications_that_make_no_sense_are_refused() -> None:
     with pytest.raises(Unsupported, match="no matrix product of i8 and f32"):
         spec_of(Case(1, 8, 8), i8, f32)

@@ -105,7 +105,7 @@ def compare(result: Array, row: Kernel, case: Case, group: int, left: torch.Tens
     """With left [m, k] times real [n, k], f64."""
     lhs, rhs = row.micros[0].lhs, row.micros[0].rhs
     # k + 2 roundings of an f32 sum, one of a scaled weight, one of the sum of a step; where weights become bf16, that rounding.
-    narrow = 2.0**-9 if rhs == i4 and lhs == bf16 and _narrows(row) else 0.0
+    narrow = 2.0**-8 if rhs == i4 and lhs == bf16 and _narrows(row) else 0.0
     allowed = ((case.k + 4) * 2.0**-24 + narrow) * (left.abs() @ real.abs().mT)
     if any(isinstance(micro, DigitMicro) for micro in row.micros) and (rhs == i8 or group >= LEAST_GROUP):
         allowed = allowed + digits_bound(left, real, packed_group(group) if rhs == i4 else UNGROUPED, lhs)
