@@ -19,6 +19,7 @@ _FEW, _READ = 8, 2048  # topk: elements found one after the other, and how many 
 _SORTED, _ALONE = 16, 64  # sort: elements that are compared with one another, in each row or in all
 _BINS = 128  # histc: bins that each element is compared with
 _ENDS = 256  # searchsorted: of more, halving is faster than comparing with all
+_MOST = (1 << 46) - 1  # no tensor has more ends: those of 4 bytes in the 2^48 that a process addresses
 
 
 def topk(c: Call, x: Value, k: Dim, axis: int = -1, largest: bool = True, in_order: bool = True) -> tuple[Value, Value]:
@@ -143,8 +144,9 @@ def searchsorted(c: Call, ends: Value, x: Value, short: bool, right: bool, side:
 
 def ends_before(ends: Value, x: Value, right: bool) -> Value:
     """How many of a row of ends lie before each element, by halves: the number grows by a power of two where all these lie before."""
-    count, whole = ends.shape[0], i64 if x.dtype.bits == 64 else i32
-    step = 1 << (bounds(count)[1] or 1).bit_length()
+    count, most = ends.shape[0], bounds(ends.shape[0])[1]
+    most = _MOST if most is None else min(most, _MOST)
+    whole, step = i64 if x.dtype.bits == 64 or most >= 1 << 31 else i32, 1 << most.bit_length()
     found = b.expand(b.full(0, whole), x.shape)
     while step := step // 2:
         further = b.add(found, step)

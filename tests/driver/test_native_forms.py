@@ -178,6 +178,19 @@ def test_the_largest_of_bags_of_any_length() -> None:
     assert_close(sashiko.compile(single, (words, starts))(words, starts), single(words, starts))
 
 
+@pytest.mark.parametrize("bags", [Dim("bags", min=3), Dim.AUTO])
+@torch.no_grad()
+def test_as_many_bags_as_it_happens(bags: Any) -> None:
+    """Their number has no bound."""
+    model = nn.EmbeddingBag(50, 8, mode="mean", padding_idx=0).eval()
+    words, starts = torch.randint(0, 50, (30,)), torch.tensor([0, 0, 9, 14, 21, 21, 22])
+    fast = sashiko.compile(model, (words, starts[:4]), strict=True, dynamic_shapes=({0: Dim("words")}, {0: bags}))
+    backend = torch.compile(model, backend="sashiko", dynamic=True, options={"strict": True})
+    for count in (4, 3, 7):
+        for each in (fast, backend):
+            assert_close(each(words[count:], starts[:count]), model(words[count:], starts[:count]))
+
+
 def test_a_mean_over_as_many_places_as_features() -> None:
     """The reduction inside runs over another axis of the same length."""
     agree(lambda x: F.layer_norm(x, (16,)).mean(1), torch.randn(2, 16, 16))
