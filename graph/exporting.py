@@ -32,16 +32,15 @@ from .examples import refusal
 from .lower import CHECKS, PART_OF
 from .modes import EVAL, in_training
 from .rebound import settled, storage
-from .refusals import translated
+from .refusals import translated, written_outside
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
 _CHECKED = {f"aten::linalg_{name}" for name in ("cholesky", "inv", "ldl_factor", "lu_factor", "solve")}
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 CPU = "move it with .cpu(); on a GPU, torch.compile(model, backend=\"sashiko\") compiles what it finds there"
 # What to do about attributes that forward changes.
 AS_STATE = "a buffer that it writes into is kept, and torch.compile(model, backend=\"sashiko\") asks for such values"
-# What torch says of tensors that are written and held outside of modules.
-_OUTSIDE = ("is mutated in the forward method", "expected compiled_fn to be GraphModule")
 T = TypeVar("T")
 
 
@@ -163,6 +162,11 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if torch.ops.aten.is_non_overlapping_and_dense.default(tensor) else tensor.contiguous()
 
 
+def _apart() -> dict[Any, Callable[..., Any]]:
+    """The decompositions of operations without a row, but for those that are kept whole."""
+    return {op: fn for op, fn in _core().items() if not (_is_taken(op) or _kept(op) or str(op) in QUANTIZED)}
+
+
 @alone()
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The program with in-place operations, and everything else without a row, decomposed into functional core ATen.
@@ -174,7 +178,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     apart = not any(_used_as_a_whole(node) for node in program.graph.nodes)
     if apart and all(_stays(node) for node in program.graph.nodes):
         return program
-    table = {op: fn for op, fn in _core().items() if not (_is_taken(op) or _kept(op) or str(op) in QUANTIZED)}
+    table = _apart()
     table.update(recurrent.decompositions(table))
     return _decomposed(program, table, (lambda node: _stays(node) or _kept(node.target)) if apart else None)
 
@@ -194,28 +198,13 @@ def _decomposed(
     """The functional program, taken apart by `table` where a node does not stay. stays: None where it cannot be done node by node."""
     try:
         # torch asks things of sizes for its own sake, such as whether a result that is a view is like its base: no assumptions.
-        with quiet(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+        with quiet(), oblivious, torch.autocast("cpu", enabled=False):  # what it casts, the program does
             found = by_node(program, table, stays) if stays is not None else None
             # Without dropout: torch would copy there, and writes behind it would not reach what is before it.
             return found or _by_torch(by_node(program, {}, lambda node: True) or program, table)
     except Exception as error:
-        raise _written_outside(program, error) or translated(error) from error
-
-
-def _written_outside(program: ExportedProgram, error: Exception) -> Unsupported | None:
-    """What torch's error means where the model writes into a tensor that a plain object holds; None for any other."""
-    if not any(sign in str(error) for sign in _OUTSIDE):
-        return None
-    signature, tensors = program.graph_signature, {**program.constants, **program.state_dict}
-    buffers = {tensors[name].data_ptr(): name for name in signature.buffers if tensors[name].numel()}
-    twice = [buffers[at] for name in signature.lifted_tensor_constants if (at := tensors[name].data_ptr()) in buffers]
-    if twice:
-        hint = "use it as the buffer everywhere, or pass torch.export.export(model, arguments, strict=True).module(): both are one there"
-        return Unsupported(f"the model writes into its buffer {twice[0]}, which an object that is no module holds, too", hint=hint)
-    if _OUTSIDE[0] in str(error):
-        hint = f"make it a buffer by register_buffer, and use it as that attribute; or {BY_PARTS}"
-        return Unsupported("the model writes into a tensor that is neither a buffer nor an argument", hint=hint)
-    return None
+        raise written_outside(program, error) or translated(error) from error
 
 
 def _is_taken(op: Any) -> bool:
@@ -230,6 +219,9 @@ def without_transforms(program: ExportedProgram) -> ExportedProgram:
     regions.put_back(program)
     views.refuse_reshaped(program.graph)
     refuse_writes(program.graph)
+    if torch.is_autocast_enabled("cpu"):  # it casts what composites are made of, such as the products in an einsum
+        composites = {op: fn for op, fn in _apart().items() if op.has_kernel_for_dispatch_key(_COMPOSITE)}
+        program = by_node(program, composites, lambda node: node.target not in composites) or program
     return _by_torch(program, {}) if regions.transform(program) else program
 
 

@@ -9,6 +9,8 @@ import sysconfig
 from traceback import FrameSummary
 from typing import Any
 
+from torch.export import ExportedProgram
+
 from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
 
 # What to do about errors of torch, by a part of their text.
@@ -33,6 +35,8 @@ KNOWN = (
 _BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences
 _NOT_THE_USERS = frozenset({"torch", "sympy", __name__.partition(".")[0], *sys.stdlib_module_names})
 _LIBRARY, _OURS = os.path.join(sysconfig.get_path("stdlib"), ""), os.path.join(os.path.dirname(__file__), "")
+# Of tensors that are written and held outside of modules.
+_OUTSIDE = ("is mutated in the forward method", "expected compiled_fn to be GraphModule")
 # Of what is not known to be torch's fault: the model itself may raise.
 PERHAPS_BY_PARTS = f"where the model itself runs with these arguments, {BY_PARTS}"
 # Of dynamic_shapes: signs of them, where torch's advice about itself begins, how many of its reasons to tell, and how it names sizes
@@ -106,3 +110,19 @@ def raised_at(error: Exception) -> str:
             where = f"{path}:{step.tb_lineno}"
         step = step.tb_next
     return where
+
+
+def written_outside(program: ExportedProgram, error: Exception) -> Unsupported | None:
+    """What torch's error means where the model writes into a tensor that a plain object holds; None for any other."""
+    if not any(sign in str(error) for sign in _OUTSIDE):
+        return None
+    signature, tensors = program.graph_signature, {**program.constants, **program.state_dict}
+    buffers = {tensors[name].data_ptr(): name for name in signature.buffers if tensors[name].numel()}
+    twice = [buffers[at] for name in signature.lifted_tensor_constants if (at := tensors[name].data_ptr()) in buffers]
+    if twice:
+        hint = "use it as the buffer everywhere, or pass torch.export.export(model, arguments, strict=True).module(): both are one there"
+        return Unsupported(f"the model writes into its buffer {twice[0]}, which an object that is no module holds, too", hint=hint)
+    if _OUTSIDE[0] in str(error):
+        hint = f"make it a buffer by register_buffer, and use it as that attribute; or {BY_PARTS}"
+        return Unsupported("the model writes into a tensor that is neither a buffer nor an argument", hint=hint)
+    return None

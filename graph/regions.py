@@ -33,7 +33,10 @@ def put_back(program: ExportedProgram) -> None:
 
 
 def transform(program: ExportedProgram) -> bool:
-    """Whether a program says of operations in its graph that they are taken in another way: cast, or with a dimension more."""
+    """Whether operations in its graph are taken in another way: cast, or with a dimension more. A program says so of parts of it; what it
+    was traced under as a whole, it does not."""
+    if torch.is_autocast_enabled("cpu"):
+        return True
     functions = "torch._functorch.predispatch"  # between which they are
     return any(n.target is _AUTOCAST or getattr(n.target, "__module__", "") == functions for n in program.graph.nodes)
 

@@ -118,6 +118,26 @@ def test_autocast_on_or_off(kind: type[Guarded], ambient: bool, monkeypatch: pyt
     assert bool(whole) == casts  # what casts nothing needs no second trace of the whole
 
 
+class Products(nn.Module):
+    """Composites, and operations that are decomposed, on both sides."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            exact = torch.einsum("ij,jk->ik", x, x), torch.addbmm(x, x[None], x[None])
+        return *exact, torch.einsum("ij,jk->ik", x, x), torch.addbmm(x, x[None], x[None])
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)), Products()])
+@torch.no_grad()
+def test_a_model_is_captured_under_autocast(model: nn.Module) -> None:
+    x = torch.randn(8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, fast = model.eval()(x), sashiko.compile(model, (x,))
+    assert_close(fast(x), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(fast(x), expected)
+
+
 def _noted(calls: list[object]) -> Any:
     original = torch.export.ExportedProgram.run_decompositions
 
