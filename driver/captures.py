@@ -20,7 +20,7 @@ from ..graph.ir import Value
 from ..graph.lower import constant_value
 from ..graph.symbols import Assumed, Assumption
 from ..quant import QuantizedModule
-from ..quant.module import ONE_WAY, Gate, TensorLeaf
+from ..quant.module import ONE_WAY, Gate, TensorLeaf, gate_of
 
 
 @alone()
@@ -28,8 +28,9 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
     """The model for calls like the given one. Raises what `export` and `from_exported` raise, and InputError for a quantized model that
     does not take such calls. A size that depends on numbers among the model's buffers is known where these are."""
     if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
-        kwargs = {name: kwargs[name] for name in (*model.gate.names, *kwargs) if name in kwargs}
-        model.gate.arrange(tuple(args), kwargs)  # torch.export traces the graph behind it
+        gate = gate_of(model)
+        kwargs = {name: kwargs[name] for name in (*gate.names, *kwargs) if name in kwargs}
+        gate.arrange(tuple(args), kwargs)  # torch.export traces the graph behind it
     try:
         captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
     except Unsupported as refusal:
@@ -43,7 +44,7 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
         read = (constant_value(number, name, True) for name, number in found.read.items())
         captured = replace(captured, baked=(*captured.baked, *(value for value in read if isinstance(value, Value))))
     captured = replace(captured, parameters=Parameters.of(model.forward))
-    return _behind(model.gate, captured) if isinstance(model, QuantizedModule) else captured
+    return _behind(gate_of(model), captured) if isinstance(model, QuantizedModule) else captured
 
 
 def _behind(gate: Gate, captured: Captured) -> Captured:

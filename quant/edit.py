@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 
 from ..graph.alone import alone
 from ..graph.sites import copy_name
+from .module import attribute_name, is_hidden
 
 
 @alone()
@@ -44,7 +45,8 @@ def add_attribute(graph: Graph, attributes: dict[str, Any], base: str, value: to
 
 
 def free_name(attributes: Mapping[str, Any], base: str, suffix: str = "") -> str:
-    """A name that with `suffix` is no attribute: it must not be, or lie below, an attribute that is a tensor."""
+    """A name that with `suffix` is no attribute: it must not be, or lie below, an attribute that is a tensor, nor be hidden."""
+    base = attribute_name(base) if is_hidden(base) else base
     parts = base.split(".")
     if any(".".join(parts[:i]) in attributes for i in range(1, len(parts))):
         base = base.replace(".", "_")

@@ -24,7 +24,7 @@ from ..graph.nodes import schema_arguments
 from ..graph.sites import name_node, site_of, with_name
 from ..graph.types import inverse
 from . import ops
-from .module import Gate, QuantizedModule
+from .module import Gate, QuantizedModule, gate_of
 from .plain import from_plain, to_plain
 from .record import QuantRecord
 
@@ -47,8 +47,8 @@ _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 def encode(module: QuantizedModule) -> tuple[Json, dict[str, torch.Tensor]]:
     """JSON, and the tensors that it names. Raises Unsupported for what has no form in a file."""
     writer = _Writer()
-    data = {"graph": writer.graph(module, ""), "gate": to_plain(module.gate), "record": to_plain(module.record), "places": writer.places}
-    return data, writer.tensors
+    gate, record = to_plain(gate_of(module)), to_plain(module.record)
+    return {"graph": writer.graph(module, ""), "gate": gate, "record": record, "places": writer.places}, writer.tensors
 
 
 def decode(data: Json, tensors: Mapping[str, torch.Tensor]) -> QuantizedModule:

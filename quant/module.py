@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -212,12 +213,6 @@ class QuantizedModule(GraphModule):
         return module
 
     @property
-    def gate(self) -> Gate:
-        gate = self.meta[_GATE]
-        assert isinstance(gate, Gate)
-        return gate
-
-    @property
     def record(self) -> QuantRecord:
         record = self.meta[_RECORD]
         assert isinstance(record, QuantRecord)
@@ -287,6 +282,33 @@ class QuantizedModule(GraphModule):
         from .pickling import restore, state
 
         return restore, state(self)
+
+
+def gate_of(module: QuantizedModule) -> Gate:
+    """How calls of a quantized module are checked."""
+    gate = module.meta[_GATE]
+    assert isinstance(gate, Gate)
+    return gate
+
+
+@cache
+def _own_names() -> frozenset[str]:
+    """What these classes have beyond a GraphModule, which torch.export makes of every model."""
+    from .qat import QATModule
+
+    return frozenset(dir(QATModule)) - frozenset(dir(GraphModule))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a quantized module has a method or property in the place of an attribute of this name."""
+    return name.partition(".")[0] in _own_names()
+
+
+def attribute_name(name: str) -> str:
+    """What an attribute of the model is called in a quantized module: one that would be hidden, such as "report.weight", has an underscore
+    behind the first part, and one that has some already has one more."""
+    first, dot, rest = name.partition(".")
+    return f"{first}_{dot}{rest}" if is_hidden(first.rstrip("_")) else name
 
 
 def _gated(planned: Callable[..., Any], gate: Gate) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ from ..graph.nesting import parts
 from ..graph.refusals import raised_at, translated
 from . import edit
 from .masking import MaskArgument
-from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf
+from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, attribute_name
 
 # Operations in a quotient, remainder or the like in the expression of a size: of images of any size in encoders and detectors, and in what
 # cuts images into windows as well. What goes beyond is to be found before torch has spent long on it.
@@ -236,17 +236,19 @@ def _program(model: nn.Module, exported: ExportedProgram, fixed: str) -> Program
 
 
 def _own_attributes(module: GraphModule) -> dict[str, torch.Tensor]:
-    """Copies of all tensors the graph reads; tied ones stay tied. Submodules that hold nested graphs are kept as they are."""
+    """Copies of all tensors the graph reads, under the names that they are read by from now on; tied ones stay tied. Submodules that hold
+    nested graphs are kept as they are."""
     copies: dict[int, torch.Tensor] = {}
     attributes: dict[str, torch.Tensor] = {}
     for node in module.graph.nodes:
-        if node.op == "get_attr" and node.target not in attributes:
+        if node.op == "get_attr":
             value: Any = module
             for part in node.target.split("."):
                 value = getattr(value, part)
             if isinstance(value, torch.Tensor) and id(value) not in copies:
                 own = value.detach().clone()
                 copies[id(value)] = nn.Parameter(own, requires_grad=False) if isinstance(value, nn.Parameter) else own
+            node.target = attribute_name(node.target)
             attributes[node.target] = copies.get(id(value), value)
     return attributes
 

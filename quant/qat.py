@@ -22,7 +22,7 @@ from . import ops
 from .calibration import Calibration, ObserverKey
 from .constants import Constants
 from .insert import Inserter, matrix_of, plain_weight
-from .module import QuantizedModule
+from .module import QuantizedModule, attribute_name
 from .observers import Range, affine
 from .operands import Operands
 from .placement import uncounted
@@ -67,7 +67,7 @@ def prepare_qat(
         target=target, progress=progress,
     )
     graph = copied(found.program.graph)
-    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    frozen = {attribute_name(name) for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
     attributes = {name: _trainable(value, name not in frozen) for name, value in found.program.attributes.items()}
     sites, left = found.chosen({})
     inserter = _FakeInserter(graph, attributes, Constants(graph, attributes), found.ranges)
@@ -122,20 +122,15 @@ class _Fixed:
 class QATModule(QuantizedModule):
     """A model with fake quantizers: floating point that rounds as the quantized model does, and that gradients flow through."""
 
-    @property
-    def plan(self) -> Plan:
-        plan = self.meta[_QAT]
-        assert isinstance(plan, Plan)
-        return plan
-
     def scale_parameters(self) -> list[nn.Parameter]:
         """The learned scales, for an optimizer group of their own."""
-        names = {*self.plan.activation_scales.values(), *self.plan.weight_scales.values()}
+        plan = _plan_of(self)
+        names = {*plan.activation_scales.values(), *plan.weight_scales.values()}
         return [p for name, p in self.named_parameters() if name in names]
 
     def convert(self) -> QuantizedModule:
         """The quantized model with the weights and scales as they are now. Raises InputError when training made them NaN or infinite."""
-        plan = self.plan
+        plan = _plan_of(self)
         held = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
         for name, value in held.items():
             if value.is_floating_point() and not bool(value.isfinite().all()):
@@ -168,6 +163,12 @@ class QATModule(QuantizedModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise _unfinished()
+
+
+def _plan_of(module: QATModule) -> Plan:
+    plan = module.meta[_QAT]
+    assert isinstance(plan, Plan)
+    return plan
 
 
 def _unfinished() -> Unsupported:

@@ -30,7 +30,7 @@ from ..graph.refusals import translated
 from ..graph.rows import LEAST, MOST
 from ..graph.symbols import require
 from . import ops
-from .module import FreeDim, Gate, QuantizedModule, TensorLeaf
+from .module import FreeDim, Gate, QuantizedModule, TensorLeaf, gate_of
 from .qat import QATModule
 
 _PACKAGES = ("onnx", "onnxscript")
@@ -99,7 +99,7 @@ def _shortened(model: Any) -> None:
 
 def _traced(quantized: QuantizedModule, example_inputs: Any) -> ExportedProgram:
     args, named = _examples(quantized) if example_inputs is None else example(example_inputs, _PLACE)
-    kwargs = {name: named[name] for name in quantized.gate.names if name in named}
+    kwargs = {name: named[name] for name in gate_of(quantized).names if name in named}
     shapes = pytree.tree_map(_freedom, (args, kwargs))
     try:
         with alone(), torch.no_grad(), quiet():
@@ -147,8 +147,8 @@ def _projects(node: Node) -> bool:
 
 def _examples(quantized: QuantizedModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Zeros that the gate accepts, in the structure of the arguments."""
-    sizes = _sizes(quantized.gate)
-    leaves = [leaf for _, part in quantized.gate.arguments for leaf in part]
+    gate = gate_of(quantized)
+    sizes, leaves = _sizes(gate), [leaf for _, part in gate.arguments for leaf in part]
     codegen = quantized.graph._codegen
     assert isinstance(codegen, _PyTreeCodeGen)
     values = [_zeros(leaf, sizes) if isinstance(leaf, TensorLeaf) else leaf.value for leaf in leaves]
