@@ -11,8 +11,11 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..cpu_codegen import symbols
 from ..diagnostics.errors import InputError
@@ -23,38 +26,47 @@ from .runner import CHANGED, HEADER, Absent, Runner
 from .shared import in_common
 
 NO_VERSION = -1
-_PIECE = 64  # bytes
+_WORD = 8  # bytes
+_PIECE = 8 * _WORD
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a watched tensor looked like: its version (NO_VERSION: it has none), the address of its data, and some of these where it has
-    no version."""
+    """What a watched tensor looked like: its version (NO_VERSION: it has none), the address of its data, and, where versions do not tell
+    every change, some of these: pieces of which the last one begins at byte `last`."""
 
     version: int
     pointer: int
     sample: bytes = b""
+    last: int = 0
 
 
 def look(tensor: torch.Tensor, before: Seen | None = None) -> Seen:
     """The present state of a watched tensor. before: an earlier one. To ask for a version that does not exist takes 8 us."""
     has_none = before is not None and before.version == NO_VERSION
-    return _seen(NO_VERSION if has_none else _version(tensor), tensor)
+    return _seen(NO_VERSION if has_none else _version(tensor), tensor, tensor)
 
 
-def _seen(version: int, data: torch.Tensor) -> Seen:
+def _seen(version: int, tensor: torch.Tensor, data: torch.Tensor) -> Seen:
     pointer = data.data_ptr()
-    return Seen(version, pointer, _sample(data, pointer) if version == NO_VERSION else b"")
+    return Seen(version, pointer, *(_sample(data, pointer) if version == NO_VERSION or _uncounted(tensor) else ()))
 
 
-def _sample(tensor: torch.Tensor, pointer: int) -> bytes:
-    """What is at the beginning, in the middle and at the end of a tensor on the CPU: other weights differ there. To compare all of it in
-    each call would take as long as to read it."""
+def _uncounted(tensor: torch.Tensor) -> bool:
+    """Whether versions do not tell every change. Batch norm writes its statistics, vectors that are no parameters, without counting it."""
+    return tensor.dim() == 1 and tensor.is_floating_point() and not isinstance(tensor, torch.nn.Parameter)
+
+
+def _sample(tensor: torch.Tensor, pointer: int) -> tuple[bytes, int]:
+    """What is at the beginning, in the middle and at the end of a tensor on the CPU, and where the last piece begins: other numbers differ
+    there. To compare all of it in each call would take as long as to read it."""
     storage = tensor.untyped_storage()
     size = min(tensor.nbytes, storage.nbytes() - (pointer - storage.data_ptr())) if tensor.is_cpu else 0
-    if size <= 3 * _PIECE:
-        return ctypes.string_at(pointer, size) if size > 0 else b""
-    return b"".join([ctypes.string_at(pointer + at, _PIECE) for at in (0, (size - _PIECE) // 2, size - _PIECE)])
+    if size < _WORD:
+        return ctypes.string_at(pointer, size) if size > 0 else b"", 0
+    piece = min(_PIECE, size // _WORD * _WORD)
+    last = size - piece
+    return b"".join([ctypes.string_at(pointer + at, piece) for at in (0, last // 2, last)]), last
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -76,7 +88,20 @@ class Watched:
     def of(cls, tensors: Sequence[torch.Tensor]) -> Watched:
         """The present state of tensors. What other threads change meanwhile is noticed at the next look."""
         held = tuple(tensor.detach() for tensor in tensors)
-        return cls(tuple(map(_seen, map(_version, tensors), held)), held)
+        return cls(tuple(map(_seen, map(_version, tensors), tensors, held)), held)
+
+
+@lru_cache(maxsize=1)
+def _count_steps() -> None:
+    """Makes every step of a fused optimizer, from now on, count as a change of its parameters: its kernels do not count what they write.
+    What Dynamo traces of a step would count only while it is traced."""
+    register_optimizer_step_post_hook(torch.compiler.disable(_count))  # type: ignore[no-untyped-call]
+
+
+def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    fused = (group for group in optimizer.param_groups if group.get("fused"))
+    stepped = [parameter for group in fused for parameter in group["params"] if parameter.grad is not None]
+    torch.autograd.graph.increment_version(stepped)
 
 
 class Handles:
@@ -110,10 +135,16 @@ class ConstantSet:
         self.pointers = tuple(tensor.data_ptr() for tensor in tensors)
         self._watched = watched
         self.seen = seen = watched.seen
-        # Native code must not ask for a version that does not exist: that throws.
-        native = [n for n, state in enumerate(seen) if handles and state.version != NO_VERSION]
+        # Native code must not ask for a version that does not exist: that throws. It compares whole words.
+        native = [n for n, state in enumerate(seen) if handles and state.version != NO_VERSION and not 0 < len(state.sample) < _WORD]
         self.in_python = tuple(n for n in range(len(seen)) if n not in set(native))
-        words = [word for n in native for word in (handles[n], seen[n].version, seen[n].pointer)]
+        self._samples = array.array("q", b"".join(seen[n].sample for n in native))
+        at = self._samples.buffer_info()[0]
+        words: list[int] = []
+        for n in native:
+            state, size = seen[n], len(seen[n].sample)
+            words += (handles[n], state.version, state.pointer, at, size // (3 * _WORD), state.last)
+            at += size
         self._rows = array.array("q", words or [0])
         self._watch = array.array("q", [self._rows.buffer_info()[0], len(native)])
         self.watch = self._watch.buffer_info()[0]
@@ -130,6 +161,8 @@ class Constants:
         watched = {id(tensor): tensor for source in sources for tensor in source.watched}
         self._watched = tuple(watched.values())
         self._position = {key: position for position, key in enumerate(watched)}
+        if watched:
+            _count_steps()
         native = bool(watched) and runner.watch and _native_watch_available()
         self._handles = Handles(self._watched) if native else None
         now = Watched.of(self._watched)

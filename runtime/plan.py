@@ -183,8 +183,8 @@ Segment = NativeSegment | AtenStep
 class ConstantSource:
     """A constant and where it comes from: `derive()` makes it (packed, cast, quantized) from the `watched` tensors.
 
-    It is derived again when a watched tensor was changed in place or got other storage. Tensors made under inference mode have no
-    version, so only new storage is noticed there. dense: it is made row-major; else it stays as it lies.
+    It is derived again when a watched tensor was changed in place, as far as `constants.py` notices, or got other storage. dense: it is
+    made row-major; else it stays as it lies.
     """
 
     watched: tuple[torch.Tensor, ...]

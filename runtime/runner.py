@@ -8,7 +8,8 @@ It is the same code for every model; what differs is the frame, a block of 8-byt
     step      6 words: kernel, its slots, rows of its domain, grain, threads, the turn that it ends or 0
     turn      5 words: turns so far, turns in all, the step that they begin with, moves, move count
     move      4 words: address of a slot, what is in it in the first turn and in the second, what is added in each after that
-    watch     2 words: rows, row count; a row is 3 words: tensor handle, version, data pointer
+    watch     2 words: rows, row count
+    row       6 words: tensor handle, version, data pointer, address of a sample, words of each of its 3 pieces or 0, byte of the last
 
 First the watched weights are compared: run_plan returns -1 when one has changed. Then the patches put the call's own pointers into
 slots and moves, and the moves those of the first turn into their slots. Then the steps run; the first one that sets the status word stops
@@ -32,7 +33,7 @@ from . import team
 from .team import word as _word
 
 SYMBOL = "run_plan"
-HEADER, PATCH, STEP, TURN, MOVE, ROW = 12, 3, 6, 5, 4, 3
+HEADER, PATCH, STEP, TURN, MOVE, ROW = 12, 3, 6, 5, 4, 6
 CHANGED = -1
 # TensorBase::_version() of libtorch_cpu; a member function without arguments is called like a C function of `this`.
 _VERSION = "_ZNK2at10TensorBase8_versionEv"
@@ -131,7 +132,7 @@ def _emit_member(module: Module) -> None:
 
 
 def _emit_row_changed(module: Module) -> None:
-    """row_changed(row) -> i64: 1 when the tensor's storage or version is not that of the row. The tensor must have a version."""
+    """row_changed(row) -> i64: 0 when the tensor's storage, version and sample are those of the row. The tensor must have a version."""
     f = Function(module, "row_changed", I64, [PTR], internal=True)
     (row,) = f.args
     handle, found = _pointer(f, row, 0), f.alloca(8, 8)
@@ -139,12 +140,29 @@ def _emit_row_changed(module: Module) -> None:
     failed = f.icmp("ne", f.call(_DATA_PTR, I32, [handle, found]), const(I32, 0))
     moved = f.icmp("ne", f.load(I64, found), _int(f, row, 2))
 
-    def version() -> list[Val]:
-        return [f.convert("zext", f.icmp("ne", f.call(_VERSION, I64, [handle]), _int(f, row, 1)), I64)]
+    def compared() -> list[Val]:
+        version = f.convert("zext", f.icmp("ne", f.call(_VERSION, I64, [handle]), _int(f, row, 1)), I64)
+        return [f.or_(version, _sample_changed(f, row))]
 
-    (result,) = f.branch(f.or_(failed, moved), lambda: [i64(1)], version)
+    (result,) = f.branch(f.or_(failed, moved), lambda: [i64(1)], compared)
     f.ret(result)
     f.finish()
+
+
+def _sample_changed(f: Function, row: Val) -> Val:
+    """Bits that differ between the pieces of a sample and the data they are from."""
+    data, sample, words, last = _pointer(f, row, 2), _pointer(f, row, 3), _int(f, row, 4), _int(f, row, 5)
+    starts = (i64(0), f.lshr(last, i64(1)), last)
+
+    def compare(number: Val, before: list[Val]) -> list[Val]:
+        (changed,) = before
+        for piece, start in enumerate(starts):
+            now = f.load(I64, f.gep(f.gep(data, start, scale=1), number, I64), 1)
+            then = f.load(I64, f.gep(sample, f.add(f.mul(words, i64(piece)), number), I64))
+            changed = f.or_(changed, f.xor(now, then))
+        return [changed]
+
+    return f.loop(i64(0), words, 1, [i64(0)], compare)[0]
 
 
 def _emit_run(module: Module) -> None:

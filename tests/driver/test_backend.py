@@ -236,6 +236,12 @@ def loaded(model: Net) -> None:
     model.load_state_dict(Net().state_dict())
 
 
+def stepped(model: Net) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    model(torch.randn(3, 16)).sum().backward()
+    optimizer.step()
+
+
 def assigned(model: Net) -> None:
     model.load_state_dict(Net().state_dict(), assign=True)
 
@@ -243,7 +249,7 @@ def assigned(model: Net) -> None:
 def test_weights_that_change() -> None:
     model, x = Net().eval(), torch.randn(3, 16)
     compiled = torch.compile(model, backend="sashiko")
-    for change in (lambda _: None, scaled, replaced, redirected, loaded, assigned, scaled):
+    for change in (lambda _: None, scaled, replaced, redirected, loaded, assigned, stepped, scaled, stepped):
         change(model)
         check(model, compiled, x)
         check(model, compiled, x * 2)

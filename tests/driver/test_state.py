@@ -199,12 +199,16 @@ def test_arguments_that_the_model_writes() -> None:
     assert_close(mine, theirs)
 
 
-def step(model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+def step(model: nn.Module, fused: bool = False) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=fused)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
     optimizer.zero_grad()
+
+
+def fused(model: nn.Module) -> None:
+    step(model, True)
 
 
 def loaded(model: nn.Module) -> None:
@@ -222,7 +226,7 @@ def swapped(model: nn.Module) -> None:
         p.data = torch.full_like(p, 0.125)
 
 
-CHANGES = (step, loaded, copied, swapped)
+CHANGES = (step, fused, loaded, copied, swapped, fused)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -267,6 +271,17 @@ def test_folded_weights_are_watched_too() -> None:
         assert_close(compiled(x), model(x))
         model.weight.neg_()
         assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("backend", [False, True])
+@torch.no_grad()
+def test_statistics_that_training_changes_are_watched(backend: bool) -> None:
+    model, x = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)).eval(), torch.randn(5, 16)
+    compiled = torch.compile(model, backend="sashiko") if backend else sashiko.compile(model, (x,))
+    for _ in range(3):
+        assert_close(compiled(x), model(x))
+        model.train()(x)
+        model.eval()
 
 
 def quantized() -> tuple[nn.Module, torch.Tensor, sashiko.CompiledModel]:

@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from sashiko.diagnostics.errors import InputError
 from sashiko.runtime import constants
@@ -87,6 +88,41 @@ def test_other_weights_without_versions_are_noticed() -> None:
             if tensor is large or tensor is turned:
                 tensor.copy_(torch.randn_like(tensor))
                 assert constants.look(tensor) != before
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_fused_step_is_noticed(code: Code, chain: type, traced: bool) -> None:
+    """PyTorch's fused kernels do not count what they write."""
+    weights = Weights(code, chain, torch.nn.Parameter(torch.randn(3, 4)), torch.randn(3, 4))
+    optimizer = torch.optim.AdamW([weights.w], lr=0.1, fused=True)
+    weights.w.grad = torch.ones(3, 4)
+    step = torch.compile(optimizer.step, backend="aot_eager") if traced else optimizer.step
+    for _ in range(2):
+        step()
+        weights.check()
+    assert weights.derived == {"w": 3, "v": 1}
+
+
+def test_what_an_optimizer_does_not_change_is_not_counted(code: Code, chain: type) -> None:
+    weights = Weights(code, chain, torch.nn.Parameter(torch.randn(3, 4)), torch.randn(3, 4))
+    before = weights.w._version
+    torch.optim.SGD([weights.w], fused=True).step()
+    assert weights.w._version == before, "it has no gradient"
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+@pytest.mark.parametrize("size", [1, 3, 16, 41, 900])
+def test_statistics_of_batch_norm_are_noticed(code: Code, chain: type, size: int, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch norm does not count what it writes either."""
+    if not native:
+        monkeypatch.setattr(constants, "_native_watch_available", lambda: False)
+    mean = torch.zeros(size)
+    weights = Weights(code, chain, torch.nn.Parameter(torch.randn(1, size)), mean)
+    for _ in range(2):
+        weights.check()
+        F.batch_norm(torch.randn(5, size), mean, torch.ones(size), training=True)
+    weights.check()
+    assert weights.derived == {"w": 1, "v": 3}
 
 
 def test_new_storage_is_noticed(weights: Weights) -> None:
