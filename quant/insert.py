@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from ..graph.aten.experts import EXPERTS
 from . import edit, ops
 from .constants import Constants
-from .observers import Range, affine
+from .observers import Range, affine, covered
 from .operands import Operands, operands
 from .placement import dynamic
 from .record import ActivationRange, QuantSite, SiteResult
@@ -31,6 +31,12 @@ Ranges = Mapping[tuple[str, ActivationScheme], Range]
 def plain_weight(site: QuantSite, weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
     """Round to nearest."""
     return quantize_weight(weight, scheme)
+
+
+def activation_range(scale: float, zero_point: int, scheme: ActivationScheme) -> ActivationRange:
+    """What the record has of an activation with these numbers."""
+    limits = covered(scale, zero_point, scheme)
+    return ActivationRange(limits.low, limits.high, scale, zero_point)
 
 
 def matrix_of(weight: torch.Tensor, found: Operands) -> torch.Tensor:
@@ -108,7 +114,7 @@ class Inserter:
         scale, zero_point = affine(limits, chosen)
         parameters = (scale, zero_point, chosen.qmin, chosen.qmax, chosen.dtype)
         q = self._call(ops.quantize_per_tensor, (self._float(activation, like), *parameters), like)
-        return self._call(ops.dequantize_per_tensor, (q, *parameters), like), ActivationRange(limits.low, limits.high, scale, zero_point)
+        return self._call(ops.dequantize_per_tensor, (q, *parameters), like), activation_range(scale, zero_point, chosen)
 
     def _dynamic(self, activation: Node, like: Node, chosen: ActivationScheme) -> tuple[Node, None]:
         real = self._float(activation, like)

@@ -246,6 +246,11 @@ def affine(limits: Range, scheme: ActivationScheme) -> tuple[float, int]:
     return scale, zero(scale)
 
 
+def covered(scale: float, zero_point: int, scheme: ActivationScheme) -> Range:
+    """The reals that the integers stand for; `affine` turns them back into this scale and zero point."""
+    return Range((scheme.qmin - zero_point) * scale, (scheme.qmax - zero_point) * scale)
+
+
 def make_observer(scheme: ActivationScheme) -> Observer:
     """A fresh observer of the kind that the scheme names."""
     if scheme.observer == "minmax":

@@ -21,9 +21,9 @@ from ..platforms.target import Target
 from . import ops
 from .calibration import Calibration, ObserverKey
 from .constants import Constants
-from .insert import Inserter, matrix_of, plain_weight
+from .insert import Inserter, activation_range, matrix_of, plain_weight
 from .module import QuantizedModule, attribute_name
-from .observers import Range, affine
+from .observers import Range, affine, covered
 from .operands import Operands
 from .placement import uncounted
 from .presets import resolve
@@ -142,7 +142,7 @@ class QATModule(QuantizedModule):
         observers = dict(plan.calibration.observers)
         for key, name in plan.activation_scales.items():
             zero_point = round(held[_zero_of(name)].item())  # that of training, which `load_state_dict` may have brought
-            observers[key] = _Fixed(_range_of(_scale(held[name]).item(), zero_point, key[1]))
+            observers[key] = _Fixed(covered(_scale(held[name]).item(), zero_point, key[1]))
 
         def learned(site: QuantSite, weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
             if site.name not in plan.weight_scales:
@@ -192,11 +192,6 @@ def _scale(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.detach().abs().clamp_min(_LEAST_SCALE)
 
 
-def _range_of(scale: float, zero_point: int, scheme: ActivationScheme) -> Range:
-    """The range that `affine` turns back into this scale and zero point."""
-    return Range((scheme.qmin - zero_point) * scale, (scheme.qmax - zero_point) * scale)
-
-
 class _FakeInserter(Inserter):
     """Puts differentiable quantizers where an `Inserter` puts integers."""
 
@@ -219,7 +214,7 @@ class _FakeInserter(Inserter):
         factor = 1.0 / math.sqrt(features * chosen.qmax)
         arguments = (self._float(activation, like), parameter, zero, chosen.qmin, chosen.qmax, factor)
         node = self._fake(aten._fake_quantize_learnable_per_tensor_affine.default, arguments)
-        return node, ActivationRange(limits.low, limits.high, scale, zero_point)
+        return node, activation_range(scale, zero_point, chosen)
 
     def _dynamic(self, activation: Node, like: Node, chosen: ActivationScheme) -> tuple[Node, None]:
         """x + constant(q(x) - x): the straight-through estimator; saturation cannot happen."""

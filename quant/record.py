@@ -71,7 +71,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class ActivationRange:
-    """The numbers chosen for one activation. low..high: the range calibration chose, in reals. histogram: None without one."""
+    """The numbers chosen for one activation. low..high: the reals that its integers cover. histogram: None without one."""
 
     low: float
     high: float

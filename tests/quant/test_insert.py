@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import sashiko
+from sashiko.quant import prepare_qat
 
 
 class Masked(nn.Module):
@@ -45,6 +47,17 @@ def test_one_channel_and_kernels_of_one(channels: int, kernel: int, tmp_path: Pa
     quantized.save(tmp_path / "saved")
     for made in (quantized, sashiko.load(tmp_path / "saved"), sashiko.compile(quantized, (x,)), sashiko.quantize_and_compile(model, [x])):
         assert float((made(x) - model(x)).norm() / model(x).norm()) < 0.03
+
+
+@pytest.mark.parametrize("make", [sashiko.quantize, prepare_qat])
+@pytest.mark.parametrize("preset", ["int8-minmax", "int8-static"])
+def test_ranges_in_the_record_are_what_the_integers_cover(preset: str, make: Callable[..., nn.Module]) -> None:
+    """Those of signed integers are symmetric, whatever was seen."""
+    found = make(nn.Linear(4, 4).eval(), [torch.tensor([[8.0, 0, 0, 0], [-10, 0, 0, 0]])], preset=preset)
+    (limits,) = found.record.sites[0].ranges
+    scale, zero, ends = (10 / 127, 0, (-127, 127)) if preset == "int8-minmax" else (18 / 255, 142, (-142, 113))
+    assert (limits.scale, limits.zero_point) == (pytest.approx(scale), zero)
+    assert (limits.low, limits.high) == pytest.approx(tuple(scale * end for end in ends))
 
 
 @pytest.mark.parametrize("preset", ["int8", "int8-dynamic", "int8-weight"])
