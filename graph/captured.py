@@ -147,8 +147,9 @@ class Parameters:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], count: int, named: Sequence[str]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """The arguments with `count` by position and those `named` by name, where that is the same call; else as they are. What was
-        captured without an argument is right for its default alone."""
-        if not len(args) <= len(self.names) >= count or kwargs.keys() & self.names[: len(args)]:
+        captured without an argument is right for its default alone. Those that have no names, as of *args, stay where they are."""
+        unnamed = max(len(args), count) > len(self.names)
+        if (unnamed and len(args) != count) or kwargs.keys() & self.names[: len(args)]:
             return args, kwargs
         given = {**self.defaults, **dict(zip(self.names, args)), **kwargs}
         wanted = (*self.names[:count], *named)
@@ -156,7 +157,8 @@ class Parameters:
             return args, kwargs
         if any(not same_value(given[name], self.defaults.get(name, self)) for name in given.keys() - set(wanted)):
             return args, kwargs
-        return [given[name] for name in self.names[:count]], {name: given[name] for name in named}
+        by_position = [*(given[name] for name in self.names[:count]), *args[len(self.names) :]]
+        return by_position, {name: given[name] for name in named}
 
 
 NAMELESS = Parameters()

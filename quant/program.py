@@ -286,7 +286,7 @@ def _gate(model: nn.Module, exported: ExportedProgram, module: GraphModule) -> G
     parameters = inspect.signature(model.forward).parameters.values()
     order = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
     if names[: len(args)] != order[: len(args)]:  # some are of *args
-        return Gate(names, arguments, (), assumptions(exported))
+        order = names
     omitted = tuple((p.name, p.default) for p in parameters if p.name not in names and p.default is not p.empty)
     return Gate(order, arguments, omitted, assumptions(exported))
 

@@ -65,6 +65,28 @@ def test_arguments_with_defaults(tmp_path: Path) -> None:
                 compiled(*args, **kwargs)
 
 
+class Folded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, *xs: torch.Tensor, mode: str = "sum") -> torch.Tensor:
+        return self.linear(sum(xs) if mode == "sum" else xs[0])
+
+
+def test_defaults_beside_any_number_of_arguments(tmp_path: Path) -> None:
+    model, x, y = Folded().eval(), torch.randn(2, 3), torch.randn(2, 3)
+    sashiko.compile(model, (x, y)).save(tmp_path / "model")
+    for called in (sashiko.compile(model, (x, y)), sashiko.load(tmp_path / "model"), sashiko.quantize(model, [(x, y)])):
+        for kwargs in ({}, {"mode": "sum"}):
+            assert_close(called(x, y, **kwargs), model(x, y), rtol=0.05, atol=0.05)
+            for args in ((x,), (x, y, x)):
+                with pytest.raises(sashiko.InputError):
+                    called(*args, **kwargs)
+        with pytest.raises(sashiko.InputError):
+            called(x, y, mode="first")
+
+
 class Divided(nn.Module):
     def __init__(self) -> None:
         super().__init__()
