@@ -74,6 +74,7 @@ def export_onnx(
         with alone(), quiet(), any_names(), _silent():
             exported = torch.onnx.export(program, custom_translation_table=_table(), verbose=False, optimize=False)
             assert exported is not None
+            _fix_sizes(exported.model)
             _shortened(exported.model)
     except Exception as error:  # the exporter raises what its parts raise
         raise Unsupported(f"the model has no form in ONNX: {_cause(error)}", _PLACE) from error
@@ -82,6 +83,17 @@ def export_onnx(
         _try(exported, double)
     with writing(path):
         exported.save(os.fspath(path))
+
+
+def _fix_sizes(model: Any) -> None:
+    """Makes numbers of dimensions that the program fixes: torch's exporter takes these for free ones with names such as "3"."""
+    from onnx_ir.traversal import RecursiveGraphIterator
+
+    made = (value for node in RecursiveGraphIterator(model.graph) for value in node.outputs)
+    for value in (*model.graph.inputs, *made):
+        for axis, size in enumerate(value.shape or ()):
+            if str(size).isdecimal():
+                value.shape[axis] = int(str(size))
 
 
 def _shortened(model: Any) -> None:

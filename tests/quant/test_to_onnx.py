@@ -79,6 +79,19 @@ def test_mlp(preset: Any, tmp_path: Path) -> None:
     assert found["DequantizeLinear"] == (4 if static else 2) and found["QuantizeLinear"] == (2 if static else 0)
 
 
+def test_sizes_that_the_program_fixes_are_numbers(tmp_path: Path) -> None:
+    import onnx
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Linear(14, 4)).eval()
+    small = quantize(model, [torch.randn(2, 3, 16, 16), torch.randn(3, 3, 20, 16)], preset="int8-static")
+    export_onnx(small, path := tmp_path / "small.onnx")
+    graph = onnx.load(path).graph
+    values = [*graph.input, *graph.output, *graph.value_info]
+    taken, made, *inner = ([dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values)
+    assert (taken[1], taken[3], made[1], made[3]) == (3, 16, 8, 4) and all(isinstance(size, str) for size in (taken[0], taken[2]))
+    assert taken in inner and not any(str(size).isdecimal() and isinstance(size, str) for shape in (made, *inner) for size in shape)
+
+
 def test_names_that_are_words_of_python(tmp_path: Path) -> None:
     model = nn.Sequential(OrderedDict({"class": nn.Linear(8, 4), "lambda": nn.Linear(4, 4)})).eval()
     x = torch.randn(3, 8)
