@@ -76,12 +76,13 @@ def test_who_waits_for_a_turn_has_no_results_yet(affine: Executable, expected: R
 
     monkeypatch.setattr(OutputShape, "new", property(new))
     with ThreadPoolExecutor(1) as pool:
-        one.take()
+        turn = one.take()
         waiting = pool.submit(affine, x, y)
-        while not one._waiting:
+        while not one.waiting:
             time.sleep(0.001)
         before = len(made)
-        one.give()
+        one.free.put(turn)
+        one.pass_on()
         assert torch.equal(waiting.result(60)[0], expected(x, y))
     assert (before, len(made)) == (0, 1)
 
