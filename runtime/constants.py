@@ -93,14 +93,13 @@ class Watched:
 
 @lru_cache(maxsize=1)
 def _count_steps() -> None:
-    """Makes every step of a fused optimizer, from now on, count as a change of its parameters: its kernels do not count what they write.
+    """Makes every step of an optimizer, from now on, count as a change of its parameters: fused kernels do not count what they write.
     What Dynamo traces of a step would count only while it is traced."""
     register_optimizer_step_post_hook(torch.compiler.disable(_count))  # type: ignore[no-untyped-call]
 
 
 def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    fused = (group for group in optimizer.param_groups if group.get("fused"))
-    stepped = [parameter for group in fused for parameter in group["params"] if parameter.grad is not None]
+    stepped = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     torch.autograd.graph.increment_version(stepped)
 
 
