@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from ..diagnostics.errors import InputError
+
 T = TypeVar("T")
 
 
@@ -49,7 +51,10 @@ def several(each: Callable[[str], T]) -> Callable[[str], list[T]]:
     def parse(text: str) -> list[T]:
         if not split(text):
             raise ArgumentTypeError("nothing is named")
-        return [each(part) for part in split(text)]
+        try:
+            return [each(part) for part in split(text)]
+        except (ValueError, InputError) as error:
+            raise ArgumentTypeError(str(error)) from error
 
     return parse
 

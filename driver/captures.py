@@ -43,8 +43,10 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
             raise refusal from None
         read = (constant_value(number, name, True) for name, number in found.read.items())
         captured = replace(captured, baked=(*captured.baked, *(value for value in read if isinstance(value, Value))))
-    captured = replace(captured, parameters=Parameters.of(model.forward))
-    return _behind(gate_of(model), captured) if isinstance(model, QuantizedModule) else captured
+    if not isinstance(model, QuantizedModule):
+        return replace(captured, parameters=Parameters.of(model.forward))
+    gate = gate_of(model)  # whose signature lacks what was left out
+    return _behind(gate, replace(captured, parameters=Parameters(gate.order, dict(gate.omitted))))
 
 
 def _behind(gate: Gate, captured: Captured) -> Captured:

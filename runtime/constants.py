@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..cpu_codegen import symbols
 from ..diagnostics.errors import InputError
@@ -91,16 +92,22 @@ class Watched:
         return cls(tuple(map(_seen, map(_version, tensors), tensors, held)), held)
 
 
+_WATCHED = WeakTensorKeyDictionary()
+"""The tensors that are watched by any model."""
+
+
 @lru_cache(maxsize=1)
 def _count_steps() -> None:
-    """Makes every step of an optimizer, from now on, count as a change of its parameters: fused kernels do not count what they write.
+    """Makes every step of an optimizer, from now on, count as a change of what models watch: fused kernels do not count what they write.
     What Dynamo traces of a step would count only while it is traced."""
     register_optimizer_step_post_hook(torch.compiler.disable(_count))  # type: ignore[no-untyped-call]
 
 
 def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    stepped = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    torch.autograd.graph.increment_version(stepped)
+    # Gradients may be gone by now. Parameters of other models are left alone: a count of what did not change would be an error in
+    # backward passes that are still to come.
+    watched = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter in _WATCHED]
+    torch.autograd.graph.increment_version(watched)
 
 
 class Handles:
@@ -162,6 +169,8 @@ class Constants:
         self._position = {key: position for position, key in enumerate(watched)}
         if watched:
             _count_steps()
+            for tensor in self._watched:
+                _WATCHED[tensor] = None
         native = bool(watched) and runner.watch and _native_watch_available()
         self._handles = Handles(self._watched) if native else None
         now = Watched.of(self._watched)

@@ -27,7 +27,8 @@ _LOOK = 0.2
 
 
 class Turn:
-    """The right to run. One that is dropped, as where a signal such as KeyboardInterrupt cuts its holder off, comes back by itself."""
+    """The right to run. One that is dropped, as where a signal such as KeyboardInterrupt cuts its holder off, comes back by itself once no
+    traceback holds it."""
 
     __slots__ = ("_free",)
 
@@ -41,7 +42,7 @@ class Turn:
 
 
 class _Waiter:
-    """Who waits: `woken` is held until `turn` is there."""
+    """Who waits: `woken` is held until `turn` is there. Whoever gives it may be cut off in between."""
 
     def __init__(self) -> None:
         self.woken, self.turn = allocate_lock(), None
@@ -80,11 +81,15 @@ class Turns:
         looks."""
         while self.waiting and not self.free.empty():
             with self._lock:
-                if not self.waiting or (turn := self._found()) is None:
+                if not self.waiting:
                     return
-                first = self.waiting.popleft()
+                first = self.waiting[0]
+                if first.turn is None:
+                    first.turn = self._found()
+                if first.turn is None:
+                    return
+                self.waiting.popleft()
                 CALLERS[1] = len(self.waiting)
-                first.turn = turn
                 first.woken.release()
 
     def _found(self) -> Turn | None:
@@ -101,22 +106,24 @@ class Turns:
                 CALLERS[1] = len(self.waiting)
             while True:
                 self.pass_on()
-                if mine.woken.acquire(timeout=_LOOK):
-                    assert mine.turn is not None
+                woken = mine.woken.acquire(timeout=_LOOK)
+                if mine.turn is not None:
+                    if not woken:  # a signal came between
+                        self._withdraw(mine)
                     return mine.turn
         except BaseException:  # of a signal
-            self._leave(mine)
+            self._withdraw(mine)
+            if mine.turn is not None:
+                self.free.put(mine.turn)
+                self.pass_on()
             raise
 
-    def _leave(self, mine: _Waiter) -> None:
-        """Gives up waiting, and the turn where it has come meanwhile."""
+    def _withdraw(self, mine: _Waiter) -> None:
+        """Waits no longer."""
         with self._lock:
             if mine in self.waiting:
                 self.waiting.remove(mine)
                 CALLERS[1] = len(self.waiting)
-        if mine.turn is not None:
-            self.free.put(mine.turn)
-            self.pass_on()
 
 
 def _turns() -> Turns:

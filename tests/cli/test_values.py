@@ -50,3 +50,5 @@ def test_lists() -> None:
     for text, message in ((" ,", "nothing is named"), ("fp32,int4", "'int4' is none of fp32, int8")):
         with pytest.raises(ArgumentTypeError, match=message):
             several(one_of(("fp32", "int8")))(text)
+    with pytest.raises(ArgumentTypeError, match="invalid literal"):
+        several(int)("1,x")

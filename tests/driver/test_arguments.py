@@ -87,6 +87,27 @@ def test_defaults_beside_any_number_of_arguments(tmp_path: Path) -> None:
             called(x, y, mode="first")
 
 
+class Multiplied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, by: float = 2.0, flag: bool | None = None) -> torch.Tensor:
+        return self.linear(x) * by
+
+
+def test_a_quantized_model_is_compiled_with_its_defaults(tmp_path: Path) -> None:
+    x = torch.randn(2, 3)
+    small = sashiko.quantize(Multiplied().eval(), [(x,)])
+    compiled = sashiko.compile(small, (x,))
+    compiled.save(tmp_path / "model")
+    for called in (compiled, sashiko.load(tmp_path / "model"), small):
+        for args, kwargs in (((x,), {"by": 2.0}), ((x, 2.0), {}), ((x, 2.0, None), {}), ((), {"x": x, "flag": None})):
+            assert_close(called(*args, **kwargs), called(x))
+        with pytest.raises(sashiko.InputError):
+            called(x, by=3.0)
+
+
 class Divided(nn.Module):
     def __init__(self) -> None:
         super().__init__()

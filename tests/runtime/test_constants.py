@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,11 +104,29 @@ def test_a_fused_step_is_noticed(code: Code, chain: type, traced: bool) -> None:
     assert weights.derived == {"w": 3, "v": 1}
 
 
-def test_what_an_optimizer_does_not_change_is_not_counted(code: Code, chain: type) -> None:
+def test_a_step_whose_gradients_are_gone_is_noticed(code: Code, chain: type) -> None:
     weights = Weights(code, chain, torch.nn.Parameter(torch.randn(3, 4)), torch.randn(3, 4))
-    before = weights.w._version
-    torch.optim.SGD([weights.w], fused=True).step()
-    assert weights.w._version == before, "it has no gradient"
+    optimizer = torch.optim.AdamW([weights.w], lr=0.1, fused=True)
+    optimizer.register_step_post_hook(lambda optimizer, args, kwargs: optimizer.zero_grad())
+    weights.w.grad = torch.ones(3, 4)
+    optimizer.step()
+    weights.check()
+    assert weights.derived == {"w": 2, "v": 1}
+
+
+def test_what_no_model_watches_is_not_counted(code: Code, chain: type) -> None:
+    """Backward passes of others go on as if nothing had been compiled."""
+
+    class Waiting(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            """Its steps are collected."""
+
+    Weights(code, chain, torch.nn.Parameter(torch.randn(3, 4)), torch.randn(3, 4))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    loss = model(torch.randn(2, 3)).square().sum()
+    loss.backward(retain_graph=True)
+    Waiting(model.parameters(), {}).step()
+    loss.backward()
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "python"])

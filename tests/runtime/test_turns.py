@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +106,30 @@ def test_a_turn_that_is_dropped_comes_back_to_who_waits() -> None:
     assert len(got) == 1 and turns.free.empty()
     got.clear()
     assert turns.free.qsize() == 1
+
+
+@pytest.mark.parametrize("popped", [False, True])
+def test_who_hands_over_may_be_cut_off(popped: bool) -> None:
+    """popped: behind the call that takes the first who waits out of the queue; he is not woken either way."""
+
+    class Cut(deque[Any]):
+        def popleft(self) -> Any:
+            if popped:
+                super().popleft()
+            raise KeyboardInterrupt
+
+    turns, got = Turns(1), list[Turn]()
+    turns.waiting = Cut()
+    held = turns.take()
+    waiting = threading.Thread(target=lambda: got.append(turns.take()), daemon=True)
+    waiting.start()
+    while not turns.waiting:
+        time.sleep(0.001)
+    turns.free.put(held)
+    with pytest.raises(KeyboardInterrupt):
+        turns.pass_on()
+    waiting.join(10)
+    assert len(got) == 1 and not turns.waiting and turns.free.empty()
 
 
 def test_signals_in_calls_lose_no_turn() -> None:
