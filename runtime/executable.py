@@ -206,7 +206,7 @@ class Executable:
                 if context is not None:
                     self._contexts.append(context)
             finally:
-                if turn is not None:
+                if turn is not None:  # first the one call that no signal cuts off, see `Turns`
                     order.free.put(turn)
                     if order.waiting:
                         order.pass_on()
