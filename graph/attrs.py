@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -32,6 +33,11 @@ class NumberAttrs(Attrs):
         return repr(self)
 
 
+def equal_to_itself(number: float | int | bool) -> float | int | bool:
+    """The number, or the one NaN that Python finds equal wherever it is part of something: two of them are not."""
+    return number if number == number else math.nan
+
+
 @dataclass(frozen=True)
 class NoAttrs(Attrs):
     """For operations that need none."""
@@ -60,6 +66,9 @@ class FullAttrs(NumberAttrs):
     value: float | int | bool
     dtype: DType
     shape: Shape
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", equal_to_itself(self.value))
 
 
 @dataclass(frozen=True)
@@ -140,6 +149,9 @@ class PadAttrs(NumberAttrs):
 
     amounts: tuple[tuple[Dim, Dim], ...]
     value: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", equal_to_itself(self.value))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from ..graph.attrs import equal_to_itself
 from ..graph.dims import Dim, symbol, symbols
 from ..graph.types import DType, f32
 
@@ -243,7 +244,7 @@ class BodyBuilder:
         return self.add(Node(name, dtype, args))
 
     def const(self, value: float | int | bool, dtype: DType) -> int:
-        return self.add(Node("const", dtype, value=value))
+        return self.add(Node("const", dtype, value=equal_to_itself(value)))
 
     def cast(self, arg: int, dtype: DType) -> int:
         return arg if self.nodes[arg].dtype == dtype else self.add(Node("cast", dtype, (arg,)))

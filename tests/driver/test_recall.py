@@ -89,6 +89,20 @@ def test_other_precisions(precision: str, emitted: list[str]) -> None:
     assert torch.equal(second(x), first(x))
 
 
+@torch.no_grad()
+def test_layers_share_code(emitted: list[str]) -> None:
+    """Those of one shape, quantized by what each row holds, too."""
+
+    def written(layers: int) -> int:
+        parts = [part for _ in range(layers) for part in (nn.Linear(32, 32), nn.LayerNorm(32))]
+        model, x = nn.Sequential(*parts).eval(), torch.randn(4, 32)
+        sashiko.compile(sashiko.quantize(model, [x], preset="int8"), (x,))
+        return emitted[-1].count("\ndefine")
+
+    few, many = written(3), written(6)
+    assert few == many, (few, many)
+
+
 def test_what_is_damaged_or_gone_is_made_again(emitted: list[str]) -> None:
     _, x, compiled = block()
     expected = compiled()(x)

@@ -10,6 +10,7 @@ from sashiko.graph.ir import Value
 from sashiko.graph.types import f32, f64, i8, i64
 from sashiko.stitch import alike
 from sashiko.stitch.alike import signature
+from sashiko.stitch.loops import Body, BodyBuilder
 from sashiko.stitch.program import LoopItem, Program
 from sashiko.stitch.stitcher import stitch
 
@@ -32,6 +33,25 @@ def told(value: Value, *stored: Value) -> alike.Signature:
 def test_layers_are_alike_whatever_they_compute_on() -> None:
     x, y, u, v = (rows(n) for n in range(4))
     assert told(layer(x, y), x, y) == told(layer(u, v), u, v)
+
+
+def test_layers_are_alike_that_hold_nan() -> None:
+    """Python finds no NaN equal to another one, so the dynamic scales of each layer were kernels of their own."""
+    x = rows(0)
+
+    def marked() -> Value:
+        return b.pad(b.where(b.gt(x, 1.0), float("nan"), x), ((0, 0), (1, 1)), -float("nan"))
+
+    assert told(marked(), x) == told(marked(), x)
+    first, second = (item.kernel.body for n in range(2) for item in stitch([marked()], [x], ()).items if isinstance(item, LoopItem))
+    assert first == second
+
+    def body() -> Body:
+        builder = BodyBuilder()
+        builder.store(builder.buffer(f32), symbol("c", 0), builder.const(float("nan"), f32))
+        return builder.finish()
+
+    assert body() == body()
 
 
 def test_what_makes_kernels_differ() -> None:
