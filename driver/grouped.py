@@ -32,8 +32,10 @@ class Blocks:
     joined: int
     run: int
 
-    def of(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The matrices, [N / count, joined * K]."""
+    def of(self, weight: torch.Tensor, own: bool = False) -> tuple[torch.Tensor, ...]:
+        """The matrices, [N / count, joined * K]. own: [N / count, K], only what the columns multiply of their own group."""
+        if own:
+            return weight.detach().reshape(self.count, -1, weight.shape[1]).unbind(0)
         parts = weight.detach().reshape(self.count, self.joined, -1, weight.shape[1] // self.run, self.run)
         whole = parts.new_zeros(self.count, self.joined, *parts.shape[2:4], self.joined, self.run)
         for block in range(self.joined):

@@ -78,7 +78,7 @@ class Constants:
         cut = blocks
 
         def pack(weight: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
-            return torch.cat([kernel.pack(*each) for each in zip(cut.of(weight), *(s.chunk(cut.count) for s in scales))])
+            return torch.cat([kernel.pack(*each) for each in zip(cut.of(weight, kernel.narrow), *(s.chunk(cut.count) for s in scales))])
 
         return self._number(values, pack, f"{kernel.name} {blocks}")
 

@@ -160,9 +160,10 @@ def choose(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> Blo
         fewest, shares = least.get(micro, 1), 0 if grouped or micro.packing.pitch else shares_of(rows // micro.mr)
         # Rows that are used for one group of columns after the other are better copied, where that gives them a better form.
         again = micro.overlaps and rows > micro.mr and spec.lhs_pieces is None
-        if isinstance(row, int) and (spec.lines or (not again and _direct(target, spec, micro, row * spec.lhs.bytes, most))):
-            there = row * spec.lhs.bytes, k_block * spec.lhs.bytes
-            variants.append(Variant(micro, rows, fewest, *there, True, shares, alone, overlaps, reverses, last_rows))
+        there = micro.reads_windows or spec.lines is not None
+        if isinstance(row, int) and (there or (not again and _direct(target, spec, micro, row * spec.lhs.bytes, most))):
+            apart = row * spec.lhs.bytes, k_block * spec.lhs.bytes
+            variants.append(Variant(micro, rows, fewest, *apart, True, shares, alone, overlaps, reverses, last_rows))
             continue
         pitch -= _LINE if form != micro else 0
         variants.append(Variant(form, rows, fewest, pitch, rows * pitch, False, shares, alone, overlaps, reverses, last_rows))
@@ -192,7 +193,7 @@ def _pieces(target: Target, spec: GemmSpec, micros: Sequence[MicroKernel]) -> tu
     if not isinstance(spec.k, int):
         highest = bounds(spec.k)[1]
         return None, most if highest is None else min(most, up(highest, pad))
-    if spec.lines is not None or by_groups(target, spec, micros, packed_most(target, first)):
+    if spec.lines is not None or first.reads_windows or by_groups(target, spec, micros, packed_most(target, first)):
         return 1, up(spec.k, pad)
     whole = target.l1d if _streams(target, spec, first) else target.l2 // 4
     if first.unpacked_bytes(1):  # several tiles share what is written out

@@ -96,7 +96,6 @@ def _emit_entry(
     cut, other = (rows, columns) if by_rows else (columns, rows)
     begin, end = fn.args[1:]
     lhs, rhs, m, whole = slots.buffer(LHS), slots.buffer(RHS), slots.dim(spec.m), (i64(0), slots.dim(other.extent))
-    apart = slots.dim(spec.apart)
     micro.enter(fn)
 
     def number(b: Val) -> Val:
@@ -111,7 +110,7 @@ def _emit_entry(
     def run(b: Val, first: Val, last: Val) -> None:
         a, w = fn.gep(lhs, fn.mul(batch_offset(fn, slots, spec.lhs_strides.batch, b), i64(spec.lhs.bytes))), weight(b)
         ranges = (first, last, *whole) if by_rows else (*whole, first, last)
-        fn.call(f"{name}.body", VOID, [fn.args[0], a, w, fn.mul(b, apart), *ranges])
+        fn.call(f"{name}.body", VOID, [fn.args[0], a, w, batch_offset(fn, slots, spec.first_row, b), *ranges])
 
     def matrix(b: Val, _: list[Val]) -> list[Val]:
         base = fn.mul(b, slots.dim(cut.padded(spec.batch)))
@@ -169,7 +168,7 @@ class _Gemm:
         packed = self.packing.bytes(spec.n, spec.k, spec.rhs) if lies is None else None
         self.order = emit_epilogue(self.module, self.target, spec, self.micros[0].acc_ty, self.blocking.out_pitch, self.name)
         pieces = () if spec.lhs_pieces is None else (spec.lhs_pieces.row, spec.lhs_pieces.piece)
-        wanted = wanted_slots(self._dims(), spec.lhs_strides.batch, *(() if lies is None else (lies.batch,)), *pieces)
+        wanted = wanted_slots(self._dims(), spec.lhs_strides.batch, spec.first_row, *(() if lies is None else (lies.batch,)), *pieces)
         ends = (BufferSlot(spec.ends),) if spec.routed else ()
         self.order = tuple(dict.fromkeys((*self.order, BufferSlot(LHS), BufferSlot(RHS), *ends, *wanted)))
         self._emit_fetch()
@@ -192,7 +191,7 @@ class _Gemm:
         sizes = (packing.panel_bytes(spec.k, spec.rhs), packing.sums_offset(*rhs), packing.bytes(*rhs))
         padded = (ceildiv(spec.m, mr) * mr, ceildiv(self.panels, group) * group)
         places = tuple(part for access in self.fetched for part in (access.base, access.row))
-        return (spec.m, spec.apart, spec.turn, spec.n, spec.k, self.panels, *strides, *sizes, *padded, *places)
+        return (spec.m, spec.turn, spec.n, spec.k, self.panels, *strides, *sizes, *padded, *places)
 
     def _slots(self, fn: Function) -> Slots:
         """All functions ask for all slots in the same order, so that one numbering serves them; LLVM drops unused loads."""

@@ -84,6 +84,8 @@ class MicroKernel(ABC):
     isa = ""
     # Whether the tile before is stored in the first step of a tile, and its epilogue done between the steps or their products.
     overlaps = False
+    # Whether rows are read where they lie, wherever the places are that a step reads of each: they may overlap.
+    reads_windows = False
 
     @property
     def acc(self) -> DType:

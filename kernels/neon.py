@@ -49,6 +49,9 @@ class FmlaMicro(VectorMicro):
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         return fn.load(F32.vec(4), offset(fn, group, 16 * vector))
 
+    def operand(self, fn: Function, words: Val) -> Val:
+        return fn.convert("bitcast", words, F32.vec(words.ty.lanes))
+
     def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
         return fn.fma(a, b, acc)
 
@@ -105,6 +108,9 @@ class SdotMicro(VectorMicro):
 
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         return fn.load(I8.vec(16), offset(fn, group, 16 * vector))
+
+    def operand(self, fn: Function, words: Val) -> Val:
+        return fn.convert("bitcast", words, I8.vec(4 * words.ty.lanes))
 
     def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
         return fn.call("llvm.aarch64.neon.sdot.v4i32.v16i8", acc.ty, [acc, b, a])
@@ -203,7 +209,7 @@ _BY_ELEMENT = ((8, 1), (4, 2))
 _BY_BLOCK = ((8, 1), (2, 3))
 
 
-def fmla() -> tuple[MicroKernel, ...]:
+def fmla() -> tuple[VectorMicro, ...]:
     """The f32 tiles."""
     return tuple(FmlaMicro(mr, panels, PACK_FMLA, f32, f32, 4) for mr, panels in _BY_ELEMENT)
 
@@ -218,7 +224,7 @@ def fmla_f16() -> tuple[MicroKernel, ...]:
     return tuple(FmlaF16Micro(mr, panels, PACK_FMLA, f16, f16, 4) for mr, panels in _BY_ELEMENT)
 
 
-def sdot(lhs: DType) -> tuple[MicroKernel, ...]:
+def sdot(lhs: DType) -> tuple[VectorMicro, ...]:
     """The 8-bit tiles of SDOT."""
     return tuple(SdotMicro(mr, panels, PACK_SDOT, lhs, i8, 4) for mr, panels in _BY_ELEMENT)
 

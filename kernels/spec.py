@@ -78,6 +78,8 @@ class GemmSpec:
     behind those of the epilogue. lhs_pieces: where a matrix of the lhs lies instead; its place is still that of `lhs_strides.batch`.
     lines, ways: how rows are rows of the result, where not all are, and `Tile.ways` of their steps in bytes (`lines.py`). choice: what
     measuring decided. sums16: `graph.sums16.how_many` of the constant weights, as far as the table wants to know.
+    turns: (groups, run), where n columns are in so many groups and k take turns of `run`, one for each group: the rhs is 0 where it is the
+    turn of another one. run 0: nothing of that is known. first: of `first_row`, where matrices do not follow one another in the result.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 
@@ -101,6 +103,8 @@ class GemmSpec:
     lines: Lines | None = None
     ways: tuple[tuple[int, int], ...] = ()
     turn: Dim = 1
+    turns: tuple[int, int] = (1, 0)
+    first: Dim | None = None
 
     def __post_init__(self) -> None:
         if self.dtypes not in _OPERANDS:
@@ -124,9 +128,11 @@ class GemmSpec:
         return symbol("rows", 0, bounds(self.m)[1]) if self.routed else self.m
 
     @property
-    def apart(self) -> Dim:
-        """From the number of the first row of a matrix to that of the next one's."""
-        return self.m if self.lines is None else ceildiv(self.m, self.lines.length) * self.lines.length
+    def first_row(self) -> Dim:
+        """The number of the first row of a matrix, an expression of `BATCH`."""
+        if self.first is not None:
+            return self.first
+        return BATCH * (self.m if self.lines is None else ceildiv(self.m, self.lines.length) * self.lines.length)
 
     @property
     def ends(self) -> int:

@@ -18,10 +18,11 @@ from ..graph.dims import bounds
 from ..graph.types import DType, bf16, f16, f32, i4, i8, u8
 from ..platforms.target import Target
 from ..stitch.loops import Body
-from . import amx, gemm, mkl, neon, packing, reference, weight_only, winograd, winograd_emit, x86_vector
+from . import amx, gemm, mkl, narrow, neon, packing, reference, weight_only, winograd, winograd_emit, x86_vector
 from .micro import MicroKernel
 from .selection import Selection, first_accepting, lacks
 from .spec import GemmCode, GemmSpec, dense
+from .vector_micro import VectorMicro
 from .weight_only import Small
 
 FEW_ROWS = 4
@@ -36,7 +37,8 @@ class Kernel:
 
     name: by the grammar of `docs/add_a_kernel.md`. when: None, or the reason why the row does not apply. pack: the packed form of a
     constant weight [n, k], or of one and its group scales [n, groups]. emit: adds the functions to a module under a given name.
-    rate: products of the lhs and rhs types a core makes in a cycle at best; 0: unknown. micros: the tiles, empty for vendor rows.
+    rate: products of the lhs and rhs types a core makes in a cycle at best; 0: unknown. micros: the tiles, empty for vendor rows. narrow:
+    of a block-diagonal weight (`GemmSpec.turns`) it packs [n, k / groups], what columns multiply of their own group.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Kernel:
     emit: Callable[[Module, Target, GemmSpec, str], GemmCode]
     rate: float
     micros: Micros = ()
+    narrow: bool = False
 
 
 def select(target: Target, spec: GemmSpec) -> Selection[Kernel]:
@@ -164,6 +167,22 @@ def _windows(lhs: DType, rhs: DType, micros: Micros, features: tuple[str, ...], 
     return Kernel(name, when, lambda weight: winograd.pack(weight, first), emit, rate * 36 / winograd.POINTS)
 
 
+def _narrow(inner: VectorMicro, features: _Features, rate: float, unless: tuple[str, ...] = ()) -> Kernel:
+    """The row of some instructions for columns in narrow groups. features: each enough. unless: features whose products are faster."""
+
+    def when(target: Target, spec: GemmSpec) -> str | None:
+        missing = [lacks(target, each) for each in features]
+        reason = operands(inner.lhs, inner.rhs, spec) or (missing[0] if all(missing) else None) or narrow.why_not(target, spec, inner)
+        faster = [name for name in unless if target.has(name)]
+        return reason or (f"products are faster with {faster[0]}" if faster else None)
+
+    def emit(module: Module, target: Target, spec: GemmSpec, name: str) -> GemmCode:
+        return narrow.emit(module, target, spec, inner, name)
+
+    name = f"narrow_{inner.acc}_{inner.lhs}_{inner.rhs}_{inner.lanes}_{inner.isa}"
+    return Kernel(name, when, lambda weight: narrow.pack(weight, inner), emit, rate, narrow=True)
+
+
 def _packer(micros: Micros) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda weight: packing.pack_rhs(weight, micros[0].packing)
 
@@ -209,6 +228,7 @@ def _weight_emitter(inner: MicroKernel | None, small: Small) -> Callable[[Module
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 _AVX2 = ("avx2", "fma")
+_DOTS = ("avx512_vnni", "avx_vnni")
 _HALF_RATE = "its products are half as fast as widened ones where there is AMX (measured: 109 against 217 GFLOPS)"
 
 
@@ -216,6 +236,11 @@ def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
     """The rows for an 8-bit lhs."""
     x, a = x86_vector, neon
     return (
+        _narrow(x.vnni(lhs, 16)[0], (("avx512_vnni",),), 128, ("amx_int8",)),
+        _narrow(x.vnni(lhs, 8)[0], (("avx512_vnni",), ("avx_vnni",)), 64, ("amx_int8",)),
+        _narrow(a.sdot(lhs)[0], (("dotprod",),), 32, ("i8mm",)),
+        _sums16(2, _narrow(x.maddubs(lhs, 2, 16)[0], (_AVX512,), 62, _DOTS)),
+        _sums16(2, _narrow(x.maddubs(lhs, 2, 8)[0], (_AVX2,), 31, _DOTS)),
         _small(x.vnni(lhs, 16), ("avx512_vnni",), 128),
         _row(amx.amx(lhs, i8), ("amx_int8", "avx512_vnni"), 1024),
         _row(x.vnni(lhs, 16), ("avx512_vnni",), 128),
@@ -235,6 +260,7 @@ def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
 
 
 _BF16 = (
+    *(_narrow(x86_vector.dot_bf16(lanes)[0], (("avx512_bf16",),), 4 * lanes, ("amx_tile",)) for lanes in (16, 8)),
     _windows(bf16, bf16, x86_vector.fma(16), _AVX512, 32, ("avx512_bf16", "amx_bf16")),
     _windows(bf16, bf16, x86_vector.fma(8), _AVX2, 16, ("avx512_bf16", "amx_bf16")),
     _windows(bf16, bf16, neon.fmla(), ("neon",), 8, ("bf16",)),
@@ -258,6 +284,8 @@ _F16 = (
     _row(neon.fmla_f16(), ("neon",), 8),
 )
 _F32 = (
+    *(_narrow(x86_vector.fma(lanes)[0], (needs,), 2 * lanes) for lanes, needs in ((16, _AVX512), (8, _AVX2))),
+    _narrow(neon.fmla()[0], (("neon",),), 8),
     _windows(f32, f32, x86_vector.fma(16), _AVX512, 32),
     _windows(f32, f32, x86_vector.fma(8), _AVX2, 16),
     _windows(f32, f32, neon.fmla(), ("neon",), 8),

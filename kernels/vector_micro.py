@@ -45,6 +45,10 @@ class VectorMicro(MicroKernel):
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         """Returns the operand of vector number `vector` of a panel, whose kr groups of this step are at `group`."""
 
+    def operand(self, fn: Function, words: Val) -> Val:
+        """A vector of words of 32 bits, which hold as many elements of rows as go there, as `product` takes them."""
+        return words
+
     @abstractmethod
     def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
         """Returns acc plus the products."""

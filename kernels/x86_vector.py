@@ -44,6 +44,9 @@ class FmaMicro(VectorMicro):
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         return fn.load(F32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
 
+    def operand(self, fn: Function, words: Val) -> Val:
+        return fn.convert("bitcast", words, F32.vec(words.ty.lanes))
+
     def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
         return fn.fma(a, b, acc)
 
@@ -196,6 +199,10 @@ class MaddubsMicro(VnniMicro):
     def load_b(self, fn: Function, group: Val, vector: int, part: int) -> Val:
         return super().load_b(fn, offset(fn, group, part * self.packing.nr * self.packing.kr), vector, part)
 
+    def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
+        products = pair_products(fn, a, b)
+        return pairs_added(fn, acc, products, const(products.ty, 1))
+
     def multiplied(self, fn: Function, tile: Tile, index: Val, groups: list[Val], accumulators: list[Val]) -> list[Val]:
         values = list(accumulators)
         columns = [self.columns(fn, groups, part) for part in range(self.parts)]
@@ -248,9 +255,9 @@ def half(lanes: int) -> tuple[VectorMicro, ...]:
     return tuple(HalfMicro(mr, panels, PACK_F32, f16, f16, lanes) for mr, panels in (_WIDE if lanes == 16 else _NARROW))
 
 
-def dot_bf16() -> tuple[VectorMicro, ...]:
+def dot_bf16(lanes: int = 16) -> tuple[VectorMicro, ...]:
     """The bf16 tiles of VDPBF16PS."""
-    return tuple(DotBf16Micro(mr, panels, PACK_PAIRS_BF16, bf16, bf16) for mr, panels in _WIDE)
+    return tuple(DotBf16Micro(mr, panels, PACK_PAIRS_BF16, bf16, bf16, lanes) for mr, panels in _WIDE)
 
 
 def vnni(lhs: DType, lanes: int) -> tuple[VectorMicro, ...]:

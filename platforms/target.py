@@ -107,6 +107,12 @@ class Target:
         return any(self.has(name) for name in ("avx512_vnni", "avx_vnni", "i8mm"))
 
     @cached_property
+    def halves_vectors(self) -> bool:
+        """Whether an operation on 512 bits takes a unit of 256 twice, so that vectors of 256 are as fast: Zen 4, which is known by what it
+        has and has not. (Cooper Lake is taken for one.)"""
+        return self.has("avx512_bf16") and not any(self.has(name) for name in ("avx512_fp16", "avx_vnni"))
+
+    @cached_property
     def tiles(self) -> int:
         """How many matrix tile registers there are: 8 with AMX, else 0."""
         return 8 if self.has("amx_tile") else 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import nn
 
+import sashiko
 from sashiko.driver.contractions import gemm_spec
 from sashiko.driver.grouped import Blocks, blocks_of
 from sashiko.graph import build as b
@@ -23,6 +26,7 @@ def test_joined_groups_are_blocks_on_the_diagonal() -> None:
     assert torch.equal(first, torch.stack(rows))
     assert torch.equal(second.count_nonzero(1), torch.tensor([6, 6]))
     assert [part.tolist() for part in Blocks(4, 1, 6).of(weight)] == weight.unsqueeze(1).tolist()
+    assert [part.tolist() for part in Blocks(2, 2, 2).of(weight, own=True)] == weight.view(2, 2, 6).tolist()
 
 
 def item_of(image: Value, x: Value, w: Value) -> ContractionItem:
@@ -46,6 +50,7 @@ def test_narrow_groups_share_a_panel_and_are_read_in_long_pieces() -> None:
     assert blocks_of(item, True) == Blocks(3, 4, 2) and blocks_of(item, False) == Blocks(12, 1, 2)
     spec = gemm_spec(item, {item.anchor.inputs[1]}, X86_64_V3)
     assert (spec.batch, spec.weights, spec.m, spec.n, spec.k) == (3, 3, 98, 16, 72)
+    assert spec.turns == (4, 2) and gemm_spec(item, set(), X86_64_V3).turns == (1, 0)  # a weight that comes with the call
     assert spec.lhs_pieces is not None and spec.lhs_pieces.run == 8 and evaluate(spec.lhs_strides.batch, {"b": 2}) == 16
 
 
@@ -70,3 +75,18 @@ def test_the_columns_of_a_plain_linear_are_in_one_group() -> None:
     item = item_of(image, image, b.constant(torch.randn(8, 24)))
     assert blocks_of(item, True) is None
     assert gemm_spec(item, {item.anchor.inputs[1]}, X86_64_V3).weights == 1
+
+
+@torch.no_grad()
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("stride", [1, 2])
+def test_permuted_words_are_faster_than_zeros(stride: int) -> None:
+    """The weights are packed for that row, watched, and used by any number of images; the image has a border of zeros."""
+    first, second = nn.Conv2d(8, 32, 1), nn.Conv2d(32, 32, 3, stride, padding=1, groups=8)
+    model, x = nn.Sequential(first, nn.ReLU(), second, nn.ReLU()).eval(), torch.randn(2, 8, 17, 19)
+    compiled = sashiko.compile(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=8)},))
+    assert "narrow_f32_f32_f32" in str(compiled.explain())
+    for images in (x, torch.randn(3, 8, 17, 19), x[:1]):
+        torch.testing.assert_close(compiled(images), model(images), rtol=1e-5, atol=1e-5)
+    second.weight.mul_(-1.5)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)

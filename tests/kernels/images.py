@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from sashiko.graph.dims import Dim
-from sashiko.graph.types import DType, bf16, i8
+from sashiko.graph.types import DType, i8
 from sashiko.kernels.spec import BATCH, GemmSpec, Pieces, Strides
 from sashiko.kernels.windows import strided
 from sashiko.stitch.loops import Body
@@ -61,7 +61,7 @@ class Images:
 
     def spec(self, dtype: DType, n: int, epilogue: Body | None = None, rows: Dim | None = None) -> GemmSpec:
         """The columns of a group are n."""
-        body, rhs = plain_store(n, acc_of(dtype)) if epilogue is None else epilogue, bf16 if dtype == bf16 else i8
+        body, rhs = plain_store(n, acc_of(dtype)) if epilogue is None else epilogue, dtype if dtype.is_float else i8
         m, many = self.rows if rows is None else rows, self.groups
         lhs = Strides(BATCH * self.part if many > 1 else 0, 0)
         return GemmSpec(dtype, rhs, m, n, self.k, lhs, body, many, lhs_pieces=self.pieces, weights=many)

@@ -166,7 +166,7 @@ def test_ways_of_the_steps_of_a_row() -> None:
 
 def test_any_number_of_images_is_a_batch() -> None:
     found = used(Images(3, 16, 16, 64).spec(bf16, 64, rows=M * (14 * 14)))
-    assert found is not None and found.batch == M and found.m == 13 * 16 + 14 and found.apart == 14 * 16
+    assert found is not None and found.batch == M and found.m == 13 * 16 + 14 and found.first_row == BATCH * (14 * 16)
     assert evaluate(found.lhs_strides.batch, {"b": 2, "M": 3}) == 2 * 16 * 16 * 64
     parts = used(Images(3, 16, 16, 64, groups=4).spec(bf16, 16, rows=M * (14 * 14)))
     assert parts is not None and parts.batch == 4 * M and parts.turn == M

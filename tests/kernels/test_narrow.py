@@ -1,0 +1,159 @@
+"""Columns in narrow groups: every row of the table that permutes words of the lhs, against products with zeros where other groups are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from _pytest.mark import ParameterSet
+
+from sashiko.graph.dims import evaluate
+from sashiko.graph.types import DType, bf16, f32, i8, u8
+from sashiko.kernels import table
+from sashiko.kernels.spec import GemmSpec, Strides
+from sashiko.kernels.table import Kernel
+from sashiko.platforms.catalogue import X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
+from tests.emulation import Array, Runner, runners
+from tests.kernels.images import Images
+from tests.kernels.products import Case, M, Together, acc_of, array, compare, plain_store, random
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """For each of `images.groups` weights, `joined` groups that read `run` channels and have `columns` each."""
+
+    images: Images
+    joined: int
+    run: int
+    columns: int
+
+    @property
+    def n(self) -> int:
+        return self.joined * self.columns
+
+    @property
+    def own(self) -> int:
+        """k of a column."""
+        return self.images.k // self.joined
+
+    def spec(self, dtype: DType, many: bool = False) -> GemmSpec:
+        """many: any number of images."""
+        rows = M * (self.images.lines * self.images.places) if many else None
+        return replace(self.images.spec(dtype, self.n, rows=rows), turns=(self.joined, self.run), sums16=2)
+
+    def weights(self, dtype: DType) -> torch.Tensor:
+        """[groups, n, own]; of bytes so small that two products fit 16 bits."""
+        shape = self.images.groups, self.n, self.own
+        return random(shape, dtype, 2) if dtype.is_float else random(shape, i8, 2) // 2
+
+    def dense(self, weights: torch.Tensor) -> torch.Tensor:
+        """[groups, n, k] with zeros."""
+        whole = weights.new_zeros(self.images.groups, self.n, self.own // self.run, self.joined, self.run)
+        for column in range(self.n):
+            whole[:, column, :, column // self.columns] = weights[:, column].unflatten(-1, (-1, self.run))
+        return whole.flatten(2)
+
+
+CASES = (
+    Narrow(Images(2, 9, 8, 24, groups=3), 2, 4, 8),
+    Narrow(Images(2, 5, 33, 32, groups=2), 4, 4, 4),  # tiles of several heights in a line
+    Narrow(Images(1, 9, 11, 16, taps=5, across=5), 4, 4, 4),  # the channels of neighbouring taps follow one another
+    Narrow(Images(2, 11, 10, 48, step=2, apart=2, groups=2), 6, 4, 2),  # more words than a vector has
+    Narrow(Images(2, 7, 9, 24, groups=2), 3, 4, 5),  # no power of two
+    Narrow(Images(2, 6, 19, 32, taps=2, across=7, groups=4), 1, 8, 8),  # a vector of one group
+    Narrow(Images(2, 7, 7, 32, groups=2), 1, 16, 20),  # more columns than a vector has
+    Narrow(Images(2, 6, 5, 32, taps=1, across=1, groups=2), 4, 4, 4),
+)
+
+
+def lhs_of(row: Kernel) -> DType:
+    return next(dtype for dtype in (f32, bf16, i8, u8) if f"_{dtype}_" in row.name.removeprefix(f"narrow_{acc_of(dtype)}"))
+
+
+def pairs() -> Iterator[ParameterSet]:
+    for runner in runners():
+        held = runner.values[0]
+        for row in (row for row in table.TABLE if row.narrow):
+            if isinstance(held, Runner) and row.when(held.target, CASES[5].spec(lhs_of(row))) is None:
+                yield pytest.param(row, held, marks=runner.marks, id=f"{row.name}-{runner.id}")
+
+
+PAIRS = tuple(pairs())
+
+
+def check(row: Kernel, runner: Runner, cases: tuple[Narrow, ...], many: bool) -> None:
+    products, dtype = Together(runner), lhs_of(row)
+    for case in cases:
+        spec = case.spec(dtype, many)
+        if row.when(runner.target, spec) is not None:
+            continue
+        code = row.emit(products.module, runner.target, spec, products.name())
+        assert code.columns is not None
+        shape = case.images.count, case.images.height, case.images.width, case.images.channels
+        image, weights = random(shape, dtype, 1), case.weights(spec.rhs)
+        packed = np.concatenate([row.pack(each).numpy() for each in weights])
+        sizes = {"M": case.images.count}
+        assert packed.size == evaluate(code.packed_bytes, sizes)
+        out = np.full((case.images.groups, case.images.rows, case.n), 77, np.float32 if dtype.is_float else np.int32)
+        windows, dense = case.images.windows(image), case.dense(weights)
+
+        def alike(result: Array, case: Narrow, windows: torch.Tensor, dense: torch.Tensor) -> None:
+            for x, w, found in zip(windows, dense, result, strict=True):
+                compare(found, x=x, w=w, case=Case(case.images.rows, case.n, case.own))
+
+        known = partial(alike, case=case, windows=windows, dense=dense)
+        products.add((code.rows, code.columns), products.place(array(image)), products.place(packed), out, sizes, known)
+    assert products.calls
+    products.run()
+
+
+@pytest.mark.parametrize(("row", "runner"), PAIRS)
+def test_groups_of_windows(row: Kernel, runner: Runner) -> None:
+    check(row, runner, CASES, many=False)
+
+
+@pytest.mark.parametrize(("row", "runner"), PAIRS)
+def test_any_number_of_images(row: Kernel, runner: Runner) -> None:
+    check(row, runner, (*CASES[:2], CASES[5]), many=True)
+
+
+def chosen(case: Narrow, dtype: DType = u8, target: object = X86_64_VNNI, **changes: object) -> str:
+    spec = replace(case.spec(dtype), **changes)  # type: ignore[arg-type]
+    assert target in (X86_64_V3, X86_64_V4, X86_64_VNNI, X86_64_AMX)
+    return table.select(target, spec).kernel.name.partition("_")[0]  # type: ignore[arg-type]
+
+
+def test_what_is_computed_with_zeros() -> None:
+    case = CASES[1]
+    assert chosen(case) == chosen(case, f32) == "narrow"
+    assert chosen(case, turns=(1, 0)) == "gemm"  # nothing is known of the weight
+    assert chosen(case, target=X86_64_AMX) == "gemm"  # faster there
+    assert chosen(Narrow(Images(2, 9, 8, 24, groups=3), 4, 2, 4)) == "gemm"  # half a word of each group
+    assert chosen(case, lhs_pieces=None, lhs_strides=Strides(0, 32)) == "gemm"  # k that are no taps
+    far = Narrow(Images(1, 9, 9, 256, groups=1), 1, 256, 16)
+    assert chosen(far) == "gemm" and chosen(far, f32) in ("gemm", "winograd")  # weights that L1 does not hold
+    wide = Narrow(Images(1, 60, 60, 32, groups=2), 1, 16, 16)
+    assert chosen(wide) == "narrow" and chosen(wide, f32, X86_64_V4) == "winograd"  # 16 products for 36
+    single = Narrow(Images(2, 6, 5, 32, taps=1, across=1, groups=2), 2, 8, 8)
+    assert chosen(single) == "gemm"  # rows are read once anyway
+
+
+def test_rows_that_lie_one_after_the_other() -> None:
+    """A convolution of 1 x 1 in groups, and one along a line, have no grid of places."""
+    spec = GemmSpec(u8, i8, 50, 16, 16, Strides(0, 64), plain_store(16, acc_of(u8)), turns=(4, 4))
+    assert table.select(X86_64_VNNI, spec).kernel.narrow
+    assert not table.select(X86_64_VNNI, replace(spec, m=M)).kernel.narrow
+    assert not table.select(X86_64_VNNI, replace(spec, k=32)).kernel.narrow
+
+
+def test_vectors_of_one_group_each_where_they_are_as_fast() -> None:
+    case = Narrow(Images(2, 9, 8, 32, groups=2), 2, 8, 8)
+    zen4 = replace(X86_64_VNNI, features=X86_64_VNNI.features | {"avx512_bf16"})
+    names = [table.select(target, case.spec(u8)).kernel.name for target in (X86_64_VNNI, zen4)]
+    assert names == ["narrow_i32_u8_i8_16_avx512vnni", "narrow_i32_u8_i8_8_avxvnni"]
+    few = Narrow(Images(2, 9, 8, 16, groups=2), 1, 8, 8)
+    assert table.select(X86_64_VNNI, few.spec(u8)).kernel.name == names[1]
