@@ -1,11 +1,12 @@
-"""Products whose columns are in narrow groups, as those of grouped convolutions: each group reads a few numbers of a row, all others none.
+"""Products of few columns over windows, and of columns in narrow groups, as those of grouped convolutions.
 
 Where groups are joined to fill a vector, the weight is block-diagonal (`GemmSpec.turns`). A broadcast of one number is multiplied by
 all columns of the vector, and by zeros in those of the other groups. Here each lane takes a number of its own group instead: the numbers
-of a tap of the window lie side by side, and a permutation puts one of each group into the lanes of its columns. That spares the zeros,
-and copying rows: a tile reads them where they lie, and what several rows and taps read alike is read once.
+of a tap of the window lie side by side, and a permutation puts one of each group into the lanes of its columns. That spares the zeros.
 
-The tile is of neighbouring places in one line of an image, which is a matrix of its own.
+Copies of windows, which other tiles read, are spared as well: a tile reads rows where they lie, and what several rows and taps read alike
+is read once. With few columns that is most of what there is to read. The rows are neighbouring places in one line of an image, which is a
+matrix of its own, so that they are equally far apart and none is computed in vain. Its lines pass one by one, with all weights for each.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 
 import torch
 
@@ -29,7 +31,7 @@ from .vector_micro import VectorMicro
 from .windows import Grid, grid_of
 
 WORD = 4  # bytes that a lane takes at a time: one f32, two bf16, four bytes
-_TALLEST = 14  # rows of a tile
+_TALLEST, _LOWEST = 14, 4  # rows of a tile
 _WORDS = 32  # that the groups of a vector read at a tap: two vectors of them
 _FEWEST = 4  # groups of a vector, of rows that are no windows: zeros of fewer take as long as permutations
 _PRODUCTS = 512  # of all rows and vectors that are written out; the rest of a window is a loop
@@ -52,7 +54,7 @@ class Taps:
 
 @dataclass(frozen=True)
 class NarrowMicro(VectorMicro):
-    """inner: the instructions. A step is some taps, all that is read there. columns_each: columns of a group."""
+    """inner: the instructions. A step is all that is read of some taps, written out. columns_each: columns of a group."""
 
     inner: VectorMicro | None = None
     taps: Taps = Taps((), 0, 0, 1, 1)
@@ -139,31 +141,32 @@ class NarrowMicro(VectorMicro):
 
 
 def why_not(target: Target, spec: GemmSpec, inner: VectorMicro) -> str | None:
-    """Why a product is none of narrow groups that this is for."""
-    if not spec.turns[1]:
-        return "is for columns in groups that read numbers side by side"
+    """Why a product is none that this is for."""
+    if not spec.constant_rhs or spec.routed or not (spec.turns[1] or spec.lhs_pieces):
+        return "is for windows, and for columns in groups"
     found = planned(target, spec, inner)
     if found is None or WORD * 8 * inner.lanes > target.vector_bits:
-        return "is for groups of whole words, in windows over images of known size"
+        return "is for few columns that read whole words, over images of known size"
     made, micro = found
-    if int_of(made.k) * micro.nr * spec.rhs.bytes > target.l1d // 2:
-        return "is for weights that stay in L1"
-    if inner.lanes != _lanes(target, spec):
-        return f"vectors of {_lanes(target, spec)} lanes are faster"
-    groups, run = spec.turns
-    if int_of(spec.k) == groups * run and groups < _FEWEST:
+    if int_of(made.k) * micro.nr * spec.rhs.bytes > 2 * target.l1d:
+        return "is for weights that stay near"
+    groups, each, taps = micro.taps.groups, micro.columns_each, int_of(made.k) // (micro.taps.words * micro.packing.kr)
+    lanes = _lanes(target, int_of(spec.n), each, taps)
+    if inner.lanes != lanes:
+        return f"vectors of {lanes} lanes are faster"
+    if taps == 1 and groups < _FEWEST:
         return f"is for windows, or at least {_FEWEST} groups in a vector"
     if groups == 1 and spec.lhs == f32 and winograd.why_not(target, spec) is None:
         return "multiplies 36 times for 16 by minimal filtering"
     return None
 
 
-def _lanes(target: Target, spec: GemmSpec) -> int:
+def _lanes(target: Target, n: int, each: int, taps: int) -> int:
     """Of the vectors: of one group each, for which a broadcast will do, where those are as fast. Zen 4, windows of 3 x 3, 8 channels of
     each group: 256 at 28 x 28 take 208 us in bf16 instead of 241, and 109 instead of 133 in 8 bits, with a stride of 2 260 instead of 442
-    and 129 instead of 194."""
-    widest, n = target.lanes(8 * WORD), int_of(spec.n)
-    of_one = target.halves_vectors and n // spec.turns[0] % widest == widest // 2 and int_of(spec.k) > spec.turns[0] * spec.turns[1]
+    and 129 instead of 194. each: columns of a group."""
+    widest = target.lanes(8 * WORD)
+    of_one = target.halves_vectors and each % widest == widest // 2 and taps > 1
     return widest // 2 if target.has("avx512f") and (n <= widest // 2 or of_one) else widest
 
 
@@ -188,9 +191,14 @@ def _packing(inner: VectorMicro, n: int) -> Packing:
 @lru_cache(maxsize=1 << 8)
 def planned(target: Target, spec: GemmSpec, inner: VectorMicro) -> tuple[GemmSpec, NarrowMicro] | None:
     """The product of each line of places, and its tile; None where places or taps are not as far apart as each other."""
-    groups, run = spec.turns
-    lines, places = _lines(spec), _places(spec, groups * run)
-    if lines is None or lines.pixel <= 0 or places is None or run * spec.lhs.bytes % WORD or run % inner.packing.kr:
+    lines, (groups, run) = _lines(spec), spec.turns
+    if lines is None or lines.pixel <= 0:
+        return None
+    if not run:  # all columns read all numbers: those of a pixel, which neighbouring taps have in common with neighbouring rows
+        assert spec.lhs_pieces is not None, "refused"
+        run = gcd(spec.lhs_pieces.run, lines.pixel)
+    places = _places(spec, groups * run)
+    if places is None or run * spec.lhs.bytes % WORD or run % inner.packing.kr:
         return None
     size, words, n = spec.lhs.bytes, run * spec.lhs.bytes // WORD, int_of(spec.n)
     each, alike = n // groups, _alike(places)
@@ -198,7 +206,7 @@ def planned(target: Target, spec: GemmSpec, inner: VectorMicro) -> tuple[GemmSpe
     vectors = packing.nr // inner.lanes
     held = target.registers // vectors - 1  # in vectors of the panel, beside what is read
     rows = min(_TALLEST, held - alike[0])
-    if rows < 1 or min(groups, inner.lanes // each + 2) * words > _WORDS:
+    if rows < _LOWEST or min(groups, inner.lanes // each + 2) * words > _WORDS:
         return None
     count = max((n for n in alike if rows + n <= held and n * words * vectors * rows <= _PRODUCTS), default=alike[0])
     step = (places[count] - places[0]) * size if count < len(places) else 0

@@ -1,4 +1,5 @@
-"""Columns in narrow groups: every row of the table that permutes words of the lhs, against products with zeros where other groups are."""
+"""Few columns and narrow groups of them: every row of the table that reads words of windows where they lie, against products with zeros
+where other groups are."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from sashiko.graph.types import DType, bf16, f32, i8, u8
 from sashiko.kernels import table
 from sashiko.kernels.spec import GemmSpec, Strides
 from sashiko.kernels.table import Kernel
-from sashiko.platforms.catalogue import X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
+from sashiko.platforms.catalogue import X86_64_AMX, X86_64_V4, X86_64_VNNI
+from sashiko.platforms.target import Target
 from tests.emulation import Array, Runner, runners
 from tests.kernels.images import Images
 from tests.kernels.products import Case, M, Together, acc_of, array, compare, plain_store, random
@@ -24,12 +26,13 @@ from tests.kernels.products import Case, M, Together, acc_of, array, compare, pl
 
 @dataclass(frozen=True)
 class Narrow:
-    """For each of `images.groups` weights, `joined` groups that read `run` channels and have `columns` each."""
+    """For each of `images.groups` weights, `joined` groups that read `run` channels and have `columns` each. known: so it is told."""
 
     images: Images
     joined: int
     run: int
     columns: int
+    known: bool = True
 
     @property
     def n(self) -> int:
@@ -43,7 +46,8 @@ class Narrow:
     def spec(self, dtype: DType, many: bool = False) -> GemmSpec:
         """many: any number of images."""
         rows = M * (self.images.lines * self.images.places) if many else None
-        return replace(self.images.spec(dtype, self.n, rows=rows), turns=(self.joined, self.run), sums16=2)
+        turns = (self.joined, self.run) if self.known else (1, 0)
+        return replace(self.images.spec(dtype, self.n, rows=rows), turns=turns, sums16=2)
 
     def weights(self, dtype: DType) -> torch.Tensor:
         """[groups, n, own]; of bytes so small that two products fit 16 bits."""
@@ -67,29 +71,33 @@ CASES = (
     Narrow(Images(2, 6, 19, 32, taps=2, across=7, groups=4), 1, 8, 8),  # a vector of one group
     Narrow(Images(2, 7, 7, 32, groups=2), 1, 16, 20),  # more columns than a vector has
     Narrow(Images(2, 6, 5, 32, taps=1, across=1, groups=2), 4, 4, 4),
+    Narrow(Images(2, 9, 12, 12), 1, 12, 8, known=False),  # all columns read all channels
+    Narrow(Images(1, 9, 23, 8, step=2), 1, 8, 12, known=False),
 )
 
 
 def lhs_of(row: Kernel) -> DType:
-    return next(dtype for dtype in (f32, bf16, i8, u8) if f"_{dtype}_" in row.name.removeprefix(f"narrow_{acc_of(dtype)}"))
+    return {str(dtype): dtype for dtype in (f32, bf16, i8, u8)}[row.name.split("_")[2]]
 
 
 def pairs() -> Iterator[ParameterSet]:
     for runner in runners():
         held = runner.values[0]
         for row in (row for row in table.TABLE if row.narrow):
-            if isinstance(held, Runner) and row.when(held.target, CASES[5].spec(lhs_of(row))) is None:
+            if isinstance(held, Runner) and any(row.when(held.target, case.spec(lhs_of(row))) is None for case in CASES):
                 yield pytest.param(row, held, marks=runner.marks, id=f"{row.name}-{runner.id}")
 
 
 PAIRS = tuple(pairs())
 
 
-def check(row: Kernel, runner: Runner, cases: tuple[Narrow, ...], many: bool) -> None:
+@pytest.mark.parametrize(("row", "runner"), PAIRS)
+def test_groups_of_windows(row: Kernel, runner: Runner) -> None:
+    """In a known number of images, and in any."""
     products, dtype = Together(runner), lhs_of(row)
-    for case in cases:
+    for case, many in (*((case, False) for case in CASES), (CASES[1], True), (CASES[5], True)):
         spec = case.spec(dtype, many)
-        if row.when(runner.target, spec) is not None:
+        if row.when(runner.target, spec) is not None:  # where another row is for vectors of one group
             continue
         code = row.emit(products.module, runner.target, spec, products.name())
         assert code.columns is not None
@@ -107,30 +115,19 @@ def check(row: Kernel, runner: Runner, cases: tuple[Narrow, ...], many: bool) ->
 
         known = partial(alike, case=case, windows=windows, dense=dense)
         products.add((code.rows, code.columns), products.place(array(image)), products.place(packed), out, sizes, known)
-    assert products.calls
     products.run()
 
 
-@pytest.mark.parametrize(("row", "runner"), PAIRS)
-def test_groups_of_windows(row: Kernel, runner: Runner) -> None:
-    check(row, runner, CASES, many=False)
-
-
-@pytest.mark.parametrize(("row", "runner"), PAIRS)
-def test_any_number_of_images(row: Kernel, runner: Runner) -> None:
-    check(row, runner, (*CASES[:2], CASES[5]), many=True)
-
-
-def chosen(case: Narrow, dtype: DType = u8, target: object = X86_64_VNNI, **changes: object) -> str:
+def chosen(case: Narrow, dtype: DType = u8, target: Target = X86_64_VNNI, **changes: object) -> str:
     spec = replace(case.spec(dtype), **changes)  # type: ignore[arg-type]
-    assert target in (X86_64_V3, X86_64_V4, X86_64_VNNI, X86_64_AMX)
-    return table.select(target, spec).kernel.name.partition("_")[0]  # type: ignore[arg-type]
+    return table.select(target, spec).kernel.name.partition("_")[0]
 
 
 def test_what_is_computed_with_zeros() -> None:
     case = CASES[1]
     assert chosen(case) == chosen(case, f32) == "narrow"
-    assert chosen(case, turns=(1, 0)) == "gemm"  # nothing is known of the weight
+    rows = replace(case.spec(u8), lhs_pieces=None, lhs_strides=Strides(0, 288), turns=(1, 0))
+    assert not table.select(X86_64_VNNI, rows).kernel.narrow  # neither windows nor groups
     assert chosen(case, target=X86_64_AMX) == "gemm"  # faster there
     assert chosen(Narrow(Images(2, 9, 8, 24, groups=3), 4, 2, 4)) == "gemm"  # half a word of each group
     assert chosen(case, lhs_pieces=None, lhs_strides=Strides(0, 32)) == "gemm"  # k that are no taps
