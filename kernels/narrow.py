@@ -34,7 +34,7 @@ WORD = 4  # bytes that a lane takes at a time: one f32, two bf16, four bytes
 _TALLEST, _LOWEST = 14, 4  # rows of a tile
 _WORDS = 32  # that the groups of a vector read at a tap: two vectors of them
 _FEWEST = 4  # groups of a vector, of rows that are no windows: zeros of fewer take as long as permutations
-_PRODUCTS = 512  # of all rows and vectors that are written out; the rest of a window is a loop
+_PRODUCTS = 256  # of all rows and vectors that are written out; the rest of a window is a loop
 
 
 @dataclass(frozen=True)
