@@ -4,7 +4,8 @@ Fused multiply-adds: a b + c is rounded once instead of twice.
 
 Rounding conversions: cast(clamp(round(x) + zero)) to integers is one conversion instruction that rounds.
 
-That is what quantization looks like. Clamping first is the same, since rounding is monotone and the bounds are integers.
+That is what quantization looks like. Clamping first is the same, since rounding is monotone and the bounds are integers. Between bounds
+the sum is exact, and may be one of integers; without them it is rounded, or what it adds to is no integer of the type.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _EXTREMES = {"gt": "maximum", "lt": "minimum"}
 
 @dataclass(frozen=True)
 class Chain:
-    """Round node to an integer, add the value of node `zero` (-1: nothing), clamp the sum by these in this order."""
+    """Round node to an integer, add the value of node `zero` (-1: nothing), clamp the sum by these in this order.
+
+    With a zero there are clamps on both sides, one of which takes NaN.
+    """
 
     node: int
     clamps: tuple[Clamp, ...]
@@ -111,6 +115,11 @@ def rounded_chain(nodes: Sequence[Node], cast: Node) -> Chain | None:
         if split is None:
             return None
         n, zero = split
+        if {each.op for each in clamps} != {"maximum", "minimum"}:
+            return None
+        if not any(each.takes_nan for each in clamps):
+            # Its conversion is some integer, to which the zero would be added.
+            clamps = [replace(each, takes_nan=each.op == "maximum") for each in clamps]
     if nodes[n].op != "round":
         return None
     natural = zero < 0 or nodes[zero].kind == "natural" or (nodes[zero].op == "const" and nodes[zero].value >= 0)
@@ -263,6 +272,6 @@ def _bounds(chain: Chain) -> tuple[int, int] | None:
     return (bounds["maximum"], bounds["minimum"]) if len(chain.clamps) == len(bounds) == 2 else None
 
 
-def _nan(chain: Chain) -> int | None:
-    """The integer that NaN becomes on x86: its conversion gives one with no low bits where no clamp takes it. None: what is added then."""
-    return next((each.bound for each in chain.clamps if each.takes_nan), None if chain.zero >= 0 else 0)
+def _nan(chain: Chain) -> int:
+    """The integer that NaN becomes on x86: its conversion gives one with no low bits where no clamp takes it."""
+    return next((each.bound for each in chain.clamps if each.takes_nan), 0)

@@ -11,7 +11,7 @@ from sashiko.cpu_codegen import jit, rounding
 from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.loops import emit_loop_kernel
 from sashiko.cpu_codegen.streams import streaming
-from sashiko.graph.types import DType, boolean, f32, i8, u8
+from sashiko.graph.types import DType, boolean, f32, i8, i32, i64, u8
 from sashiko.platforms.catalogue import NEOVERSE_N1
 from sashiko.stitch.loops import BodyBuilder, LoopKernel, axis, hoist_numbers
 from tests.cpu_codegen.kernels import buffers, empty, few, normal, reduce, run, same
@@ -75,6 +75,25 @@ def test_quantization_is_one_conversion(runner: Runner, dtype: DType, low: int, 
     assert torch.equal(got, rounded.to(dtype.torch))
 
 
+@pytest.mark.parametrize("runner", few())
+@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize(("dtype", "zero"), [(i32, -100000.0), (i64, 1.0)])
+def test_sums_without_both_bounds_are_rounded_as_floats(runner: Runner, dtype: DType, zero: float, below: bool) -> None:
+    """What is rounded may be no integer of the type where the sum is, and the sum is not exact."""
+    x = torch.tensor([2147483520.0, 2147483904.0, 2147493632.0, 16777216.0, -16777216.0, 0.5, -0.5, 1.5, 8388609.0] * 5)
+    builder = BodyBuilder()
+    source, target = buffers(builder, x, empty(len(x), dtype=dtype.torch))
+    index = axis("c", len(x))
+    value = builder.op("add", f32, builder.op("round", f32, builder.load(source, index)), builder.const(zero, f32))
+    if below:
+        value = builder.op("maximum", f32, value, builder.const(-1.0, f32))
+    builder.store(target, index, builder.cast(value, dtype))
+    body, numbers = hoist_numbers(builder.finish())
+    _, got = run(runner, LoopKernel("sums", body, None, len(x), params=numbers), [x, empty(len(x), dtype=dtype.torch)])
+    expected = (x.round() + zero).clamp(min=-1) if below else x.round() + zero
+    assert torch.equal(got, expected.to(dtype.torch))
+
+
 @pytest.mark.parametrize(("clamped", "conversions"), [(True, set()), (False, {"fcvtns"})])
 def test_neoverse_converts_once_at_most(clamped: bool, conversions: set[str]) -> None:
     """In LLVM's models its conversions take as long as four sums. Of integers of 8 bits that are clamped, NaN included, there is none."""
@@ -118,7 +137,8 @@ def test_joined_vectors_hold_what_single_ones_do(runner: Runner, dtype: DType, z
         _, got = run(runner, kernel, [x, empty(len(x), dtype=dtype.torch)], align=64)
         whole = (x.round() + zero).clamp(*bounds) if bounds else x.round() + zero
         assert torch.equal(got.view(19, 19), got[:19].expand(19, 19)), (takes_nan, bounds)
-        inside = (whole >= low) & (whole <= high) | whole.isnan() & takes_nan
+        # Where there is a zero, a NaN that clamps would keep becomes the lower bound.
+        inside = (whole >= low) & (whole <= high) | whole.isnan() & (takes_nan or bool(zero and bounds))
         expected = torch.where(whole.isnan(), torch.tensor(float(bounds[0] if bounds else 0)), whole)
         assert torch.equal(got[inside], expected[inside].to(dtype.torch)), (takes_nan, bounds)
 
