@@ -61,12 +61,15 @@ def widen(fn: Function, a: Val, src: DType) -> Val:
     return fn.convert("fpext", fn.convert("bitcast", a, a.ty.of("half")), a.ty.of("float"))
 
 
-def narrow(fn: Function, target: Target, a: Val, dst: DType) -> Val:
-    """f32 to float16 or bfloat16 bits, to nearest even; NaN stays NaN.
+def narrow(fn: Function, target: Target, a: Val, dst: DType, exact: bool = False) -> Val:
+    """f32 to float16 or bfloat16 bits, to nearest even; NaN stays NaN. exact: `a` is known to be such a number, or NaN with such bits.
 
     The bf16 instructions of x86 take numbers below 2^-126 for zero, in conversions as in products.
     """
     raw = a.ty.of("i16")
+    if dst == bf16 and exact:
+        bits = fn.convert("bitcast", a, a.ty.of("i32"))
+        return fn.convert("trunc", fn.lshr(bits, const(bits.ty, 16)), raw)
     if dst == f16:
         return fn.convert("bitcast", fn.convert("fptrunc", a, a.ty.of("half")), raw)
     if target.has("avx512_bf16") or target.has("bf16"):

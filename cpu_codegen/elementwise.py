@@ -21,6 +21,8 @@ _INT_PREDICATES = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "
 _DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 # Bool arithmetic is torch's: a sum is true when either is, a product when both are.
 _BOOL_OPS = {"add": "or", "maximum": "or", "or": "or", "mul": "and", "minimum": "and", "and": "and", "sub": "xor", "xor": "xor"}
+# What these make of float16 and bfloat16 numbers are such numbers.
+_EXACT = ("neg", "abs", "sign", "relu", "maximum", "minimum", *_ROUNDINGS)
 PREDICATES = ("logical_not", "isnan", "isinf", *_FLOAT_PREDICATES)
 
 
@@ -32,7 +34,7 @@ def apply(fn: Function, target: Target, op: str, dtype: DType, args: Sequence[Va
         return dots.dot(fn, target, *args)
     if dtype in convert.HALVES and op != "where":
         wide = apply(fn, target, op, f32, [convert.widen(fn, a, dtype) for a in args], never_nan)
-        return wide if op in PREDICATES else convert.narrow(fn, target, wide, dtype)
+        return wide if op in PREDICATES else convert.narrow(fn, target, wide, dtype, op in _EXACT)
     if op in ("maximum", "minimum") and dtype.is_float:
         return extreme(fn, target, op, args[0], args[1], tuple(never_nan) or (False, False))
     if op in _DIVISIONS:

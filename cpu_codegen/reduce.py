@@ -141,7 +141,9 @@ class Reduction:
             ordered = watcher[1]
             good = ordered if self._mask.scalar == "i1" else fn.icmp("ne", ordered, const(ordered.ty, 0))
             value = fn.select(good, value, const(value.ty, float("nan")))
-        return convert.narrow(fn, self._target, value, self._source) if self._source != self.dtype else value
+        if self._source == self.dtype:
+            return value
+        return convert.narrow(fn, self._target, value, self._source, self.kind in ("max", "min"))
 
     # -- parts -----------------------------------------------------------------------------------------------------
     def _to_mask(self, flags: Val) -> Val:

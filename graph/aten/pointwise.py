@@ -53,6 +53,16 @@ def binary(op: str) -> Row:
     return lambda c, x, y: arithmetic(op, c, x, y)
 
 
+def extreme(op: str) -> Row:
+    """maximum and minimum, which need no wider dtype."""
+
+    def row(c: Call, x: Operand, y: Operand) -> Value:
+        name = _ON_BOOL[op] if c.dtype == boolean else op
+        return b.elementwise(name, as_value(x, c.dtype), as_value(y, c.dtype))
+
+    return row
+
+
 def scaled(op: str, reverse: bool = False) -> Row:
     """add, sub and rsub: x op alpha * y."""
 
@@ -172,10 +182,9 @@ def clamp(c: Call, x: Value, low: Operand | None = None, high: Operand | None = 
     need_fitting(c.dtype, low, high)
     if c.dtype.kind == "uint" and any(isinstance(x, int) and x < 0 for x in (low, high)):
         raise Unsupported("clamp of unsigned integers by a negative number")  # which wraps around before torch 2.15
-    out = computing(x, c.dtype)
-    out = out if low is None else b.maximum(out, computing(low, c.dtype))
-    out = out if high is None else b.minimum(out, computing(high, c.dtype))
-    return b.cast(out, c.dtype)
+    out = as_value(x, c.dtype)
+    out = out if low is None else b.maximum(out, as_value(low, c.dtype))
+    return out if high is None else b.minimum(out, as_value(high, c.dtype))
 
 
 def where(c: Call, condition: Value, x: Operand, y: Operand) -> Value:
@@ -215,10 +224,10 @@ def is_infinite(op: str) -> Row:
 
 
 _UNARY = (
-    "neg", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "tanh", "sigmoid",
-    "erf", "sign",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "tanh", "sigmoid",
+    "erf",
 )
-_EXACT = ("abs", "floor", "ceil", "trunc", "round", "relu")
+_EXACT = ("neg", "abs", "sign", "floor", "ceil", "trunc", "round", "relu")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 
 ROWS: dict[Any, Row] = {
@@ -252,8 +261,8 @@ ROWS: dict[Any, Row] = {
     aten.pow.Tensor_Scalar: power,
     aten.pow.Scalar: power,
     aten.atan2.default: binary("atan2"),
-    aten.maximum.default: binary("maximum"),
-    aten.minimum.default: binary("minimum"),
+    aten.maximum.default: extreme("maximum"),
+    aten.minimum.default: extreme("minimum"),
     aten.bitwise_and.Tensor: binary("and"),
     aten.bitwise_and.Scalar: binary("and"),
     aten.bitwise_or.Tensor: binary("or"),

@@ -192,6 +192,17 @@ def test_constant_divisors(runner: Runner) -> None:
             assert torch.equal(results[1][keep], torch.remainder(a, by)[keep])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("runner", few())
+def test_what_half_width_floats_hold_stays_exact(runner: Runner, dtype: torch.dtype) -> None:
+    """Every number, subnormal ones included, which VCVTNEPS2BF16 takes for zeros."""
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    y = x[torch.randperm(1 << 16, generator=torch.Generator().manual_seed(3))]
+    for ops, inputs in ((("neg", "abs", "sign", "floor", "ceil", "trunc", "round", "relu"), [x]), (("maximum", "minimum"), [x, y])):
+        for op, actual in zip(ops, evaluate(runner, ops, inputs, len(inputs), frozenset())):
+            same(actual, reference(op)(*inputs))
+
+
 def test_the_tables_cover_every_operation() -> None:
     assert {op for op in (*UNARY, *BINARY, *COMPARE) if op not in REFERENCES and not hasattr(torch, op)} == set()
     assert FROM_TORCH[torch.int32] == i32

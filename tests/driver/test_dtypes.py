@@ -92,6 +92,16 @@ def test_what_is_counted_is_rounded_once(numbers: tuple[float, float, float], dt
     assert torch.equal(sashiko.compile(model, (x,), strict=True)(x), expected)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_what_is_no_rounding_keeps_subnormal_halves(dtype: torch.dtype) -> None:
+    x = (torch.tensor([1.0, -1.0, 5.0, 0.5] * 6) * torch.finfo(dtype).tiny / 7).to(dtype).view(6, 4)
+    model = Apply(lambda x: [
+        -x, x.abs(), x.relu(), x.clamp(-3, 3), F.relu6(x), torch.maximum(x, -x), torch.minimum(x, x.flip(1)), x.clamp(max=x.abs()),
+        x.amax(0), x.amin(1), F.max_pool1d(x, 2), torch.where(x > 0, x, -x), (-x) * 2.0**20]).eval()
+    for got, expected in zip(sashiko.compile(model, (x,))(x), model(x), strict=True):
+        assert torch.equal(got, expected) and bool(expected.any())
+
+
 def test_integers_are_rounded_to_the_half_they_are_promoted_to() -> None:
     """Where they may become infinite, or another number than a division leaves the remainder of."""
     numbers = torch.tensor([32766, 1027, -32767, 70000, -65000, 3, 16777217])
