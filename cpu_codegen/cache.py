@@ -10,13 +10,13 @@ import hashlib
 import os
 import stat
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from .. import __version__
 from ..diagnostics import dump, env
+from ..diagnostics.warn import warn
 from ..platforms.target import Target
 from . import jit
 
@@ -25,6 +25,8 @@ _MAGIC = b"sashiko object 1\n"
 _DIGEST = 20
 _HEAD = len(_MAGIC) + 2 * _DIGEST
 _SUFFIX = ".o"
+_warned: set[Path] = set()
+"""Folders that cannot be written, as a warning has said."""
 
 
 def key(ir_text: str, target: Target) -> str:
@@ -87,8 +89,8 @@ def read(path: Path, name: str) -> bytes | None:
 
 
 def write(path: Path, name: str, payload: bytes, limit: int = MAX_BYTES) -> None:
-    """Puts an entry in place; nothing happens where the folder cannot be written, but for a warning if it was asked for. Now and then
-    removes the oldest entries."""
+    """Puts an entry in place; nothing happens where the folder cannot be written, but for a warning, once, if it was asked for.
+    Now and then removes the oldest entries."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new")
@@ -101,8 +103,9 @@ def write(path: Path, name: str, payload: bytes, limit: int = MAX_BYTES) -> None
             raise
     except OSError as error:
         dump.say(1, f"compiled code is not cached: {error}")
-        if env.names_cache():
-            warnings.warn(f"sashiko cannot keep compiled code in SASHIKO_CACHE, {env.cache_dir()}: {error.strerror}", stacklevel=1)
+        if env.names_cache() and env.cache_dir() not in _warned:
+            _warned.add(env.cache_dir())
+            warn(f"sashiko cannot keep compiled code in SASHIKO_CACHE, {env.cache_dir()}: {error}")
         return
     # Names are hashes: one write in 32 looks at the whole folder.
     if int(name[:2], 16) % 32 == 0:

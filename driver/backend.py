@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..diagnostics.collector import paused
 from ..diagnostics.errors import InputError, Unsupported
 from ..diagnostics.surroundings import CPU
+from ..diagnostics.warn import warn
 from ..graph import flex
 from ..graph.aten.recurrent import Layers
 from ..graph.capture import from_fx
@@ -100,7 +100,7 @@ def _traced(module: GraphModule, example_inputs: Sequence[Any], settings: Mappin
 
 def _say_left(error: Unsupported) -> None:
     advice = f": {error.hint}" if error.hint else ""
-    warnings.warn(f"sashiko leaves a graph to PyTorch as a whole: {error.what}{advice}", stacklevel=3)
+    warn(f"sashiko leaves a graph to PyTorch as a whole: {error.what}{advice}")
 
 
 def _recurs(module: GraphModule, called: Set[str]) -> bool:

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.errors import BY_PARTS, PADDED, InputError, SashikoError, Unsupported
+from ..diagnostics.warn import warn
 from . import assertions, flex, regions, views
 from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
@@ -131,10 +132,10 @@ def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         what = f"the first call alone writes into {written}, and what is made of it would in each call"
         raise Unsupported(what, type(model).__name__, "call the model once before")
     if always:
-        warnings.warn(f"sashiko takes {', '.join(always)} for constant, which the model changes in each call: {AS_STATE}", stacklevel=2)
+        warn(f"sashiko takes {', '.join(always)} for constant, which the model changes in each call: {AS_STATE}")
     if once:
         what = "as the first call finds it; the model changes it there, and computes something else in later calls"
-        warnings.warn(f"sashiko takes {', '.join(once)} for constant {what}: call the model once before", stacklevel=2)
+        warn(f"sashiko takes {', '.join(once)} for constant {what}: call the model once before")
     return without_transforms(assertions.told(program))
 
 

@@ -7,12 +7,12 @@ anything whose work depends on data or on random numbers. CUDA Programming Guide
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ..diagnostics.warn import warn
 from ..graph.randomness import draws
 from .constants import ConstantSet
 from .plan import AtenStep, NativeSegment, Plan
@@ -109,7 +109,7 @@ class Replays:
         try:
             made = _Recorded(call, inputs, constants, self._device)
         except (RuntimeError, TypeError) as error:
-            warnings.warn(f"sashiko launches kernel by kernel, for a call could not be recorded as a CUDA graph: {error}", stacklevel=2)
+            warn(f"sashiko launches kernel by kernel, for a call could not be recorded as a CUDA graph: {error}")
             return None
         return made if _bytes(made.results) <= _MOST_BYTES else None
 

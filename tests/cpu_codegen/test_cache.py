@@ -103,14 +103,22 @@ def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path, monkeyp
     file = tmp_path / "file"
     file.write_text("in the way")
     monkeypatch.setenv("SASHIKO_CACHE", str(file))
-    with pytest.warns(UserWarning, match=f"SASHIKO_CACHE, {file}: .*(exists|directory)"):
-        assert cache.compiled(CODE, host()) == cache.compiled(CODE, host())
-    assert len(compilations) == 2
+    with pytest.warns(UserWarning, match=f"SASHIKO_CACHE, {file}: .*(exists|directory)") as found:
+        assert cache.compiled(CODE, host()) == cache.compiled(CODE, host()) != cache.compiled(OTHER, host())
+    assert len(compilations) == 3 and [each.filename for each in found] == [__file__]
     monkeypatch.setenv("SASHIKO_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # nobody asked for this one
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cache.compiled(CODE, host())
+
+
+def test_an_entry_that_cannot_be_replaced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SASHIKO_CACHE", str(tmp_path / "cache"))
+    entry().mkdir(parents=True)
+    with pytest.warns(UserWarning, match=f"directory.*{entry()}"):
+        cache.compiled(CODE, host())
+    assert list(cache.folder().iterdir()) == [entry()]
 
 
 def test_no_temporary_file_stays() -> None:
