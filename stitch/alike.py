@@ -4,7 +4,7 @@ it looks for the best grouping.
 What lowering makes of values depends on their operations, types and attributes, on which of them have buffers, and on which are the
 same value; not on which values they are. `signature` writes that down, and what came out is kept by it, with numbers for values.
 Of positions it also depends on how they were computed, wherever they are stored: those that are counted are not read, and those that lie
-within known bounds are not checked.
+within known bounds are not checked. So it does of what is subtracted: from an extreme, a difference is exact.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..graph.ir import Value
 from ..graph.ops import OPS
+from .elementwise import is_exact
 from .loops import Body
 from .lower import Lowering, NeedsBuffer
 
@@ -77,7 +78,7 @@ def _told(roots: Iterable[Value], given: Callable[[Value], Hashable]) -> tuple[S
         if value is None:  # what lies under it has its operands by now
             value = pending.pop()
             assert value is not None
-            parts.append((value.kind, *[numbers[v] for v in value.inputs]))
+            parts.append((value.kind, is_exact(value), *[numbers[v] for v in value.inputs]))
             numbers[value] = len(numbers)
         elif value not in numbers:
             part = given(value)

@@ -6,12 +6,16 @@ from math import inf
 
 from ..graph import attrs as A
 from ..graph.ir import Value
+from ..graph.ops import OPS
 from ..graph.types import DType, QParams, boolean, f32, f64, i32, i64
 from .loops import BodyBuilder, Node
 from .views import Index
 
 # 1.5 * 2^23: a float of magnitude below 2^22 added to it is rounded to an integer, which the low bits of the sum are.
 MAGIC = float(3 << 22)
+_EXTREMES = ("max", "min", "argmax", "argmin")
+_CHOICES, _MOVES = ("where", "maximum", "minimum", "relu", "cast"), ("view", "index", "update")  # operations, and groups of such
+_MOST = 32  # of those that are looked through; beyond, there may be an extreme
 
 
 def elementwise(b: BodyBuilder, value: Value, args: list[int]) -> int:
@@ -24,17 +28,32 @@ def elementwise(b: BodyBuilder, value: Value, args: list[int]) -> int:
         return _dequantize(b, value, args[0])
     if value.op == "piecewise":
         return _piecewise(b, value, *args)
-    if value.op == "sub" and _from_extreme(*value.inputs):
+    if is_exact(value):
         return b.add(Node("sub", value.dtype, tuple(args), kind="exact"))
     return b.op(value.op, value.dtype, *args)
 
 
-def _from_extreme(numbers: Value, extreme: Value) -> bool:
-    """Whether the greatest or least of some numbers is taken from them, or what stands for it where it is infinite."""
-    if extreme.op in ("reshape", "expand", "where"):
-        return any(_from_extreme(numbers, part) for part in extreme.inputs[extreme.op == "where" :])
-    a = extreme.attrs
-    return isinstance(a, A.ReduceAttrs) and a.kind in ("max", "min") and extreme.inputs[0] is numbers
+def is_exact(value: Value) -> bool:
+    """Whether a value may be the difference of products and the greatest or least of them, which was rounded: it has to be 0 for that one.
+    Whether the extreme is of these very products is not asked: passes move views and cut reductions in two, and all there is to lose is
+    the fused multiply-add."""
+    return value.op == "sub" and any(map(_is_chosen, value.inputs))
+
+
+def _is_chosen(value: Value) -> bool:
+    """Whether elements of a value are chosen for being the greatest or least, or by their order, wherever they are moved then."""
+    seen: set[Value] = set()
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        a = value.attrs
+        ordered = isinstance(a, (A.ReduceAttrs, A.ScanAttrs, A.PutAttrs)) and a.kind in _EXTREMES
+        if ordered or value.op == "argsort" or len(seen) > _MOST:
+            return True
+        if (value.op in _CHOICES or OPS[value.op].group in _MOVES) and value not in seen:
+            seen.add(value)
+            pending += value.inputs
+    return False
 
 
 def _scale(b: BodyBuilder, scale: tuple[float, ...], axis: int | None, invert: bool) -> int:

@@ -1,4 +1,4 @@
-"""What subtracts the greatest of large numbers that were multiplied: the difference is 0 there, however the product is computed."""
+"""What subtracts the greatest of numbers that were multiplied: the difference is 0 there, however the product is computed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 import sashiko
@@ -34,3 +35,17 @@ def test_large_numbers(name: str, target: Target) -> None:
         for size in (1e10, -1e12, torch.finfo(torch.float32).min / 4):
             x = (size * (1 + torch.rand(20, 1))).expand(20, columns).clone()
             assert_close(compiled(x), FUNCTIONS[name](x))
+
+
+@pytest.mark.parametrize("function", [
+    lambda y: y - y.amax(), lambda y: y - y.view(-1).max(), lambda y: y[:, ::2] - y.amax(1, keepdim=True),
+    lambda y: y[1:] - y.amax(0), lambda y: y.flip(1) - y.amin(0).flip(0), lambda y: y.amax() - y, lambda y: y - y.cummax(0)[0],
+    lambda y: y - torch.maximum(y.amax(0), y[:9].amax(1).amin()), lambda y: y - y.amax(0).clamp(min=0), lambda y: y - y.sort(0)[0][-1:],
+])
+def test_the_greatest_of_products_is_found_by_its_difference(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Products(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return function(a * b)
+
+    a, b = torch.randn(2, 33, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(sashiko.compile(Products().eval(), (a, b))(a, b) == 0, function(a * b) == 0)

@@ -87,6 +87,18 @@ def test_positions_differ_by_how_they_were_computed_wherever_that_is_stored() ->
     assert written(2) != written(3) and written(3) == written(3)
 
 
+def test_differences_differ_by_whether_an_extreme_is_taken_wherever_that_is_stored() -> None:
+    """No product goes into those unrounded."""
+    x, y = rows(0), rows(1)
+    products = b.mul(x, y)
+
+    def difference(other: Value) -> alike.Signature:
+        return told(b.sub(products, other), x, y, other)
+
+    extreme = b.reduce(products, "max", 1, True)
+    assert difference(extreme) != difference(b.reduce(products, "sum", 1, True)) == difference(b.input_(2, f32, (B, 1)))
+
+
 def kernels(program: Program) -> list[str]:
     names = {v: n for n, v in enumerate((*program.inputs, *program.stored))}
     return [f"{item.kernel} {[names[v] for v in item.operands]}" for item in program.items if isinstance(item, LoopItem)]
