@@ -92,7 +92,7 @@ def _told(roots: Iterable[Value], given: Callable[[Value], Hashable]) -> tuple[S
 
 def _uncounted(value: Value) -> Hashable:
     """What is told of what positions are computed from: what they are counted from, and bounded by, is taken apart, stored or not."""
-    apart = OPS[value.op].group in ("view", "leaf", "elementwise") and value.op not in ("input", "constant")
+    apart = value.op not in ("input", "constant") and (value.op == "copy" or OPS[value.op].group in ("view", "leaf", "elementwise"))
     return None if apart else value.type
 
 

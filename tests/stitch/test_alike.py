@@ -7,6 +7,7 @@ import pytest
 from sashiko.graph import build as b
 from sashiko.graph.dims import symbol
 from sashiko.graph.ir import Value
+from sashiko.graph.ops import make
 from sashiko.graph.types import f32, f64, i8, i64
 from sashiko.stitch import alike
 from sashiko.stitch.alike import signature
@@ -85,6 +86,12 @@ def test_positions_differ_by_how_they_were_computed_wherever_that_is_stored() ->
         return told(b.put(table, b.input_(3, f32, (B, 2)), {1: counted}), table, counted)
 
     assert written(2) != written(3) and written(3) == written(3)
+
+    def copied(step: int) -> alike.Signature:
+        counted = make("copy", b.iota(2, i64, 0, step))
+        return looked_up(counted, counted)
+
+    assert copied(2) != copied(3) and copied(3) == copied(3)
 
 
 def test_differences_differ_by_whether_an_extreme_is_taken_wherever_that_is_stored() -> None:
