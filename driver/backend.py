@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ from ..graph.recurrence import CELLS
 from ..platforms.host import default_target
 from .aliases import merged, without_views
 from .build import Options, Outdated
-from .eager import Windows, refuse_nested
+from .eager import check, graphs
 from .model import CompiledModel, build_model
 from .pipeline import PRECISIONS
 from .versions import Version, Versions, Weights
@@ -76,14 +76,12 @@ def backend(
 def _traced(module: GraphModule, example_inputs: Sequence[Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
     """What AOTAutograd and our compilers make of a graph. Unsupported where what runs has to be the graph as Dynamo made it."""
     given = _weights(module, example_inputs)
-    windows = Windows()
 
     def training(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
         raise Unsupported("gradients may be asked for, which need PyTorch's own operations", hint="call the model under torch.no_grad()")
 
     def inference(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
-        refuse_nested(example_inputs)
-        windows.refuse_writes(graph.graph)
+        check(module, example_inputs)
         return _Inference(graph, inputs, _frozen(graph, given), settings).boxed()
 
     compiled = aot_autograd(
@@ -92,9 +90,7 @@ def _traced(module: GraphModule, example_inputs: Sequence[Any], settings: Mappin
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
-    # A mode is asked at every operation of a trace and of its sizes, which takes time.
-    called = set(_names(module))
-    with paused(), Layers() if _recurs(module, called) else nullcontext(), windows if "unfold" in called else nullcontext():
+    with paused(), Layers() if _recurs(module) else nullcontext():
         return compiled(module, example_inputs)
 
 
@@ -103,14 +99,14 @@ def _say_left(error: Unsupported) -> None:
     warn(f"sashiko leaves a graph to PyTorch as a whole: {error.what}{advice}")
 
 
-def _recurs(module: GraphModule, called: Set[str]) -> bool:
+def _recurs(module: GraphModule) -> bool:
     """Whether a graph or one inside it has recurrent layers."""
-    return not called.isdisjoint(CELLS) or any(isinstance(each, torch.nn.RNNBase) for each in module.modules())
+    return not CELLS.keys().isdisjoint(_names(module)) or any(isinstance(each, torch.nn.RNNBase) for each in module.modules())
 
 
 def _names(module: GraphModule) -> Iterator[str]:
     """The names of the functions and methods that a graph and those inside it call."""
-    for graph in (each.graph for each in module.modules() if isinstance(each, GraphModule)):
+    for graph in graphs(module):
         for node in graph.nodes:
             if node.op in ("call_function", "call_method"):
                 yield (node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")).partition(".")[0]

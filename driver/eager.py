@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph
-from torch.overrides import TorchFunctionMode
+from torch.fx import Graph, GraphModule
 
 from ..diagnostics.errors import Unsupported
+from ..graph.views import refuse_windows
 
 
-def refuse_nested(given: Sequence[Any]) -> None:
-    """Unsupported for nested tensors: what a call passes for the number of elements in their rows has no value."""
+def check(module: GraphModule, given: Sequence[Any]) -> None:
+    """Unsupported for such a graph: what a call passes for the number of elements in the rows of a nested tensor has no value."""
     if any(isinstance(tensor, torch.Tensor) and tensor.is_nested for tensor in given):
         raise Unsupported("the graph takes a nested tensor")
+    for graph in graphs(module):
+        refuse_windows(graph)
 
 
-class Windows(TorchFunctionMode):
-    """Looks at the windows (`Tensor.unfold`) of a trace, and whether their memory is overwritten later: torch's functionalization makes
-    zeros of what lies between windows then, and sums of what several of them hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: list[tuple[torch.Tensor, int | None]] = []
-
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "").partition(".")[0] == "unfold" and isinstance(result, torch.Tensor):
-            self._seen.append((result, _version(result)))
-        return result
-
-    def refuse_writes(self, graph: Graph) -> None:
-        """Unsupported for the functional graph of the trace if it writes through windows."""
-        changed = any(before is None or _version(tensor) != before for tensor, before in self._seen)
-        if changed and any(node.target is torch.ops.aten.unfold_backward.default for node in graph.nodes):
-            raise Unsupported("the graph writes to what it sees through windows (Tensor.unfold)")
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    try:
-        return tensor._version
-    except RuntimeError:  # made under inference mode
-        return None
+def graphs(module: GraphModule) -> list[Graph]:
+    """A graph and those inside it."""
+    return [each.graph for each in module.modules() if isinstance(each, GraphModule)]

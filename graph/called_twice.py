@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .attributes import Place, State, kept, state
-from .nodes import written_by
+from .nodes import tensors, written
 from .rebound import made_of, storage, tried
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class _Meanings:
     def of_calls(self, end: int, *results: Any) -> list[tuple[list[object], dict[int, int]]]:
         """What the results of calls are, and what each leaves in arguments and buffers. end: of the nodes of the first."""
         nodes = list(self.tracer.graph.nodes)
-        given = {storage(leaf) for node in nodes if node.op == "placeholder" for leaf in _tensors(node)}
+        given = {storage(leaf) for node in nodes if node.op == "placeholder" for leaf in tensors(node)}
         calls: list[tuple[list[object], dict[int, int]]] = []
         earlier: set[torch.fx.Node] = set()
         changed: set[int] = set()
@@ -122,7 +122,7 @@ class _Meanings:
             for node in part:
                 self._add(node)
             read = {*chain.from_iterable(node.all_input_nodes for node in part), *filter(None, self._of(result))}
-            self.leans = bool(read & earlier) or any(storage(leaf) in changed for node in read for leaf in _tensors(node))
+            self.leans = bool(read & earlier) or any(storage(leaf) in changed for node in read for leaf in tensors(node))
             calls.append((self._result(result), {where: what for where, what in self.written.items() if where in given}))
             earlier = {node for node in part if node.op == "call_function"}
             changed = {*self.written}
@@ -136,12 +136,12 @@ class _Meanings:
         elif node.op == "call_function":
             what = str(node.target), repr(torch.fx.node.map_arg((node.args, node.kwargs), self._read))
         self.nodes[node] = number = self.known.setdefault((node.op, what), len(self.known))
-        for value in _written(node):
+        for value in written(node):
             self.nodes[node] = self.nodes[value]  # the same tensor: what was written is told of its memory
-            self.written.update({storage(leaf): number for leaf in _tensors(value)})
+            self.written.update({storage(leaf): number for leaf in tensors(value)})
 
     def _read(self, node: torch.fx.Node) -> Any:
-        return self.nodes[node], *(self.written.get(storage(leaf)) for leaf in _tensors(node))
+        return self.nodes[node], *(self.written.get(storage(leaf)) for leaf in tensors(node))
 
     def _constant(self, value: Any) -> int:
         for place, known in enumerate(self.constants):
@@ -159,17 +159,6 @@ class _Meanings:
     def _result(self, result: Any) -> list[object]:
         leaves = zip(pytree.tree_leaves(result), self._of(result), strict=True)
         return [repr(leaf) if node is None else self._read(node) for leaf, node in leaves]
-
-
-def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What an operation writes into."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
-    return [value for value in written_by(node.target, node.args, node.kwargs) if isinstance(value, torch.fx.Node)]
-
-
-def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
 
 
 def _equal(one: Any, other: Any) -> bool:

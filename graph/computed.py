@@ -3,24 +3,20 @@ it is refused where PyTorch runs the model, and where it is traced."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.fx.traceback import annotate
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import Unsupported
-from .nodes import origin_of, written_by
+from .nodes import origin_of, tensors, written
 from .rebound import storage
 
 _MARK = "sashiko.computed"
-_WRITING = (
-    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
-)
 
 
 def computed(make: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -39,29 +35,13 @@ def computed(make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 def refuse_writes(graph: Graph) -> None:
     """Unsupported for a traced graph, not yet functional, that writes into what was computed."""
-    read_only = {storage(_tensor(node)) for node in graph.nodes if _MARK in (node.meta.get("custom") or {}) and node.op != "placeholder"}
+    made = [node for node in graph.nodes if _MARK in (node.meta.get("custom") or {}) and node.op != "placeholder"]
+    read_only = {storage(tensor) for node in made for tensor in tensors(node)}
     if not read_only:
         return
     for node in graph.nodes:
-        if any(storage(_tensor(written)) in read_only - {0} for written in _written(node)):
+        if any(storage(tensor) in read_only - {0} for each in written(node) for tensor in tensors(each)):
             raise _lost(origin_of(node))
-
-
-def _written(node: Node) -> Iterator[Node]:
-    """What a node of a graph of torch.export or Dynamo writes into."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        written = written_by(target, node.args, node.kwargs)
-    else:
-        name = str(target) if node.op == "call_method" else getattr(target, "__name__", "")
-        writes = target in _WRITING or (name.endswith("_") and not name.endswith("__")) or node.kwargs.get("inplace") is True
-        written = [*(node.args[:1] if writes else ()), node.kwargs.get("out")]
-    yield from (each for each in pytree.tree_leaves(written) if isinstance(each, Node))
-
-
-def _tensor(node: Node) -> torch.Tensor | None:
-    found = node.meta.get("val", node.meta.get("example_value"))
-    return found if isinstance(found, torch.Tensor) else None
 
 
 def _memory(tensor: torch.Tensor) -> int | None:

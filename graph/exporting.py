@@ -228,9 +228,7 @@ def without_transforms(program: ExportedProgram) -> ExportedProgram:
 
 def _by_torch(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -> ExportedProgram:
     """The program as torch decomposes it as a whole."""
-    if views.writes_to_windows(program.graph):
-        hint = f"write to slices of it instead, or to a clone of the windows; or {BY_PARTS}"
-        raise Unsupported("the model writes to what it sees through windows (Tensor.unfold)", hint=hint)
+    views.refuse_windows(program.graph, f"write to slices of it instead, or to a clone of the view; or {BY_PARTS}")
     found: ExportedProgram = program.run_decompositions(table)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,10 @@ from torch.utils import _pytree as pytree
 from .sites import with_name
 
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|torch|functorch)[/\\]|[/\\]lib[/\\]python3|^<")
+_WRITING = frozenset({
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
+    operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift, operator.imatmul,
+})
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -56,3 +61,27 @@ def written_by(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[s
     arguments = op._schema.arguments
     given = {**dict(zip((argument.name for argument in arguments), args)), **kwargs}
     return pytree.tree_leaves([given[argument.name] for argument in arguments if argument.is_write and argument.name in given])
+
+
+def written(node: Node) -> list[Node]:
+    """What a node of a graph of torch.export or Dynamo writes into."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        found = written_by(target, node.args, node.kwargs)
+    else:
+        found = [node.args[:1] if target in _WRITING or _is_in_place(node) else (), node.kwargs.get("out")]
+    return [each for each in pytree.tree_leaves(found) if isinstance(each, Node)]
+
+
+def _is_in_place(node: Node) -> bool:
+    """Whether a method or function is named as those are that write into what they are called with first, or is told to do so."""
+    target, name = node.target, name_of(node)
+    code = getattr(target, "__code__", None)
+    told = {**dict(zip(code.co_varnames, node.args) if code else ()), **node.kwargs}.get("inplace") is True
+    return told or (name.endswith("_") and not name.endswith("__") and getattr(target, "__module__", "") != operator.and_.__module__)
+
+
+def tensors(node: Node) -> list[torch.Tensor]:
+    """The tensors that a node of such a graph stands for."""
+    held = pytree.tree_leaves(node.meta.get("val", node.meta.get("example_value")))
+    return [each for each in held if isinstance(each, torch.Tensor)]

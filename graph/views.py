@@ -13,7 +13,8 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import Unsupported
-from .nodes import origin_of, written_by
+from .nodes import name_of, origin_of, tensors, written
+from .rebound import storage
 from .types import inverse
 
 aten = torch.ops.aten
@@ -95,16 +96,24 @@ def _put_windows(graph: Graph, base: Node, value: Node, axis: Any, size: Any, st
     return call(aten.slice.Tensor, joined, axis, 0, length)
 
 
-def writes_to_windows(graph: Graph) -> bool:
-    """Whether an exported graph writes to memory through windows (`Tensor.unfold`). torch's functionalization makes zeros of what lies
-    between windows then, and sums of what several of them hold."""
+def refuse_windows(graph: Graph, hint: str = "") -> None:
+    """Raises Unsupported for a graph of torch.export or Dynamo, not yet functional, that writes to memory through windows
+    (`Tensor.unfold`) or as it was expanded. torch's functionalization makes zeros of what lies between windows then, and sums of what
+    several of them hold, or an expanded axis repeats."""
     windows: set[Node] = set()
     for node in graph.nodes:
-        if node.target is aten.unfold.default or any(_share(node, other) for other in windows.intersection(node.all_input_nodes)):
+        if not windows.isdisjoint(written(node)):
+            raise Unsupported("the model writes to what it sees through windows (Tensor.unfold) or expanded", origin_of(node), hint)
+        seen = windows.intersection(node.all_input_nodes)
+        if node.op.startswith("call") and (_is_window(node) or any(_share(node, other) for other in seen)):
             windows.add(node)
-        if isinstance(node.target, OpOverload) and not windows.isdisjoint(_written(node, node.target)):
-            return True
-    return False
+
+
+def _is_window(node: Node) -> bool:
+    """Whether elements are there more than once, or between others that are seen."""
+    again = (zip(each.shape, each.stride(), strict=True) for each in tensors(node) if each.layout is torch.strided)
+    expanded = any(isinstance(stride, int) and stride == 0 and str(size) != "1" for axes in again for size, stride in axes)
+    return expanded or name_of(node) in ("unfold", "aten.unfold.default")
 
 
 def refuse_reshaped(graph: Graph) -> None:
@@ -125,14 +134,9 @@ def _lie(node: Node) -> list[str]:
 def _share(node: Node, read: Node) -> bool:
     """Whether a node has memory in common with one that it reads."""
     try:
-        return bool(node.meta["val"].untyped_storage()._cdata == read.meta["val"].untyped_storage()._cdata)
-    except (AttributeError, KeyError, NotImplementedError):  # lists, and tensors inside of torch.vmap: as far as the operation says so
+        return bool({*map(storage, tensors(node))} & {*map(storage, tensors(read))} - {0})
+    except NotImplementedError:  # inside of torch.vmap: as far as the operation says so
         return not isinstance(node.target, OpOverload) or any(result.alias_info for result in node.target._schema.returns)
-
-
-def _written(node: Node, op: OpOverload) -> list[Node]:
-    """The arguments that a call writes to."""
-    return [leaf for leaf in written_by(op, node.args, node.kwargs) if isinstance(leaf, Node)]
 
 
 def _put_part(graph: Graph, listing: Node, index: int, base: Node, value: Node) -> Node | None:

@@ -44,7 +44,20 @@ def by_name(x: Tensor) -> Tensor:
     return y
 
 
-WINDOWS = [of_an_argument, of_a_part, by_name]
+def expanded(x: Tensor) -> Tensor:
+    x.expand(2, -1, -1).fill_(7)
+    return x + 0
+
+
+def a_part_of_what_is_expanded(x: Tensor) -> Tensor:
+    y = x[:, None].clone()
+    part = torch.broadcast_to(y, (3, 2, 8))[:, 1]
+    nn.functional.elu(part, 0.5, True)  # inplace
+    part += 1
+    return y
+
+
+WINDOWS = [of_an_argument, of_a_part, by_name, expanded, a_part_of_what_is_expanded]
 
 
 @pytest.mark.parametrize("function", WINDOWS)
@@ -74,7 +87,7 @@ def test_writes_to_windows_that_need_gradients() -> None:
 
 
 def test_windows_that_are_read_are_compiled() -> None:
-    """Also beside sums of frames, and where what they saw is overwritten by its own name."""
+    """Also beside sums of frames, where what they saw is overwritten by its own name, and where what is expanded is only read."""
     window = torch.hann_window(16)
 
     def frames(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +99,13 @@ def test_windows_that_are_read_are_compiled() -> None:
         x.add_(1)
         return seen * 2, x
 
-    for function in (frames, overwritten):
+    def masked(x: Tensor) -> tuple[Tensor, Tensor]:
+        mask = (x > 0).expand(3, -1, -1)
+        kept = mask & (x < 1)
+        kept[:, 0] = False
+        return kept, torch.zeros(mask.shape).fill_(1)
+
+    for function in (frames, overwritten, masked):
         with warnings.catch_warnings(), torch.no_grad():
             warnings.filterwarnings("error", "sashiko")
             x = torch.randn(2, 64)

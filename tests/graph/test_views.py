@@ -196,7 +196,11 @@ def in_a_transform(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     return torch.vmap(lambda part: part.unfold(0, 1, 2).add_(1))(x * 2), w
 
 
-@pytest.mark.parametrize("function", [in_common, after_another_write, in_a_transform])
+def of_what_is_expanded(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return (x + 1)[:, None].expand(-1, 2, -1, -1)[:, 1].add_(1), w
+
+
+@pytest.mark.parametrize("function", [in_common, after_another_write, in_a_transform, of_what_is_expanded])
 def test_writes_to_windows_that_torch_gets_wrong_are_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(Unsupported, match="windows"):
         functional(without_transforms(torch.export.export(Of(function).eval(), (torch.randn(3, 4, 6),), strict=False)))
@@ -205,6 +209,7 @@ def test_writes_to_windows_that_torch_gets_wrong_are_refused(function: Callable[
 def seen_in_windows(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     y = x + 1
     y[0].diagonal().zero_()
+    y.expand(1, 3, -1, -1)[0].mul_(2)  # no axis is repeated
     seen = y.unfold(1, 3, 1)
     own = seen.contiguous()
     own.add_(1)
