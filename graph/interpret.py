@@ -232,7 +232,8 @@ def fill_slots(item: Any, operands: Sequence[Any], env: Env) -> Any:
     return item
 
 
-def _aten(v: Value, env: Env, *operands: Any) -> Any:
+def call_aten(v: Value, env: Env, *operands: Any) -> Any:
+    """What PyTorch gives for an operation that is left to it: a tensor or several."""
     a = v.attrs
     assert isinstance(a, A.AtenAttrs)
     given = [x.contiguous() if n in a.dense else x for n, x in enumerate(operands)]
@@ -275,7 +276,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "matmul": products.matmul, "int_matmul": products.int_matmul,
     "attention": _attention, "argsort": _argsort,
     "recurrence": lambda v, env, x, state, w, b=None: reference(v.attrs.cell, x, state, w, b, v.attrs.reverse, v.attrs.rounding),
-    "constant": lambda v, env: v.attrs.tensor.detach(), "full": _full, "iota": _iota, "aten": _aten, "get": _get,
+    "constant": lambda v, env: v.attrs.tensor.detach(), "full": _full, "iota": _iota, "aten": call_aten, "get": _get,
 }
 
 

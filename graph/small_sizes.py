@@ -11,15 +11,18 @@ from itertools import combinations
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from . import attrs as A
-from .dims import Dim, Func, Shape, Symbol, bounds, substitute, symbol, symbols
+from .dims import Dim, Func, Shape, Symbol, bounds, evaluate, substitute, symbol, symbols
+from .interpret import call_aten
 from .ir import Graph, Value
 from .nodes import schema_arguments
 from .poly import terms_of
 from .symbols import Assumption, Symbols
-from .types import TensorType
+from .types import TensorType, TupleType
 
 Sizes = Mapping[str, Dim]
 _UNDEFINED_OF_NOTHING = ("max", "min", "argmax", "argmin")
@@ -117,6 +120,8 @@ def _breaks(graph: Graph, sizes: Sizes) -> bool:
             return True
         if rule is not None and rule(a, [_at(v.shape, sizes) for v in (*value.inputs, value)], sizes):
             return True
+        if value.op == "aten" and _is_of_another_shape(value, sizes):
+            return True
         undefined.update(_undefined(value, sizes, undefined))
     return not undefined.isdisjoint(graph.outputs)
 
@@ -127,6 +132,20 @@ def _undefined(value: Value, sizes: Sizes, before: set[Value]) -> tuple[Value, .
     one = isinstance(a, A.ReduceAttrs) and a.kind in _UNDEFINED_OF_NOTHING and 0 in _at(value.inputs[0].shape, sizes)
     empty = isinstance(value.type, TensorType) and 0 in _at(value.shape, sizes)  # of several results, each is asked where it is read
     return (value,) if (one or not before.isdisjoint(value.inputs)) and not empty else ()
+
+
+def _is_of_another_shape(value: Value, sizes: Sizes) -> bool:
+    """Whether what is left to PyTorch has not the shape that it has for larger sizes, such as the lesser one of two. Where PyTorch raises,
+    it does so in the call."""
+    env = {name: size for name, size in sizes.items() if isinstance(size, int)}
+    try:
+        with FakeTensorMode(allow_fallback_kernels=False):  # nothing is computed, and no random number taken
+            operands = [torch.empty([evaluate(dim, env) for dim in v.shape], dtype=v.dtype.torch) for v in value.inputs]
+            made = pytree.tree_leaves(call_aten(value, env, *operands))
+    except Exception:
+        return False
+    types = value.type.elements if isinstance(value.type, TupleType) else (value.type,)
+    return any(isinstance(kind, TensorType) and tuple(tensor.shape) != _at(kind.shape, sizes) for tensor, kind in zip(made, types))
 
 
 def _lengths(a: A.Attrs) -> Shape:

@@ -44,6 +44,8 @@ LEAST: dict[str, tuple[int, Function]] = {
     "second last": (2, lambda x: x[-2]),
     "first two": (2, lambda x: x[0:2]),
     "windows": (2, lambda x: x.unfold(0, 2, 1)),
+    "diagonal of one column": (1, lambda x: x[:, :1].diagonal() + 1),
+    "diagonal of two": (0, lambda x: x[:, :2].diagonal() + 1),
     "largest": (2, lambda x: x.topk(2, 0)[0]),
 }
 
@@ -59,7 +61,7 @@ class Applied(nn.Module):
 
 SHOWN = (
     "elements", "counted", "softmax", "last", "maximum", "largest so far of the maximum", "chosen", "written", "enlarged", "second last",
-    "first two", "largest",
+    "first two", "diagonal of one column", "largest",
 )
 
 
