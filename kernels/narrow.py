@@ -140,10 +140,14 @@ class NarrowMicro(VectorMicro):
         return self._inner.operand(fn, words)
 
 
+def foreign(spec: GemmSpec) -> str | None:
+    """Why a product is of another kind, as most are."""
+    its_own = spec.constant_rhs and not spec.routed and (spec.turns[1] or spec.lhs_pieces)
+    return None if its_own else "computes windows, and columns in groups"
+
+
 def why_not(target: Target, spec: GemmSpec, inner: VectorMicro) -> str | None:
-    """Why a product is none that this is for."""
-    if not spec.constant_rhs or spec.routed or not (spec.turns[1] or spec.lhs_pieces):
-        return "is for windows, and for columns in groups"
+    """Why a product that is not `foreign` is none that this is for."""
     found = planned(target, spec, inner)
     if found is None or WORD * 8 * inner.lanes > target.vector_bits:
         return "is for few columns that read whole words, over images of known size"

@@ -172,9 +172,9 @@ def _narrow(inner: VectorMicro, features: _Features, rate: float, unless: tuple[
 
     def when(target: Target, spec: GemmSpec) -> str | None:
         missing = [lacks(target, each) for each in features]
-        reason = operands(inner.lhs, inner.rhs, spec) or (missing[0] if all(missing) else None) or narrow.why_not(target, spec, inner)
-        faster = [name for name in unless if target.has(name)]
-        return reason or (f"products are faster with {faster[0]}" if faster else None)
+        reason = operands(inner.lhs, inner.rhs, spec) or narrow.foreign(spec) or (missing[0] if all(missing) else None)
+        faster = next((f"products are faster with {name}" for name in unless if target.has(name)), None)
+        return reason or faster or narrow.why_not(target, spec, inner)
 
     def emit(module: Module, target: Target, spec: GemmSpec, name: str) -> GemmCode:
         return narrow.emit(module, target, spec, inner, name)

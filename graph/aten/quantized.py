@@ -18,11 +18,13 @@ from .. import attrs as A
 from .. import build as b
 from ..dims import Dim
 from ..ir import Graph, Value
-from ..types import FROM_TORCH, QParams, TensorType, f32, f64
+from ..types import FROM_TORCH, QParams, TensorType, f32, f64, i8, u8
 from .call import Call, Row
 from .choose_qparams import ROWS as CHOOSE_ROWS
 from .choose_qparams import by_row
 from .weight_only import ROWS as GROUP_ROWS
+
+_LEAST = 1e-30  # scales whose reciprocals, and the products with either, are no denormals
 
 
 def _numbers(item: Any) -> tuple[float, ...] | None:
@@ -118,12 +120,19 @@ def _frozen(x: Value) -> bool:
 
 
 def typed_by(x: Value, q: QParams | None) -> Value | None:
-    """Integers whose type says that they are quantized by `q`; None when that is not known of them."""
+    """Integers whose type says that they are quantized by `q`; None when that is not known of them. Where the range is that of all bytes,
+    they are within it: of what they stand for, `quantize` makes the same ones."""
     if q is None:
         return None
     if x.tensor.qparams == q:
         return x
-    return replace(x, type=TensorType(x.dtype, x.shape, q)) if isinstance(x.attrs, A.ConstantAttrs) else None
+    if isinstance(x.attrs, A.ConstantAttrs):
+        return replace(x, type=TensorType(x.dtype, x.shape, q))
+    least, most = (0, 255) if x.dtype == u8 else (-128, 127)
+    whole = x.dtype in (i8, u8) and x.tensor.qparams is None and (q.qmin, q.qmax) == (least, most) and len(q.scale) == 1
+    if not whole or not _LEAST < q.scale[0] < 1 / _LEAST or not least <= q.zero_point <= most:
+        return None
+    return b.quantize(b.mul(b.sub(b.cast(x, f32), float(q.zero_point)), q.scale[0]), x.dtype, q)
 
 
 def spelled(x: Value, scale: Value, zero: Value | None) -> Value:

@@ -121,3 +121,29 @@ def test_training_mode_is_refused_of_modules_that_have_one() -> None:
     graph = torch.fx.symbolic_trace(Layers().train())
     with pytest.raises(InputError, match="training mode"):
         sashiko.compile(graph, (torch.randn(4, 32),))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("dtype", "least", "most", "zero"), [(torch.uint8, 0, 255, 117), (torch.int8, -128, 127, -3), (torch.int8, -127, 127, 0)]
+)
+def test_bytes_that_come_with_the_call(dtype: torch.dtype, least: int, most: int, zero: int) -> None:
+    """A tensor of bytes holds some of all there are: where less of them are allowed, it is not known that those come."""
+    q = torch.ops.quantized_decomposed
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Buffer(torch.randint(-127, 128, (16, 8, 3, 3), dtype=torch.int8))
+            self.scales, self.zeros = nn.Buffer(torch.rand(16) + 0.1), nn.Buffer(torch.zeros(16, dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = q.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, -127, 127, torch.int8)
+            return torch.conv2d(q.dequantize_per_tensor(x, 0.021, zero, least, most, dtype), weight, padding=1)
+
+    model, x = Inner().eval(), torch.randint(least, most + 1, (2, 8, 9, 11), dtype=dtype)
+    x.flatten()[: most - least + 1] = torch.arange(least, most + 1, dtype=dtype)
+    compiled = sashiko.compile(model, (x,), strict=True)
+    assert products(compiled) == ["f32_i8" if least == -127 else "u8_i8" if dtype == torch.uint8 else "i8_i8"]
+    magnitudes = torch.conv2d((x.double() - zero).abs() * 0.021, (model.weight.double() * model.scales.view(-1, 1, 1, 1)).abs(), padding=1)
+    assert ((compiled(x) - model(x)).abs() <= 80 * EPS * magnitudes).all()
