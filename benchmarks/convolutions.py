@@ -1,11 +1,12 @@
 """Convolutions beside oneDNN, layer by layer; and networks made of them, for `sashiko bench`.
 
-    python -P benchmarks/convolutions.py [--only dense,grouped,depthwise,dilated] [--kinds fp32,bf16,fp16] [--rounds 9] [--quick] [--json F]
+    python -P benchmarks/convolutions.py [--only dense,grouped,depthwise,dilated] [--kinds fp32,bf16,fp16,int8] [--rounds 9] [--quick]
+        [--json F]
     sashiko bench --models benchmarks/convolutions.py:vgg --precision fp32    # regnet_x, regnet_y, mobilenet, convnext, poolformer
 
 Layers have a bias and a relu on both sides, weights packed beforehand, and one image in channels-last order. oneDNN is called as
-Inductor with frozen weights calls it (`mkldnn._convolution_pointwise`), or PyTorch where it has no such layer (f16). One pinned core;
-candidates take turns; operands are random.
+Inductor with frozen weights calls it (`mkldnn._convolution_pointwise`), or PyTorch where it has no such layer (f16). In int8 both read and
+write bytes of fixed ranges (`onednn.qconv2d_pointwise`). One pinned core; candidates take turns; operands are random.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sashiko.cli.bench.record import story
 from sashiko.cli.bench.timing import Timing, measure, pin
 from sashiko.cli.values import count, file_to_write, one_of, several
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.uint8}
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,41 @@ class ChannelsLast(nn.Module):
         return result
 
 
+class Bytes(nn.Module):
+    """The same of bytes, as PT2E writes it: their scales and zero points, and weights with a scale for each channel."""
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        weight = convolution.weight.detach()
+        scales = weight.abs().amax((1, 2, 3)) / 127
+        self.weight = nn.Buffer((weight / scales.view(-1, 1, 1, 1)).round().to(torch.int8))
+        self.scales, self.zeros = nn.Buffer(scales), nn.Buffer(torch.zeros(len(scales), dtype=torch.int64))
+        assert convolution.bias is not None
+        self.bias = nn.Buffer(convolution.bias.detach())
+        self.geometry = (convolution.stride, convolution.padding, convolution.dilation, convolution.groups)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ops, image = torch.ops.quantized_decomposed, x.permute(0, 3, 1, 2)
+        weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, -127, 127, torch.int8)
+        real = ops.dequantize_per_tensor(image, *READ, 0, 255, torch.uint8)
+        result = nn.functional.conv2d(real, weight, self.bias, *self.geometry).relu()  # type: ignore[arg-type]
+        written: torch.Tensor = ops.quantize_per_tensor(result, *WRITTEN, 0, 255, torch.uint8).permute(0, 2, 3, 1)
+        return written
+
+
+READ, WRITTEN = (0.02, 0), (0.03, 0)  # scale and zero point
+
+
+def onednn_bytes(model: Bytes, x: torch.Tensor) -> Callable[[], object]:
+    """The call of a packed convolution and relu of bytes."""
+    image = x.permute(0, 3, 1, 2)
+    stride, padding, dilation, groups = model.geometry
+    geometry = (list(stride), list(padding), list(dilation), groups)
+    packed = torch.ops.onednn.qconv_prepack(model.weight, model.scales, *READ, *geometry, list(image.shape))
+    given = (image, *READ, packed, model.scales, model.zeros, model.bias, *geometry, *WRITTEN, torch.uint8, "relu", [], "")
+    return partial(torch.ops.onednn.qconv2d_pointwise, *given)
+
+
 def onednn(layer: nn.Conv2d, x: torch.Tensor) -> Callable[[], object]:
     """The call of a packed convolution and relu on x [batch, height, width, channels]."""
     image = x.permute(0, 3, 1, 2)
@@ -124,13 +160,17 @@ def onednn(layer: nn.Conv2d, x: torch.Tensor) -> Callable[[], object]:
 def measured(part: str, layer: Layer, kind: str, rounds: int, seconds: float) -> Row:
     torch.manual_seed(0)
     inner = nn.Conv2d(*layer.channels, layer.window, layer.stride, layer.padding, layer.apart, layer.groups)
-    dtype = DTYPES[kind]
-    x = torch.randn(1, layer.image, layer.image, layer.channels[0]).to(dtype)
-    model = ChannelsLast(inner).eval().to(dtype)
-    try:
-        peer = onednn(inner, x)
-    except RuntimeError:  # for f16 it wants instructions that few processors have; PyTorch has loops of its own
-        peer = partial(model, x)
+    dtype, shape = DTYPES[kind], (1, layer.image, layer.image, layer.channels[0])
+    model: nn.Module
+    if kind == "int8":
+        x, model = torch.randint(0, 256, shape, dtype=dtype), Bytes(inner).eval()
+        peer = onednn_bytes(model, x)
+    else:
+        x, model = torch.randn(shape).to(dtype), ChannelsLast(inner).eval().to(dtype)
+        try:
+            peer = onednn(inner, x)
+        except RuntimeError:  # for f16 it wants instructions that few processors have; PyTorch has loops of its own
+            peer = partial(model, x)
     times = measure({"ours": partial(sashiko.compile(model, x, strict=True), x), "peer": peer}, rounds, seconds)
     return Row(part, layer.name, kind, layer.giga, times["ours"].rounds, times["peer"].rounds)
 
