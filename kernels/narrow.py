@@ -34,6 +34,7 @@ WORD = 4  # bytes that a lane takes at a time: one f32, two bf16, four bytes
 _TALLEST, _LOWEST = 14, 4  # rows of a tile
 _WORDS = 32  # that the groups of a vector read at a tap: two vectors of them
 _FEWEST = 4  # groups of a vector, of rows that are no windows: zeros of fewer take as long as permutations
+_INDEPENDENT = 6  # sums, with fewer of which products wait for the ones before
 _PRODUCTS = 256  # of all rows and vectors that are written out; the rest of a window is a loop
 
 
@@ -160,6 +161,8 @@ def why_not(target: Target, spec: GemmSpec, inner: VectorMicro) -> str | None:
         return f"vectors of {lanes} lanes are faster"
     if taps == 1 and groups < _FEWEST:
         return f"is for windows, or at least {_FEWEST} groups in a vector"
+    if groups == 1 and min(micro.mr, int_of(made.m)) * micro.vectors < _INDEPENDENT:
+        return "is for longer lines of places"
     if groups == 1 and spec.lhs == f32 and winograd.why_not(target, spec) is None:
         return "multiplies 36 times for 16 by minimal filtering"
     return None

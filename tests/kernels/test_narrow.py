@@ -135,6 +135,8 @@ def test_what_is_computed_with_zeros() -> None:
     assert chosen(far) == "gemm" and chosen(far, f32) in ("gemm", "winograd")  # weights that L1 does not hold
     wide = Narrow(Images(1, 60, 60, 32, groups=2), 1, 16, 16)
     assert chosen(wide) == "narrow" and chosen(wide, f32, X86_64_V4) == "winograd"  # 16 products for 36
+    short = Narrow(Images(2, 6, 6, 32, groups=2), 1, 16, 16)  # four places in a line
+    assert chosen(short) == "gemm" and chosen(replace(short, joined=4, run=4, columns=4)) == "narrow"
     single = Narrow(Images(2, 6, 5, 32, taps=1, across=1, groups=2), 2, 8, 8)
     assert chosen(single) == "gemm"  # rows are read once anyway
 
