@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 _FLOATS = ("half", "bfloat", "float", "double")
@@ -103,12 +103,14 @@ def i64(value: int) -> Val:
 
 @dataclass
 class Module:
-    """Functions, declarations and constants that become one object file. Names of functions are unique."""
+    """Functions, declarations and constants that become one object file. Names of functions are unique. made: the functions that serve
+    again, by what they were made of."""
 
     functions: dict[str, str] = field(default_factory=dict)
     declarations: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
     metadata: list[str] = field(default_factory=list)
+    made: dict[Hashable, str] = field(default_factory=dict)
 
     def declare(self, name: str, ret: Ty, params: Sequence[Ty | str], attributes: str = "") -> None:
         text = f"declare {ret} @{name}({', '.join(str(p) for p in params)}) {attributes}".rstrip()

@@ -19,7 +19,7 @@ from math import gcd
 import torch
 
 from ..cpu_codegen.builder import I32, Function, Module, Val, const
-from ..graph.dims import evaluate, floordiv, mod, product, substitute, symbols
+from ..graph.dims import Dim, Poly, evaluate, floordiv, mod, product, substitute, symbols
 from ..graph.types import f32
 from ..platforms.target import Target
 from . import gemm, winograd
@@ -28,12 +28,13 @@ from .micro import Lhs, Tile, offset
 from .packing import int_of, pack_rhs
 from .spec import BATCH, GemmCode, GemmSpec, Packing, Strides
 from .vector_micro import VectorMicro
-from .windows import Grid, grid_of
+from .windows import Grid, grid_of, strided
 
 WORD = 4  # bytes that a lane takes at a time: one f32, two bf16, four bytes
 _TALLEST, _LOWEST = 14, 4  # rows of a tile
 _WORDS = 32  # that the groups of a vector read at a tap: two vectors of them
 _FEWEST = 4  # groups of a vector, of rows that are no windows: zeros of fewer take as long as permutations
+_LONGEST = 1 << 12  # places of a line that is looked for
 _INDEPENDENT = 6  # sums, with fewer of which products wait for the ones before
 _PRODUCTS = 256  # of all rows and vectors that are written out; the rest of a window is a loop
 
@@ -75,7 +76,7 @@ class NarrowMicro(VectorMicro):
 
     @property
     def name(self) -> str:
-        return f"{super().name}.narrow{self.taps}"
+        return f"{super().name}.{self.lanes}.each{self.columns_each}.{self.taps}"
 
     @property
     def layout(self) -> Lhs:
@@ -151,7 +152,7 @@ def why_not(target: Target, spec: GemmSpec, inner: VectorMicro) -> str | None:
     """Why a product that is not `foreign` is none that this is for."""
     found = planned(target, spec, inner)
     if found is None or WORD * 8 * inner.lanes > target.vector_bits:
-        return "is for few columns that read whole words, over images of known size"
+        return "is for few columns that read whole words, at places whose distances are known"
     made, micro = found
     if int_of(made.k) * micro.nr * spec.rhs.bytes > 2 * target.l1d:
         return "is for weights that stay near"
@@ -199,7 +200,7 @@ def _packing(inner: VectorMicro, n: int) -> Packing:
 def planned(target: Target, spec: GemmSpec, inner: VectorMicro) -> tuple[GemmSpec, NarrowMicro] | None:
     """The product of each line of places, and its tile; None where places or taps are not as far apart as each other."""
     lines, (groups, run) = _lines(spec), spec.turns
-    if lines is None or lines.pixel <= 0:
+    if lines is None or lines.pixel <= 0 or lines.width < 1:
         return None
     if not run:  # all columns read all numbers: those of a pixel, which neighbouring taps have in common with neighbouring rows
         assert spec.lhs_pieces is not None, "refused"
@@ -215,7 +216,8 @@ def planned(target: Target, spec: GemmSpec, inner: VectorMicro) -> tuple[GemmSpe
     rows = min(_TALLEST, held - alike[0])
     if rows < _LOWEST or min(groups, inner.lanes // each + 2) * words > _WORDS:
         return None
-    count = max((n for n in alike if rows + n <= held and n * words * vectors * rows <= _PRODUCTS), default=alike[0])
+    written_out = (taps for taps in alike if rows + taps <= held and taps * words * vectors * rows <= _PRODUCTS)
+    count = max(written_out, default=alike[0])
     step = (places[count] - places[0]) * size if count < len(places) else 0
     taps = Taps(tuple(place * size for place in places[:count]), step, lines.pixel * size, groups, words)
     m, images = lines.width, lines.images(spec.m)
@@ -231,17 +233,22 @@ def planned(target: Target, spec: GemmSpec, inner: VectorMicro) -> tuple[GemmSpe
 
 
 def _lines(spec: GemmSpec) -> Grid | None:
-    """Where rows are: as of `Pieces.row`, or one line of them."""
-    row, m = spec.lhs_strides.row if spec.lhs_pieces is None else spec.lhs_pieces.row, spec.m
-    if spec.lhs_pieces is not None:
-        found = grid_of(row, m)
-        if found is not None:
-            return found
-        step = evaluate(row, {"b": 1}) if {s.name for s in symbols(row)} == {"b"} else 0
-        row = step if row == BATCH * step else 0
-    if not isinstance(row, int) or not isinstance(m, int) or spec.lhs_strides.col != 1:
-        return None
-    return Grid(m, 1, row, 0, 0)
+    """Where rows are: places of images, or of lines. None: some are unevenly apart, or it is not known how many there are."""
+    row = BATCH * spec.lhs_strides.row if spec.lhs_pieces is None else spec.lhs_pieces.row
+    found = None if spec.lhs_pieces is None else grid_of(row, spec.m)
+    if found is not None or {s.name for s in symbols(row)} != {"b"} or spec.lhs_strides.col != 1:
+        return found
+    pixel, width = evaluate(row, {"b": 1}), _factor(spec.m)
+    if row != BATCH * pixel:
+        width = next((n for n in range(1, min(width, _LONGEST) + 1) if evaluate(row, {"b": n}) != n * pixel), 0)
+    line = Grid(width, 1, pixel, 0, evaluate(row, {"b": width}))
+    known = row in (BATCH * pixel, strided((1, width), (line.step, pixel))) and (width >= _LOWEST or width == spec.m)
+    return line if known else None
+
+
+def _factor(m: Dim) -> int:
+    """A number that m is a multiple of, whatever its symbols are: how many places each image or line has."""
+    return m if isinstance(m, int) else gcd(*(int(factor) for _, factor in m.terms)) if isinstance(m, Poly) else 1
 
 
 def _places(spec: GemmSpec, together: int) -> list[int] | None:

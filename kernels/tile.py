@@ -40,8 +40,11 @@ def emit_tile(
     name += ".back" if reverses else ""
     name += ".blocks" if blocks else ""
     name += f".with.{epilogue.name}" if epilogue else ""
-    if name in module.functions:
-        return name
+    known = module.made.get((name, micro))
+    if known is not None:
+        return known
+    # Whatever a name tells of a tile, no other is called by it.
+    name = module.made[name, micro] = name + f".{len(module.made)}" * (name in module.functions)
     panels = micro.panels * micro.unpacked_panels
     extra = panels * (2 if kind is Start.SUMS else 1)
     others = [*[I64] * len(every), *([I64] if reverses else ()), *(PENDING if epilogue else ())]
