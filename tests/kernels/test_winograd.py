@@ -221,13 +221,13 @@ def test_what_lies_on_the_stack(micros: Micros, apart: int) -> None:
 @pytest.mark.parametrize(("target", "feature"), [(X86_64_V4, "avx512_bf16"), (NEOVERSE_N1, "bf16")])
 def test_the_table_prefers_it(target: Target, feature: str) -> None:
     assert select(target, spec_of(8, 8, 32, 64)).kernel.name.startswith("winograd_f32_f32")
-    integers = spec_of(8, 8, 32, 64, dtype=u8)
+    integers = spec_of(8, 8, 128, 64, dtype=u8)
     assert select(X86_64_V3, integers).kernel.name == "winograd_i32_u8_i8_6x16x2_avx2madd"
     assert select(X86_64_V4, integers).kernel.name == "winograd_i32_u8_i8_14x32x2_avx512madd"
     for other in (X86_64_VNNI, NEOVERSE_N1):
         assert select(other, integers).kernel.name.startswith("gemm")
     assert "1.31 times" in dict(select(X86_64_V3, spec_of(7, 7, 32, 64, dtype=u8)).refusals)["winograd_i32_u8_i8_6x16x2_avx2madd"]
-    short = spec_of(8, 8, 32, 64, dtype=bf16)
+    short = spec_of(8, 8, 128, 64, dtype=bf16)
     assert select(target, short).kernel.name.startswith("winograd_f32_bf16")
     assert select(X86_64_V3, short).kernel.name.startswith("winograd_f32_bf16")
     assert select(replace(target, features=target.features | {feature}), short).kernel.name.startswith("gemm")
