@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.testing import assert_close
 from sashiko.driver import versions
 from sashiko.driver.versions import Version, Versions, Weights
 from tests.driver.functions import compiled_by_the_backend
+from tests.sweeps import swept
 
 MANY = 20  # tensors in turn, more than a graph is compiled for
 
@@ -59,8 +61,9 @@ def adapted(model: Decoder) -> None:
     model.down, model.up = nn.Parameter(torch.randn(2, 16)), nn.Parameter(torch.randn(16, 2))
 
 
-@pytest.mark.parametrize("change", [remembered, adapted])
-@pytest.mark.parametrize("buffer", [False, True])
+@pytest.mark.parametrize(
+    ("change", "buffer"), swept(list(product([remembered, adapted], [False, True])), [(remembered, True), (adapted, False)])
+)
 def test_what_is_exchanged_again_and_again_is_an_argument(
     built: list[weakref.ref[Any]], change: Callable[[Decoder], None], buffer: bool
 ) -> None:

@@ -22,6 +22,7 @@ from sashiko.platforms.target import Target
 from tests.emulation import Array, Runner, runners
 from tests.kernels.images import Images
 from tests.kernels.products import Case, M, Together, acc_of, array, compare, plain_store, random
+from tests.sweeps import left_to_sweep
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ def pairs() -> Iterator[ParameterSet]:
         held = runner.values[0]
         for row in (row for row in table.TABLE if row.narrow):
             if isinstance(held, Runner) and any(row.when(held.target, case.spec(lhs_of(row))) is None for case in CASES):
-                yield pytest.param(row, held, marks=runner.marks, id=f"{row.name}-{runner.id}")
+                found = pytest.param(row, held, marks=runner.marks, id=f"{row.name}-{runner.id}")
+                again = runner.id == "x86_64_v4" and "_8_" in row.name  # the instructions that x86_64_v3 has
+                yield left_to_sweep(found) if again else found
 
 
 PAIRS = tuple(pairs())
