@@ -29,6 +29,7 @@ from sashiko.cli.bench.timing import Timing, measure, pin
 from sashiko.cli.values import count, file_to_write, one_of, several
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.uint8}
+READ, WRITTEN = (0.02, 0), (0.03, 0)  # scale and zero point of bytes
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,6 @@ class Bytes(nn.Module):
         result = nn.functional.conv2d(real, weight, self.bias, *self.geometry).relu()  # type: ignore[arg-type]
         written: torch.Tensor = ops.quantize_per_tensor(result, *WRITTEN, 0, 255, torch.uint8).permute(0, 2, 3, 1)
         return written
-
-
-READ, WRITTEN = (0.02, 0), (0.03, 0)  # scale and zero point
 
 
 def onednn_bytes(model: Bytes, x: torch.Tensor) -> Callable[[], object]:

@@ -157,9 +157,10 @@ def _linear_spec(item: ContractionItem, constants: set[Value]) -> GemmSpec:
     batch = product(extent for extent, _ in samples)
     epilogue = item.epilogue if count == 1 else side_by_side(item.epilogue, m, n, count, batch)
     weights = count if constant else 1
-    turns = (blocks.joined, blocks.run) if blocks is not None and constant and inner[-1][1] == 1 else (1, 0)
+    diagonal = (blocks.joined, blocks.run) if blocks is not None and constant and inner[-1][1] == 1 else (1, 0)
     return GemmSpec(
-        x.dtype, kind, m, n, k, lhs, epilogue, batch * count, constant, rhs, item.params, group, pieces, weights=weights, turns=turns
+        x.dtype, kind, m, n, k, lhs, epilogue, batch * count, constant, rhs, item.params, group, pieces, weights=weights,
+        diagonal=diagonal,
     )
 
 

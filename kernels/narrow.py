@@ -1,6 +1,6 @@
 """Products of few columns over windows, and of columns in narrow groups, as those of grouped convolutions.
 
-Where groups are joined to fill a vector, the weight is block-diagonal (`GemmSpec.turns`). A broadcast of one number is multiplied by
+Where groups are joined to fill a vector, the weight is block-diagonal (`GemmSpec.diagonal`). A broadcast of one number is multiplied by
 all columns of the vector, and by zeros in those of the other groups. Here each lane takes a number of its own group instead: the numbers
 of a tap of the window lie side by side, and a permutation puts one of each group into the lanes of its columns. That spares the zeros.
 
@@ -19,7 +19,7 @@ from math import gcd
 import torch
 
 from ..cpu_codegen.builder import I32, Function, Module, Val, const
-from ..graph.dims import Dim, Poly, evaluate, floordiv, mod, product, substitute, symbols
+from ..graph.dims import evaluate, floordiv, mod, product, substitute, symbols
 from ..graph.types import f32
 from ..platforms.target import Target
 from . import gemm, winograd
@@ -28,13 +28,12 @@ from .micro import Lhs, Tile, offset
 from .packing import int_of, pack_rhs
 from .spec import BATCH, GemmCode, GemmSpec, Packing, Strides
 from .vector_micro import VectorMicro
-from .windows import Grid, grid_of, strided
+from .windows import Grid, grid_of, line_of
 
 WORD = 4  # bytes that a lane takes at a time: one f32, two bf16, four bytes
 _TALLEST, _LOWEST = 14, 4  # rows of a tile
 _WORDS = 32  # that the groups of a vector read at a tap: two vectors of them
 _FEWEST = 4  # groups of a vector, of rows that are no windows: zeros of fewer take as long as permutations
-_LONGEST = 1 << 12  # places of a line that is looked for
 _INDEPENDENT = 6  # sums, with fewer of which products wait for the ones before
 _PRODUCTS = 256  # of all rows and vectors that are written out; the rest of a window is a loop
 
@@ -144,7 +143,7 @@ class NarrowMicro(VectorMicro):
 
 def foreign(spec: GemmSpec) -> str | None:
     """Why a product is of another kind, as most are."""
-    its_own = spec.constant_rhs and not spec.routed and (spec.turns[1] or spec.lhs_pieces)
+    its_own = spec.constant_rhs and not spec.routed and (spec.diagonal[1] or spec.lhs_pieces)
     return None if its_own else "computes windows, and columns in groups"
 
 
@@ -199,7 +198,7 @@ def _packing(inner: VectorMicro, n: int) -> Packing:
 @lru_cache(maxsize=1 << 8)
 def planned(target: Target, spec: GemmSpec, inner: VectorMicro) -> tuple[GemmSpec, NarrowMicro] | None:
     """The product of each line of places, and its tile; None where places or taps are not as far apart as each other."""
-    lines, (groups, run) = _lines(spec), spec.turns
+    lines, (groups, run) = _lines(spec), spec.diagonal
     if lines is None or lines.pixel <= 0 or lines.width < 1:
         return None
     if not run:  # all columns read all numbers: those of a pixel, which neighbouring taps have in common with neighbouring rows
@@ -226,7 +225,7 @@ def planned(target: Target, spec: GemmSpec, inner: VectorMicro) -> tuple[GemmSpe
     batch = start + floordiv(line, lines.height) * lines.step + mod(line, lines.height) * lines.line
     made = replace(
         spec, m=m, k=int_of(spec.k) // groups, batch=product((spec.batch, images, lines.height)),
-        lhs_strides=Strides(batch, lines.pixel), lhs_pieces=None, turns=(1, 0), first=weight * spec.m + line * m,
+        lhs_strides=Strides(batch, lines.pixel), lhs_pieces=None, diagonal=(1, 0), first=weight * spec.m + line * m,
     )
     micro = NarrowMicro(rows, 1, packing, inner.lhs, inner.rhs, inner.lanes, inner, taps, each)
     return made, micro
@@ -234,21 +233,12 @@ def planned(target: Target, spec: GemmSpec, inner: VectorMicro) -> tuple[GemmSpe
 
 def _lines(spec: GemmSpec) -> Grid | None:
     """Where rows are: places of images, or of lines. None: some are unevenly apart, or it is not known how many there are."""
-    row = BATCH * spec.lhs_strides.row if spec.lhs_pieces is None else spec.lhs_pieces.row
-    found = None if spec.lhs_pieces is None else grid_of(row, spec.m)
-    if found is not None or {s.name for s in symbols(row)} != {"b"} or spec.lhs_strides.col != 1:
-        return found
-    pixel, width = evaluate(row, {"b": 1}), _factor(spec.m)
-    if row != BATCH * pixel:
-        width = next((n for n in range(1, min(width, _LONGEST) + 1) if evaluate(row, {"b": n}) != n * pixel), 0)
-    line = Grid(width, 1, pixel, 0, evaluate(row, {"b": width}))
-    known = row in (BATCH * pixel, strided((1, width), (line.step, pixel))) and (width >= _LOWEST or width == spec.m)
-    return line if known else None
-
-
-def _factor(m: Dim) -> int:
-    """A number that m is a multiple of, whatever its symbols are: how many places each image or line has."""
-    return m if isinstance(m, int) else gcd(*(int(factor) for _, factor in m.terms)) if isinstance(m, Poly) else 1
+    if spec.lhs_pieces is None:
+        found = line_of(BATCH * spec.lhs_strides.row, spec.m) if spec.lhs_strides.col == 1 else None
+    else:
+        found = grid_of(spec.lhs_pieces.row, spec.m) or line_of(spec.lhs_pieces.row, spec.m)
+    short = found is not None and found.height == 1 and found.width < _LOWEST and found.width != spec.m
+    return None if short else found
 
 
 def _places(spec: GemmSpec, together: int) -> list[int] | None:

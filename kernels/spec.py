@@ -78,8 +78,8 @@ class GemmSpec:
     behind those of the epilogue. lhs_pieces: where a matrix of the lhs lies instead; its place is still that of `lhs_strides.batch`.
     lines, ways: how rows are rows of the result, where not all are, and `Tile.ways` of their steps in bytes (`lines.py`). choice: what
     measuring decided. sums16: `graph.sums16.how_many` of the constant weights, as far as the table wants to know.
-    turns: (groups, run), where n columns are in so many groups and k take turns of `run`, one for each group: the rhs is 0 where it is the
-    turn of another one. run 0: nothing of that is known. first: of `first_row`, where matrices do not follow one another in the result.
+    diagonal: (groups, run), where n columns are in so many groups and k take turns of `run`, one for each group: the rhs is 0 where another
+    one has its turn. run 0: nothing of that is known. first: of `first_row`, where matrices do not follow one another in the result.
     epilogue: the node `acc` is the accumulator; its buffers follow lhs and packed rhs in the order of operands.
     """
 
@@ -103,7 +103,7 @@ class GemmSpec:
     lines: Lines | None = None
     ways: tuple[tuple[int, int], ...] = ()
     turn: Dim = 1
-    turns: tuple[int, int] = (1, 0)
+    diagonal: tuple[int, int] = (1, 0)
     first: Dim | None = None
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class Kernel:
     name: by the grammar of `docs/add_a_kernel.md`. when: None, or the reason why the row does not apply. pack: the packed form of a
     constant weight [n, k], or of one and its group scales [n, groups]. emit: adds the functions to a module under a given name.
     rate: products of the lhs and rhs types a core makes in a cycle at best; 0: unknown. micros: the tiles, empty for vendor rows. narrow:
-    of a block-diagonal weight (`GemmSpec.turns`) it packs [n, k / groups], what columns multiply of their own group.
+    of a block-diagonal weight (`GemmSpec.diagonal`) it packs [n, k / groups], what columns multiply of their own group.
     """
 
     name: str
@@ -168,7 +168,8 @@ def _windows(lhs: DType, rhs: DType, micros: Micros, features: tuple[str, ...], 
 
 
 def _narrow(inner: VectorMicro, features: _Features, rate: float, unless: tuple[str, ...] = ()) -> Kernel:
-    """The row of some instructions for columns in narrow groups. features: each enough. unless: features whose products are faster."""
+    """The row of some instructions for few columns over windows, and for columns in narrow groups. features: each enough. unless: features
+    whose products are faster."""
 
     def when(target: Target, spec: GemmSpec) -> str | None:
         missing = [lacks(target, each) for each in features]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
-from ..graph.dims import Dim, Shape, evaluate, floordiv, symbols
+from ..graph.dims import Dim, Poly, Shape, evaluate, floordiv, symbols
 from ..stitch.views import delinearize
 from .spec import BATCH
 
@@ -50,6 +51,19 @@ def grid_of(row: Dim, m: Dim) -> Grid | None:
     grid = Grid(width, height, pixel, line, place(width * height))
     rows = (strided((height, width), (line, pixel)), strided((1, height, width), (grid.step, line, pixel)))
     return grid if row in rows else None
+
+
+def line_of(row: Dim, m: Dim) -> Grid | None:
+    """The same of one line of places for each image: all of them where m is a number, else as many as m is a multiple of. `Grid.line`
+    means nothing then. None where the places of a line are unevenly apart."""
+    if {s.name for s in symbols(row)} != {"b"}:
+        return None
+    pixel = evaluate(row, {"b": 1})
+    width = m if isinstance(m, int) else gcd(*(factor for _, factor in m.terms)) if isinstance(m, Poly) else 1
+    if row != BATCH * pixel:
+        width = next((n for n in range(1, min(width, _LONGEST) + 1) if evaluate(row, {"b": n}) != n * pixel), 0)
+    line = Grid(width, 1, pixel, 0, evaluate(row, {"b": width}))
+    return line if row in (BATCH * pixel, strided((1, width), (line.step, pixel))) else None
 
 
 def strided(shape: Shape, steps: Sequence[int]) -> Dim:

@@ -50,7 +50,7 @@ def test_narrow_groups_share_a_panel_and_are_read_in_long_pieces() -> None:
     assert blocks_of(item, True) == Blocks(3, 4, 2) and blocks_of(item, False) == Blocks(12, 1, 2)
     spec = gemm_spec(item, {item.anchor.inputs[1]}, X86_64_V3)
     assert (spec.batch, spec.weights, spec.m, spec.n, spec.k) == (3, 3, 98, 16, 72)
-    assert spec.turns == (4, 2) and gemm_spec(item, set(), X86_64_V3).turns == (1, 0)  # a weight that comes with the call
+    assert spec.diagonal == (4, 2) and gemm_spec(item, set(), X86_64_V3).diagonal == (1, 0)  # a weight that comes with the call
     assert spec.lhs_pieces is not None and spec.lhs_pieces.run == 8 and evaluate(spec.lhs_strides.batch, {"b": 2}) == 16
 
 

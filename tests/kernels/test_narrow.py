@@ -47,8 +47,8 @@ class Narrow:
     def spec(self, dtype: DType, many: bool = False) -> GemmSpec:
         """many: any number of images."""
         rows = M * (self.images.lines * self.images.places) if many else None
-        turns = (self.joined, self.run) if self.known else (1, 0)
-        return replace(self.images.spec(dtype, self.n, rows=rows), turns=turns, sums16=2)
+        diagonal = (self.joined, self.run) if self.known else (1, 0)
+        return replace(self.images.spec(dtype, self.n, rows=rows), diagonal=diagonal, sums16=2)
 
     def weights(self, dtype: DType) -> torch.Tensor:
         """[groups, n, own]; of bytes so small that two products fit 16 bits."""
@@ -129,7 +129,7 @@ def chosen(case: Narrow, dtype: DType = u8, target: Target = X86_64_VNNI, **chan
 def test_what_is_computed_with_zeros() -> None:
     case = CASES[1]
     assert chosen(case) == chosen(case, f32) == "narrow"
-    rows = replace(case.spec(u8), lhs_pieces=None, lhs_strides=Strides(0, 288), turns=(1, 0))
+    rows = replace(case.spec(u8), lhs_pieces=None, lhs_strides=Strides(0, 288), diagonal=(1, 0))
     assert not table.select(X86_64_VNNI, rows).kernel.narrow  # neither windows nor groups
     assert chosen(case, target=X86_64_AMX) == "gemm"  # faster there
     assert chosen(Narrow(Images(2, 9, 8, 24, groups=3), 4, 2, 4)) == "gemm"  # half a word of each group
@@ -146,7 +146,7 @@ def test_what_is_computed_with_zeros() -> None:
 
 def test_rows_that_lie_one_after_the_other() -> None:
     """A convolution of 1 x 1 in groups, and one along a line, have no grid of places."""
-    spec = GemmSpec(u8, i8, 50, 16, 16, Strides(0, 64), plain_store(16, acc_of(u8)), turns=(4, 4))
+    spec = GemmSpec(u8, i8, 50, 16, 16, Strides(0, 64), plain_store(16, acc_of(u8)), diagonal=(4, 4))
     assert table.select(X86_64_VNNI, spec).kernel.narrow
     assert table.select(X86_64_VNNI, replace(spec, m=M * 7)).kernel.narrow  # any number of images
     assert not table.select(X86_64_VNNI, replace(spec, m=M * 7 + 3)).kernel.narrow
