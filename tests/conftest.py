@@ -40,15 +40,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Cuts the tests off from the user's settings and cache."""
+    """Cuts the tests off from the user's settings and cache. Workers share one cache, that of the process which started them."""
+    shared = os.environ["SASHIKO_CACHE"] if hasattr(config, "workerinput") else None
     for variable in env.VARIABLES:
         os.environ.pop(variable.name, None)
-    _TEMPORARY["cache"] = os.environ["SASHIKO_CACHE"] = tempfile.mkdtemp(prefix="sashiko-test-cache-")
+    if shared is None:
+        shared = _TEMPORARY["cache"] = tempfile.mkdtemp(prefix="sashiko-test-cache-")
+    os.environ["SASHIKO_CACHE"] = shared
     torch.set_num_threads(2)
 
 
+def pytest_sessionfinish() -> None:
+    """pytest then looks for cycles five times, in all that torch traced; what is there by now stays until the process ends."""
+    gc.freeze()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    shutil.rmtree(_TEMPORARY.pop("cache", ""), ignore_errors=True)
+    if "cache" in _TEMPORARY:
+        shutil.rmtree(_TEMPORARY.pop("cache"), ignore_errors=True)
 
 
 def _seed() -> None:
