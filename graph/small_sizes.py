@@ -130,8 +130,10 @@ def _undefined(value: Value, sizes: Sizes, before: set[Value]) -> tuple[Value, .
     """The value if elements of it are a maximum of nothing, or come from such ones."""
     a = value.attrs
     one = isinstance(a, A.ReduceAttrs) and a.kind in _UNDEFINED_OF_NOTHING and 0 in _at(value.inputs[0].shape, sizes)
+    if not one and before.isdisjoint(value.inputs):
+        return ()
     empty = isinstance(value.type, TensorType) and 0 in _at(value.shape, sizes)  # of several results, each is asked where it is read
-    return (value,) if (one or not before.isdisjoint(value.inputs)) and not empty else ()
+    return () if empty else (value,)
 
 
 def _is_of_another_shape(value: Value, sizes: Sizes) -> bool:
