@@ -133,6 +133,7 @@ def to_json(signature: Signature) -> Json:
         "writes": [list(w) for w in signature.writes],
         "checks": [list(c) for c in signature.checks],
         "names": list(signature.parameters.names),
+        "positional_only": signature.parameters.positional_only,
         "defaults": {name: template_json(value) for name, value in signature.parameters.defaults.items() if isinstance(value, _PLAIN)},
         "in_spec": trees[0],
         "out_spec": trees[1],
@@ -150,6 +151,7 @@ def from_json(data: Json) -> Signature:
     arguments = tuple(None if a is None else Fixed(a["name"], template_from(a["value"])) for a in data["arguments"])
     results = tuple(Fixed(r["name"], template_from(r["value"])) if isinstance(r, dict) else Result(r[0], r[1]) for r in data["results"])
     defaults = {name: template_from(value) for name, value in data.get("defaults", {}).items()}
+    parameters = Parameters(tuple(data.get("names", ())), defaults, data.get("positional_only", 0))
     trees = [None if data[k] is None else tree_from(data[k]) for k in ("in_spec", "out_spec")]
     return Signature(arguments, results, tuple((o, i) for o, i in data["writes"]), trees[0], trees[1],
-                     tuple((n, m) for n, m in data.get("checks", ())), Parameters(tuple(data.get("names", ())), defaults))
+                     tuple((n, m) for n, m in data.get("checks", ())), parameters)

@@ -128,20 +128,24 @@ class Leftover:
     origin: str
 
 
+_ONLY, _EITHER = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
 @dataclass(frozen=True)
 class Parameters:
-    """What the arguments of a model are called. names: of those that may be given by position or by name, in order. defaults: of those that
-    may be left out."""
+    """What the arguments of a model are called. names: of those that may be given by position, in order. defaults: of those that may be
+    left out. positional_only: how many of the names, the first ones, are not for callers."""
 
     names: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    positional_only: int = 0
 
     @classmethod
     def of(cls, call: Callable[..., Any]) -> Parameters:
         """Those of a function."""
         every = inspect.signature(call).parameters.values()
-        return cls(tuple(p.name for p in every if p.kind is p.POSITIONAL_OR_KEYWORD),
-                   {p.name: p.default for p in every if p.default is not p.empty})
+        only, either = ([p.name for p in every if p.kind is kind] for kind in (_ONLY, _EITHER))
+        return cls((*only, *either), {p.name: p.default for p in every if p.default is not p.empty}, len(only))
 
     def arranged(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], count: int, named: Sequence[str]
@@ -150,6 +154,8 @@ class Parameters:
         captured without an argument is right for its default alone. Those that have no names, as of *args, stay where they are."""
         unnamed = max(len(args), count) > len(self.names)
         if (unnamed and len(args) != count) or kwargs.keys() & self.names[: len(args)]:
+            return args, kwargs
+        if (kwargs.keys() | named) & set(self.names[: self.positional_only]):  # only **kwargs takes such a name, for another argument
             return args, kwargs
         given = {**self.defaults, **dict(zip(self.names, args)), **kwargs}
         wanted = (*self.names[:count], *named)

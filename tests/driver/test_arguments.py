@@ -65,6 +65,43 @@ def test_arguments_with_defaults(tmp_path: Path) -> None:
                 compiled(*args, **kwargs)
 
 
+class Nameless(nn.Module):
+    def forward(self, x: torch.Tensor, /, y: torch.Tensor | None = None, times: float = 2.0) -> torch.Tensor:
+        return (x if y is None else x * y) * times + (1 if y is None else 2)
+
+
+def test_arguments_that_are_given_by_position_only(tmp_path: Path) -> None:
+    model, x, y = Nameless().eval(), torch.randn(3), torch.randn(3)
+    for example in ((), (y,), (y, 2.0), (None, 3.0)):
+        fast = sashiko.compile(model, (x, *example))
+        fast.save(tmp_path / "model")
+        wanted, scale = (*example, None, 2.0)[0], (*example, 2.0, 2.0)[1]
+        for compiled in (fast, sashiko.load(tmp_path / "model")):
+            for other, times in ((None, 2.0), (y, 2.0), (None, 3.0), (y, 3.0)):
+                calls = [((x, other, times), {}), ((x, other), {"times": times}), ((x,), {"y": other, "times": times})]
+                calls += [((x, other), {}), ((x,), {"y": other})] if times == 2.0 else [((x,), {"times": times})] if other is None else []
+                for args, kwargs in calls:
+                    if other is wanted and times == scale:
+                        assert_close(compiled(*args, **kwargs), model(*args, **kwargs))
+                    else:
+                        with pytest.raises(sashiko.InputError):
+                            compiled(*args, **kwargs)
+            with pytest.raises(sashiko.InputError, match=r"keyword arguments \['x'\]"):
+                compiled(x=x)
+
+
+def test_a_keyword_that_is_called_like_an_argument_without_a_name() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, /, scale: float = 2.0, **more: torch.Tensor) -> torch.Tensor:
+            return x * scale - more.get("x", x)
+
+    model, x, y = Model().eval(), torch.randn(3), torch.randn(3)
+    assert_close(sashiko.compile(model, (x, 2.0))(x), model(x))
+    for args, kwargs in (((x, 2.0), {"x": y}), ((x,), {"x": y, "scale": 2.0}), ((x, 3.0), {})):
+        with pytest.raises(sashiko.InputError):
+            sashiko.compile(model, (x,))(*args, **kwargs)
+
+
 class Folded(nn.Module):
     def __init__(self) -> None:
         super().__init__()
