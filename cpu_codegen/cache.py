@@ -7,24 +7,28 @@ truncated, foreign or renamed file is ignored and made again. Files are put in p
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from .. import __version__
 from ..diagnostics import dump, env
 from ..diagnostics.warn import warn
+from ..graph.encode import Json
 from ..platforms.target import Target
 from . import jit
 
+T = TypeVar("T")
 MAX_BYTES = 512 << 20
 _MAGIC = b"sashiko object 1\n"
 _DIGEST = 20
 _HEAD = len(_MAGIC) + 2 * _DIGEST
-_SUFFIX = ".o"
+_SUFFIX, _NOTE = ".o", ".json"
 _warned: set[Path] = set()
 """Folders that cannot be written, as a warning has said."""
 
@@ -86,6 +90,22 @@ def read(path: Path, name: str) -> bytes | None:
     except OSError:
         dump.say(2, f"the cache file {path} cannot be marked as used")
     return payload
+
+
+def note(name: str, data: Json) -> None:
+    """Puts a note beside the objects, as `write` does."""
+    write(path_of(name, _NOTE), name, json.dumps(data).encode())
+
+
+def noted(name: str, understood: Callable[[Json], T]) -> T | None:
+    """Returns what `understood` makes of a note, or None when there is none, or one that it can make nothing of: then it is made again."""
+    path = path_of(name, _NOTE)
+    payload = read(path, name)
+    try:
+        return None if payload is None else understood(json.loads(payload))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        dump.say(1, f"ignored a cache file that says nothing of use: {path}: {error!r}")
+        return None
 
 
 def write(path: Path, name: str, payload: bytes, limit: int = MAX_BYTES) -> None:

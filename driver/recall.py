@@ -8,7 +8,6 @@ hash of all these: which object the text gave, and what the slots of each kernel
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
@@ -16,24 +15,24 @@ from pathlib import Path
 
 from ..cpu_codegen import cache
 from ..cpu_codegen.contract import KernelCode
+from ..cpu_codegen.encode import kernel_from, kernel_json
 from ..diagnostics.errors import InvalidGraph
 from ..graph.encode import Json, dim_from, dim_json
 from ..kernels.attention_spec import AttentionCode, AttentionSpec
 from ..kernels.sorting import SortSpec
 from ..kernels.spec import GemmCode, GemmSpec, Packing
 from ..platforms.target import Target
-from ..runtime.encode import kernel_from, kernel_json
 from ..stitch.loops import LoopKernel
 
 Spec = LoopKernel | GemmSpec | AttentionSpec | SortSpec
 Code = KernelCode | GemmCode | AttentionCode
-_GENERATORS = ("platforms", "graph", "stitch", "cpu_codegen", "kernels", "driver")
+GENERATORS = ("platforms", "graph", "stitch", "cpu_codegen", "kernels", "driver")
 
 
 def _sources() -> str:
     digest = hashlib.blake2b(digest_size=20)
     root = Path(__file__).parent.parent
-    for folder in _GENERATORS:
+    for folder in GENERATORS:
         for path in sorted(root.joinpath(folder).rglob("*.py")):
             data = path.read_bytes()
             digest.update(f"{path.relative_to(root)} {len(data)} ".encode() + data)
@@ -61,18 +60,18 @@ def name_of(wanted: Mapping[Spec, str], target: Target) -> str:
 
 def recalled(name: str, wanted: Mapping[Spec, str]) -> Recalled | None:
     """What the note says, or None when it or the object is not there."""
-    note = cache.read(cache.folder() / f"{name}.json", name)
-    if note is None:
-        return None
-    found = json.loads(note)
-    data = cache.read(cache.path_of(found["object"]), found["object"])
-    return None if data is None else Recalled(data, tuple([_from(spec, item) for spec, item in zip(wanted, found["codes"], strict=True)]))
+
+    def understood(note: Json) -> Recalled | None:
+        codes = tuple([_from(spec, item) for spec, item in zip(wanted, note["codes"], strict=True)])
+        data = cache.read(cache.path_of(note["object"]), note["object"])
+        return None if data is None else Recalled(data, codes)
+
+    return cache.noted(name, understood)
 
 
 def remember(name: str, text: str, target: Target, codes: Mapping[Spec, Code]) -> None:
     """Writes the note: the kernels' text became the object that `cache.compiled` keeps."""
-    note = {"object": cache.key(text, target), "codes": [_json(code) for code in codes.values()]}
-    cache.write(cache.folder() / f"{name}.json", name, json.dumps(note).encode())
+    cache.note(name, {"object": cache.key(text, target), "codes": [_json(code) for code in codes.values()]})
 
 
 @lru_cache(maxsize=64)

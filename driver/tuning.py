@@ -7,7 +7,6 @@ of a call. What was found is kept beside the compiled objects, for this processo
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import torch
 from ..cpu_codegen import cache
 from ..diagnostics.errors import InputError
 from ..graph.captured import Captured
+from ..graph.encode import Json
 from ..kernels.alternatives import alternatives
 from ..kernels.spec import Choice, GemmSpec
 from ..platforms.host import cpu_model, host
@@ -148,18 +148,15 @@ def _name(spec: GemmSpec, options: Options, sizes: str) -> str:
 
 
 def _recalled(spec: GemmSpec, options: Options, sizes: str) -> Finding | None:
-    name = _name(spec, options, sizes)
-    note = cache.read(cache.folder() / f"{name}.json", name)
-    if note is None:
-        return None
-    kept = json.loads(note)
-    return Finding(Choice(kept["row"], kept["tiles"], kept["pieces"]), kept["ratio"])
+    def understood(note: Json) -> Finding:
+        return Finding(Choice(note["row"], note["tiles"], note["pieces"]), note["ratio"])
+
+    return cache.noted(_name(spec, options, sizes), understood)
 
 
 def _remember(spec: GemmSpec, options: Options, sizes: str, found: Finding) -> None:
-    name, choice = _name(spec, options, sizes), found.choice
-    note = {"row": choice.row, "tiles": choice.tiles, "pieces": choice.pieces, "ratio": found.ratio}
-    cache.write(cache.folder() / f"{name}.json", name, json.dumps(note).encode())
+    choice = found.choice
+    cache.note(_name(spec, options, sizes), {"row": choice.row, "tiles": choice.tiles, "pieces": choice.pieces, "ratio": found.ratio})
 
 
 def _told(products: Sequence[GemmSpec], findings: Mapping[GemmSpec, Finding], in_vain: bool) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The classes of `plan.py` as JSON and back; `encode.py` has their parts."""
+"""The classes of `plan.py` as JSON and back; `graph/encode.py` and `cpu_codegen/encode.py` have their parts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import get_args
 
 import torch
 
+from ..cpu_codegen.encode import kernel_from, kernel_json
 from ..diagnostics.errors import ArtifactError
 from ..graph.encode import (
     Json,
@@ -24,7 +25,6 @@ from ..graph.encode import (
 from ..graph.floats import Definition, Tree, function
 from ..graph.symbols import Assumed, Assumption
 from ..graph.types import BY_NAME
-from .encode import kernel_from, kernel_json
 from .plan import (
     AtenStep,
     Buffer,

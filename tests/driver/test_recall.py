@@ -21,6 +21,7 @@ from sashiko.graph.types import f32
 from sashiko.kernels.spec import GemmSpec, dense
 from sashiko.platforms.catalogue import X86_64_V3, X86_64_V4
 from sashiko.stitch.loops import Body, LoopKernel, Node, Store
+from tests.test_layout import imports, place, sources
 
 pytestmark = pytest.mark.usefixtures("private_cache")
 
@@ -113,6 +114,25 @@ def test_what_is_damaged_or_gone_is_made_again(emitted: list[str]) -> None:
         path.unlink()
     assert torch.equal(compiled()(x), expected) and len(emitted) == 3
     assert torch.equal(compiled()(x), expected) and len(emitted) == 3
+
+
+@pytest.mark.parametrize("content", [b"{}", b"no JSON", b"null", b'{"object": "", "codes": []}'])
+def test_what_says_nothing_of_use_is_made_again(content: bytes, emitted: list[str]) -> None:
+    model, x = nn.Softmax(-1).eval(), torch.randn(2, 5)
+    sashiko.compile(model, (x,))
+    (note,) = notes()
+    cache.write(note, note.stem, content)
+    for _ in range(2):
+        torch.testing.assert_close(sashiko.compile(model, (x,))(x), model(x))
+    assert len(emitted) == 2
+
+
+def test_the_sources_that_name_a_note_are_all_that_it_follows_from() -> None:
+    """Of the package: what says how something is told, kept or asked for changes no code."""
+    named, folders = {*recall.GENERATORS, "diagnostics"}, {*recall.GENERATORS} - {"driver"}
+    ours = [path for path in sources() if place(path).split("/")[0] in folders or place(path) == "driver/recall.py"]
+    used = {item.module.split(".")[1] for path in ours for item in imports(path) if item.module.startswith("sashiko.")}
+    assert used <= {*named, "__version__"}
 
 
 def test_dumps_show_the_text(emitted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import sashiko
+from sashiko.cpu_codegen import cache
 from sashiko.diagnostics.errors import InputError
 from sashiko.driver import tuning
 from sashiko.driver.model import CompiledModel
@@ -46,6 +47,17 @@ def test_what_is_faster_is_used_and_kept(rigged: list[int]) -> None:
     again = sashiko.compile(model, (x,), tune=60)
     assert len(rigged) == 1, "it was measured again"
     assert again.built is not None and again.built.tuning == fast.built.tuning
+
+
+@pytest.mark.usefixtures("private_cache")
+def test_a_note_that_says_nothing_of_use_is_made_again(rigged: list[int]) -> None:
+    model, x = nn.Linear(64, 48).eval(), torch.randn(70, 64)
+    sashiko.compile(model, (x,), tune=60)
+    for note in cache.folder().glob("*.json"):
+        cache.write(note, note.stem, b"{}")
+    for _ in range(2):
+        sashiko.compile(model, (x,), tune=60)
+    assert len(rigged) == 2
 
 
 def test_other_sizes_are_measured_for_themselves(rigged: list[int]) -> None:

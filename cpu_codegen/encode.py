@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ..cpu_codegen.contract import BufferSlot, DimSlot, KernelCode, ParamSlot, Slot
 from ..graph.encode import Json, dim_from, dim_json
+from .contract import BufferSlot, DimSlot, KernelCode, ParamSlot, Slot
 
 
 def kernel_json(code: KernelCode | None) -> Json:
