@@ -195,10 +195,12 @@ class Constants:
         # First the look, then the derivation: a change in between is noticed by the next call.
         now = Watched.of(self._watched)
         before = self.current
-        stale = {n for n, state in enumerate(now.seen) if state != before.seen[n]}
+        # What lies in the same memory has changed, too, whichever of its versions counts that: `.data` has one of its own.
+        memory = [data.untyped_storage().data_ptr() for data in now.held]
+        written = {memory[n] for n, state in enumerate(now.seen) if state != before.seen[n]}
 
         def tensor(source: ConstantSource, old: torch.Tensor) -> torch.Tensor:
-            touched = any(self._position[id(w)] in stale for w in source.watched)
+            touched = any(memory[self._position[id(w)]] in written for w in source.watched)
             return _derived(source, old, self._device) if touched else old
 
         with undisturbed(self._device):

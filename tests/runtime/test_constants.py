@@ -77,6 +77,16 @@ def test_a_change_in_place_is_noticed(weights: Weights) -> None:
     weights.check()
 
 
+def test_a_change_through_one_of_two_weights_in_the_same_memory_is_one_of_both(code: Code, chain: type) -> None:
+    w = torch.nn.Parameter(torch.randn(3, 3))
+    weights = Weights(code, chain, w, torch.nn.Parameter(w.data.t()))
+    for written in (weights.w, weights.v):
+        with torch.no_grad():
+            written.mul_(2)
+        weights.check()
+    assert weights.derived == {"w": 3, "v": 3}
+
+
 def test_other_weights_without_versions_are_noticed() -> None:
     """Large ones by some of their bytes; those of memory that ends early or was freed are looked at without reading beyond it."""
     with torch.inference_mode():
