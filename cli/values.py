@@ -102,7 +102,7 @@ def file_to_write(text: str) -> Path:
 def folder_to_write(text: str) -> Path:
     """It need not exist."""
     path = Path(text)
-    if "\0" in text:
+    if not text or "\0" in text:
         raise ArgumentTypeError(f"{text!r} is no name of a folder")
     there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))
     if not os.path.isdir(there) or not os.access(there, os.W_OK):

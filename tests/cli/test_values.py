@@ -42,6 +42,8 @@ def test_folders_to_write(tmp_path: Path) -> None:
     for name in ("there", "there/new", "\0"):
         with pytest.raises(ArgumentTypeError, match="is no"):
             folder_to_write(str(tmp_path / name))
+    with pytest.raises(ArgumentTypeError, match="'' is no name"):
+        folder_to_write("")
 
 
 def test_lists() -> None:
