@@ -96,7 +96,11 @@ class CompiledModel:
         return story if self.search is None else f"{story}\n{self.search.text()}"
 
     def times(self, *args: Any, repeat: int = 10, again: int = 1, **kwargs: Any) -> tuple[StepTime, ...]:
-        """The time of every step of a call, in order: the shortest of `repeat` runs, in which each step runs `again` times in a row."""
+        """The time of every step of a call, in order: the shortest of `repeat` runs, in which each step runs `again` times in a row. Raises
+        InputError for less than one of either."""
+        for name, count in (("repeat", repeat), ("again", again)):
+            if count < 1:
+                raise InputError(f"{name} is {count!r}", hint="a whole number from 1 on")
         inputs = self.signature.taken(self.signature.flatten(args, kwargs))
         return self.executable.times(*inputs, *self._state, repeat=repeat, again=again)
 

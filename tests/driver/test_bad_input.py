@@ -77,6 +77,15 @@ def test_after_wrong_arguments_right_ones_work(model: nn.Module, compiled: sashi
         assert_close(compiled(x), model(x))
 
 
+def test_steps_that_are_run_no_times(compiled: sashiko.CompiledModel) -> None:
+    x = torch.randn(3, 5, 16)
+    for name in ("repeat", "again"):
+        settings: dict[str, Any] = {name: 1}
+        assert compiled.times(x, **settings)
+        with pytest.raises(sashiko.InputError, match=f"{name} is 0"):
+            compiled.times(x, **{name: 0})
+
+
 FREED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "whole": lambda x: x[:4],
     "from some offset on": lambda x: x[2:6],
