@@ -30,7 +30,7 @@ from .aliases import merged, without_views
 from .build import Options, Outdated
 from .eager import check, graphs
 from .model import CompiledModel, build_model
-from .pipeline import PRECISIONS
+from .pipeline import check_settings
 from .versions import Version, Versions, Weights
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -57,17 +57,17 @@ def backend(
     `sashiko.compile`; `cuda_graphs` (default True): whether calls on a GPU are recorded.
     """
     del mode  # there is one mode: as fast as we can
-    settings = dict(options or {})
-    unknown = settings.keys() - {"precision", "strict", "cuda_graphs"}
+    usual = {"precision": "fp32", "strict": False, "cuda_graphs": True}
+    settings = {**usual, **(options or {})}
+    unknown = settings.keys() - usual.keys()
     if unknown:
         raise InputError(f"unknown options {sorted(unknown)}", hint="precision, strict and cuda_graphs are known")
-    if settings.setdefault("precision", "fp32") not in PRECISIONS:
-        raise InputError(f"precision is {settings['precision']!r}", hint=f"one of {', '.join(PRECISIONS)}")
+    check_settings(**settings)
     refuse_writes(module.graph)  # which PyTorch would lose, too
     try:
         return _traced(module, example_inputs, settings)
     except Unsupported as error:
-        if settings.get("strict"):
+        if settings["strict"]:
             raise
         _say_left(error)
         return module.forward
@@ -198,13 +198,13 @@ class _Inference:
         try:
             _refuse_effects(self.graph)
             captured = from_fx(self.rest, self.inputs, frozen)
-            strict, precision = bool(self.settings.get("strict")), self.settings["precision"]
+            precision = self.settings["precision"]
             if captured.device != CPU and precision != "fp32":
                 raise InputError(f"precision={precision!r} is for CPUs", hint="on a GPU, convert the model or use torch.autocast")
-            record = bool(self.settings.get("cuda_graphs", True))
-            return build_model(captured, Options(default_target(), precision, strict, name="dynamo", record=record))
+            options = Options(default_target(), precision, self.settings["strict"], name="dynamo", record=self.settings["cuda_graphs"])
+            return build_model(captured, options)
         except Unsupported as error:
-            if self.settings.get("strict"):
+            if self.settings["strict"]:
                 raise
             _say_left(error)
             return None

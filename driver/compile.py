@@ -19,7 +19,7 @@ from .build import Options
 from .captures import captured_of
 from .measure import Example
 from .model import CompiledModel, build_model
-from .pipeline import PRECISIONS
+from .pipeline import check_settings
 from .tuning import SECONDS, tuned
 
 
@@ -50,8 +50,7 @@ def compile(
     Raises InputError for arguments that do not fit and for a model in training mode; Unsupported for a model that torch.export cannot
     trace, such as one whose control flow depends on data.
     """
-    if precision not in PRECISIONS:
-        raise InputError(f"precision is {precision!r}", hint=f"one of {', '.join(PRECISIONS)}")
+    check_settings(precision, strict=strict)
     given = example(example_inputs)
     if not isinstance(tune, (int, float)) or not tune >= 0:
         raise InputError(f"tune is {tune!r}", hint="True, or seconds to measure for")

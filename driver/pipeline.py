@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ..cpu_codegen.math.normal import looked_up
+from ..diagnostics.errors import InputError
 from ..graph.ir import Graph, Value
 from ..graph.passes import Pass
 from ..graph.simplify import canonical, cse
@@ -33,6 +34,15 @@ from ..stitch.steps import together
 from .contractions import asks_little, has_kernel, is_dot, panel_in_place
 
 PRECISIONS = ("fp32", "bf16", "auto")
+
+
+def check_settings(precision: object, **flags: object) -> None:
+    """InputError for what is no precision, and for flags that are neither True nor False."""
+    if precision not in PRECISIONS:
+        raise InputError(f"precision is {precision!r}", hint=f"one of {', '.join(PRECISIONS)}")
+    for name, given in flags.items():
+        if not isinstance(given, bool):
+            raise InputError(f"{name} is {given!r:.60}", hint="True or False")
 _TILE_ROWS = 16  # of tile registers, which take as long for fewer
 
 

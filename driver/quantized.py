@@ -25,7 +25,7 @@ from .judge import EvalFn, Goal, Judge, goal_of
 from .levels import Compile, Lab
 from .measure import Example, HostTimer, Timer
 from .model import CompiledModel, build_model
-from .pipeline import PRECISIONS
+from .pipeline import check_settings
 from .reasons import choices
 from .search import Budget, Search
 
@@ -67,8 +67,7 @@ def quantize_and_compile(
 
     Raises what these do, and InputError when eval_fn fails or returns no number, and for a search where `target` is another machine.
     """
-    if precision not in PRECISIONS:
-        raise InputError(f"precision is {precision!r}", hint=f"one of {', '.join(PRECISIONS)}")
+    check_settings(precision, strict=strict)
     scheme = resolve(preset)
     searched = preset == AUTO or any(bound is not None for bound in (eval_fn, max_drop, target_error))
     goal = goal_of(eval_fn, max_drop, target_error, budget_s)

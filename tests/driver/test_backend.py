@@ -134,9 +134,9 @@ def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match="no native form"), torch.no_grad():
         torch.compile(torch.linalg.eigvalsh, backend="sashiko", options={"strict": True})(torch.eye(3))
-    for wrong in ({"precision": "fp7"}, {"speed": "high"}):
+    for wrong in ({"precision": "fp7"}, {"speed": "high"}, {"strict": "False"}, {"cuda_graphs": 0}):
         torch._dynamo.reset()
-        with pytest.raises(Exception, match=r"precision is 'fp7'|unknown options \['speed'\]"), torch.no_grad():
+        with pytest.raises(Exception, match=r"'fp7'|unknown options \['speed'\]|strict is 'False'|cuda_graphs is 0"), torch.no_grad():
             torch.compile(model, backend="sashiko", options=wrong)(x)
 
 
