@@ -117,14 +117,10 @@ def _input_from(data: Json) -> Input:
 
 
 def _output_json(item: Output) -> Json:
-    if item is None:
-        return None
     return {"dim": dim_json(item.dim)} if isinstance(item, OutputDim) else {"value": item.value, "order": item.order}
 
 
 def _output_from(data: Json) -> Output:
-    if data is None:
-        return None
     if "dim" in data:
         return OutputDim(dim_from(data["dim"]))
     return OutputTensor(int(data["value"]), order_from(data.get("order")))  # none before version 6

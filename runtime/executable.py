@@ -39,7 +39,7 @@ from .verify import verify
 # Another thread may write the weights all the time; then a call uses what it derived last instead of trying for ever.
 MAX_REFRESHES = 16
 
-Result = torch.Tensor | int | None
+Result = torch.Tensor | int
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Executable:
         results = self._native(segment, 0, record, pointers, inputs)
         if self._returns is None:
             return tuple(results)
-        return tuple(record.ints.get(n) if made is None else results[made] for n, made in enumerate(self._returns))
+        return tuple(record.ints[n] if made is None else results[made] for n, made in enumerate(self._returns))
 
     def _signature(self, inputs: Sequence[Any], dense: bool) -> tuple[tuple[Any, ...], list[int]] | None:
         """Shapes and data pointers of the inputs (an int is its own shape), or None when one needs a closer look or a copy."""
@@ -265,7 +265,7 @@ class Executable:
                 for value in self._dead[at]:
                     del values[value]
         return tuple(
-            in_order(values[o.value], o.order) if isinstance(o, OutputTensor) else record.ints.get(n) for n, o in enumerate(plan.outputs)
+            in_order(values[o.value], o.order) if isinstance(o, OutputTensor) else record.ints[n] for n, o in enumerate(plan.outputs)
         )
 
     def constants(self) -> tuple[torch.Tensor, ...]:
@@ -316,7 +316,7 @@ def _order(plan: Plan, segment: NativeSegment | None) -> tuple[int, ...] | None:
 
 
 def _returns(plan: Plan, segment: NativeSegment | None) -> tuple[int | None, ...] | None:
-    """For each result of the call the number of the segment's output (None: an int or None); None when they are its outputs in order."""
+    """For each result of the call the number of the segment's output (None: an int); None when they are its outputs in order."""
     if segment is None:
         return None
     made = {output.value: number for number, output in enumerate(segment.outputs)}

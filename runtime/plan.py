@@ -227,7 +227,7 @@ class OutputDim:
 
 
 Input = InputTensor | InputInt
-Output = OutputTensor | OutputDim | None
+Output = OutputTensor | OutputDim
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,7 +43,7 @@ def model(code: Code, chain: type) -> Executable:
     c.steps[:] = [replace(s, alternative=KernelCode(s.kernel.symbol, s.kernel.slots, 3, 1, work)) for s in c.steps]
     sort = AtenStep(ATEN.sort.default, (Slot(0),), (("descending", True),), (1,), (2, None), "no native sort", True, dense=(0,))
     inputs = (InputTensor("x", TensorType(f32, (3, 4)), 0), InputInt("n", dims.symbol("n", 0)))
-    outputs = (OutputTensor(2), None, OutputDim(dims.symbol("n", 0) * 3), OutputTensor(7))
+    outputs = (OutputTensor(2), OutputDim(dims.symbol("n", 0) * 3), OutputTensor(7))
     return Executable(Plan(inputs, outputs, (c.segment([0], [1]), sort), tuple(c.sources), ((7, 1),)), code)
 
 
