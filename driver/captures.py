@@ -14,11 +14,13 @@ from ..graph.alone import alone
 from ..graph.capture import from_exported
 from ..graph.captured import Captured, Parameters, TensorInput
 from ..graph.dims import Dim, substitute, symbol
+from ..graph.examples import failure
 from ..graph.exporting import export
 from ..graph.guards import another_way
 from ..graph.ir import Value
 from ..graph.lower import constant_value
 from ..graph.symbols import Assumed, Assumption
+from ..graph.types import TensorType
 from ..quant import QuantizedModule
 from ..quant.module import ONE_WAY, Gate, TensorLeaf, gate_of
 
@@ -26,7 +28,8 @@ from ..quant.module import ONE_WAY, Gate, TensorLeaf, gate_of
 @alone()
 def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Captured:
     """The model for calls like the given one. Raises what `export` and `from_exported` raise, and InputError for a quantized model that
-    does not take such calls. A size that depends on numbers among the model's buffers is known where these are."""
+    does not take such calls, and for floats of types that the model fails with. A size that depends on numbers among the model's buffers
+    is known where these are."""
     if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
         gate = gate_of(model)
         kwargs = {name: kwargs[name] for name in (*gate.names, *kwargs) if name in kwargs}
@@ -43,10 +46,19 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
             raise refusal from None
         read = (constant_value(number, name, True) for name, number in found.read.items())
         captured = replace(captured, baked=(*captured.baked, *(value for value in read if isinstance(value, Value))))
+    if any(map(_mixed, captured.graph.order)) and (error := failure(model, args, kwargs)):
+        raise error from error.__cause__
     if not isinstance(model, QuantizedModule):
         return replace(captured, parameters=Parameters.of(model.forward))
     gate = gate_of(model)  # whose signature lacks what was left out
     return _behind(gate, replace(captured, parameters=Parameters(gate.order, dict(gate.omitted))))
+
+
+def _mixed(value: Value) -> bool:
+    """Whether an operation that is left to PyTorch reads floats of several types: most refuse these, and a trace does not tell."""
+    if value.op != "aten":
+        return False
+    return len({operand.dtype for operand in value.inputs if isinstance(operand.type, TensorType) and operand.dtype.is_float}) > 1
 
 
 def _behind(gate: Gate, captured: Captured) -> Captured:

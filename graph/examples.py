@@ -58,10 +58,10 @@ def refusal(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     told.__cause__ = error
     if why := misfit(model, args, kwargs):
         return InputError(f"the example {why}", "example_inputs", FORMS)
-    return told if isinstance(told, InputError) else _failure(model, args, kwargs) or told
+    return told if isinstance(told, InputError) else failure(model, args, kwargs) or told
 
 
-def _failure(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SashikoError | None:
+def failure(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SashikoError | None:
     """What the model itself raises with an example, if it does; or that it changes the shape of an argument, which torch stumbles on."""
     given = pytree.tree_leaves((tuple(args), dict(kwargs)))
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (tuple(args), dict(kwargs)))

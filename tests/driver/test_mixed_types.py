@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import sashiko
-from tests.driver.functions import Apply, agree
+from tests.driver.functions import Apply, agree, left
 
 X, W, V = torch.randn(2, 4), torch.randn(3, 4), torch.randn(4)
 Function = Callable[..., torch.Tensor]
@@ -33,9 +33,19 @@ REFUSED: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
 def test_as_pytorch_refuses(name: str) -> None:
     function, args = REFUSED[name]
     torch._dynamo.reset()
-    for call in (function, lambda *args: sashiko.compile(Apply(function).eval(), args)(*args), torch.compile(function, backend="sashiko")):
-        with pytest.raises(RuntimeError, match=r"dtype|datatype|scalar type|expected.*type"):
+    said = r"dtype|datatype|scalar type|expected.*type"
+    for call in (function, torch.compile(function, backend="sashiko")):
+        with pytest.raises(RuntimeError, match=said):
             call(*args)
+    with pytest.raises(sashiko.InputError, match=f"the model itself fails with this example: RuntimeError: .*({said})"):
+        sashiko.compile(Apply(function).eval(), args)
+
+
+def test_what_pytorch_takes_is_left_to_it() -> None:
+    model, args = Apply(torch.special.zeta).eval(), (torch.full((3,), 2.5), torch.rand(3, dtype=torch.float64) + 1)
+    compiled = sashiko.compile(model, args)
+    assert left(compiled) == ["aten.special_zeta.default"]
+    assert torch.equal(compiled(*args), model(*args))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
