@@ -34,6 +34,7 @@ from ..stitch.steps import together
 from .contractions import asks_little, has_kernel, is_dot, panel_in_place
 
 PRECISIONS = ("fp32", "bf16", "auto")
+_TILE_ROWS = 16  # of tile registers, which take as long for fewer
 
 
 def check_settings(precision: object, **flags: object) -> None:
@@ -43,7 +44,6 @@ def check_settings(precision: object, **flags: object) -> None:
     for name, given in flags.items():
         if not isinstance(given, bool):
             raise InputError(f"{name} is {given!r:.60}", hint="True or False")
-_TILE_ROWS = 16  # of tile registers, which take as long for fewer
 
 
 def fast_bf16(target: Target) -> bool:
