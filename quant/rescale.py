@@ -67,17 +67,18 @@ class Rescaling:
         return quotient.name
 
     def _multiply_weights(self, linears: Sequence[Node], sites: Sequence[QuantSite], factors: torch.Tensor) -> None:
-        done: dict[Node | str, Node] = {}
-        for linear, site in zip(linears, sites, strict=True):
-            position = FACTORS[packet(linear)][1]
-            weight = linear.args[position]
-            assert isinstance(weight, Node)
-            key = str(weight.target) if weight.op == "get_attr" else weight
-            if key not in done:
-                along = factors if packet(linear) == "linear" else factors[:, None]
-                value = self._constants.value(weight)
-                done[key] = self._replaced(weight, value * along.to(value.dtype), f"{site.name.split('#')[0]}.weight", linear, linears)
-            linear.update_arg(position, done[key])
+        for along in (factors, factors[:, None]):  # of weights [N, K], and of those [K, N]: one parameter may be read as both
+            pairs = [(n, site) for n, site in zip(linears, sites, strict=True) if (packet(n) == "linear") is (along is factors)]
+            done: dict[Node | str, Node] = {}
+            for linear, site in pairs:
+                position = FACTORS[packet(linear)][1]
+                weight = linear.args[position]
+                assert isinstance(weight, Node)
+                key = str(weight.target) if weight.op == "get_attr" else weight
+                if key not in done:
+                    value = self._constants.value(weight) * along.to(weight.meta["val"].dtype)
+                    done[key] = self._replaced(weight, value, f"{site.name.split('#')[0]}.weight", linear, [n for n, _ in pairs])
+                linear.update_arg(position, done[key])
 
     def _absorb(self, producer: Node, factors: torch.Tensor) -> bool:
         """Whether the producer now gives its result divided."""
@@ -95,7 +96,7 @@ class Rescaling:
         if producer.kwargs or not all(map(self._constants.is_constant, given)):
             return False
         along = factors if ones else factors[:, None]
-        values = {part: self._constants.value(part) for part in given}  # of both, before one is replaced: it may be the other, too
+        values = {part: self._constants.value(part) for part in given}
         if isinstance(gain, Node) and values[gain].dim() != along.dim():
             return False
 
@@ -115,12 +116,13 @@ class Rescaling:
         return True
 
     def _replaced(self, old: Node, value: torch.Tensor, base: str, like: Node, users: Sequence[Node]) -> Node:
-        """Reads `value`, under the old name when all who read that are `users`. A parameter stays one."""
+        """Reads `value`, under the old name when all who read that are `users`, and as nothing else. A parameter stays one."""
         sources = [self._attributes[name] for name in self._constants.sources(old)]
         if any(isinstance(source, torch.nn.Parameter) for source in sources):
             value = torch.nn.Parameter(value, requires_grad=False)
-        readers = {user for node in self._graph.nodes if node.op == "get_attr" and node.target == old.target for user in node.users}
-        if old.op == "get_attr" and readers <= set(users):
+        reads = [(node, user) for node in self._graph.nodes if node.op == "get_attr" and node.target == old.target for user in node.users]
+        once = len({user for _, user in reads}) == sum(user.args.count(node) for node, user in reads)
+        if old.op == "get_attr" and once and {user for _, user in reads} <= set(users):
             self._attributes[str(old.target)] = value
             return old
         with self._graph.inserting_before(like):

@@ -38,7 +38,8 @@ class PreNorm(nn.Module):
 
 
 def in_floating_point(found: Calibration) -> nn.Module:
-    return found.build({site.name: FP32 for site in found.placement.sites})
+    """The smoothed program, where `build` takes the original."""
+    return replace(found, original=found.program).build({site.name: FP32 for site in found.placement.sites})
 
 
 @torch.no_grad()
@@ -136,6 +137,25 @@ def test_every_way_to_write_a_linear(dtype: torch.dtype) -> None:
     found = calibrate(model, [x * torch.logspace(0, 2, 8, dtype=dtype)] * 2, Scheme(SCHEMES["rows"], smooth=SMOOTH))
     assert len(found.placement.sites) == 5 and any("smoothing" in name for name in found.program.attributes)
     assert torch.equal(in_floating_point(found)(x), model(x))
+
+
+@pytest.mark.parametrize("kind", ["along both axes", "as the bias, too"])
+def test_one_parameter_is_read_in_two_ways(kind: str) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.w = nn.LayerNorm(16), nn.Parameter(torch.randn(16, 16))
+            with torch.no_grad():
+                self.norm.weight[3] *= 50
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norm(x)
+            return F.linear(x, self.w) + x @ self.w if kind == "along both axes" else torch.addmm(self.w, x, self.w)
+
+    torch.manual_seed(0)
+    model, batches = Twice().eval(), [torch.randn(16, 16) for _ in range(4)]
+    found = calibrate(model, batches, Scheme(SCHEMES["rows"], smooth=SMOOTH))
+    assert torch.equal(in_floating_point(found)(batches[0]), model(batches[0])) and error(found.build(), model, batches[0]) < 0.01
 
 
 class Tied(nn.Module):
