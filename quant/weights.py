@@ -29,7 +29,7 @@ class QuantizedWeight:
 
 
 def quantize_weight(weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
-    """weight: float [N, K], finite. A channel (or group) that is zero throughout gets scale 1."""
+    """weight: float [N, K], finite. What has a scale and is zero throughout (a channel, a group or all) gets scale 1."""
     whole = weight.detach()
     if scheme.sums16 == "most":
         scheme = settled(whole.to(torch.float32), scheme)
@@ -54,8 +54,8 @@ def settled(real: torch.Tensor, scheme: WeightScheme) -> WeightScheme:
     signal = real.square().mean()
 
     def decibels(count: Sums) -> float:
-        scales = weight_scales(real, replace(scheme, sums16=count))
-        return 10 * math.log10(signal / (scales.square().mean() / 12)) if signal > 0 else math.inf
+        steps = _steps(real, replace(scheme, sums16=count))
+        return 10 * math.log10(signal / (steps.square().mean() / 12)) if signal > 0 else math.inf
 
     least = min(_ENOUGH, decibels(1) - _LOST)
     counts: tuple[Sums, ...] = (4, 2)
@@ -64,15 +64,23 @@ def settled(real: torch.Tensor, scheme: WeightScheme) -> WeightScheme:
 
 def weight_scales(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
     """Scales [N] or [N, K / group] of float32 weights [N, K]."""
+    steps = _steps(real, scheme)
+    scales = torch.where(steps > 0, steps, torch.ones_like(steps))
+    return scales.contiguous() if scheme.granularity == "group" else scales.expand(len(real), 1).reshape(-1).contiguous()
+
+
+def _steps(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
+    """[N, groups], or [1, 1] for the whole tensor: how far apart the integers of each group are; 0 for one that is zero throughout."""
     grouped = _grouped(real, scheme)
-    full = _scales(grouped.abs().amax(-1), scheme)
+    peak = grouped.abs().amax(-1)
+    # Below 2^-126 the reciprocal would overflow; such weights round to zero, an error of less than 2^-126.
+    steps = (peak / scheme.qmax).clamp_min(_LEAST_SCALE)
     if scheme.clip == "mse":
-        full = _least_error(grouped, full, scheme)
+        steps = _least_error(grouped, steps, scheme)
     if scheme.sums16 in (2, 4):
-        full = torch.maximum(full, (sums16.largest(real, scheme.sums16) / sums16.MOST)[:, None])
-    if scheme.granularity == "group":
-        return full.contiguous()
-    return (full.amax().expand(len(full)) if scheme.granularity == "tensor" else full).reshape(-1).contiguous()
+        least = (sums16.largest(real, scheme.sums16) / sums16.MOST)[:, None]
+        steps = torch.maximum(steps, least.amax() if scheme.granularity == "tensor" else least)
+    return torch.where(peak > 0, steps, torch.zeros_like(steps))
 
 
 def rounded(real: torch.Tensor, scales: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
@@ -120,14 +128,11 @@ def _norm(x: torch.Tensor) -> float:
 
 
 def _grouped(real: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
-    """[N, groups, K / groups]; one group unless the scheme has groups."""
+    """[N, groups, K / groups]; one group unless the scheme has groups. [1, 1, N K] where all have one scale."""
+    if scheme.granularity == "tensor":
+        return real.reshape(1, 1, -1)
     size = scheme.group if scheme.granularity == "group" else real.shape[1]
     return real.reshape(real.shape[0], -1, size)
-
-
-def _scales(peak: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
-    # Below 2^-126 the reciprocal would overflow; such weights round to zero, an error of less than 2^-126.
-    return torch.where(peak > 0, (peak / scheme.qmax).clamp_min(_LEAST_SCALE), torch.ones_like(peak))
 
 
 def _least_error(grouped: torch.Tensor, full: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:

@@ -145,3 +145,22 @@ def test_clipped_weights_have_less_error() -> None:
     plain, clipped = (quantize_weight(weight, WeightScheme(4, "group", 64, clip=clip)) for clip in ("none", "mse"))  # type: ignore[arg-type]
     assert clipped.sqnr > plain.sqnr + 0.3
     assert bool((weight_scales(weight, WeightScheme(8, clip="mse")) <= weight_scales(weight, WeightScheme(8))).all())
+
+
+def test_one_scale_for_all_is_that_of_what_is_not_zero() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(16, 64)
+    weight[5] = 0.0
+    found = quantize_weight(weight, WeightScheme(granularity="tensor"))
+    assert found.sqnr > 38 and torch.equal(found.scales, (weight.abs().max() / 127).expand(16))
+    for scheme in (WeightScheme(granularity="tensor", clip="mse"), WeightScheme(), WeightScheme(4, "group", 64, clip="mse")):
+        assert bool((weight_scales(torch.zeros(3, 64), scheme) == 1).all())
+
+
+def test_one_scale_for_all_is_clipped_for_all() -> None:
+    """No row by itself has so many small weights that one large one is worth giving up."""
+    torch.manual_seed(0)
+    weight = 2 * torch.rand(64, 1024) - 1
+    weight[3, 5] = 1.1
+    plain, clipped = (quantize_weight(weight, WeightScheme(granularity="tensor", clip=clip)) for clip in ("none", "mse"))  # type: ignore[arg-type]
+    assert clipped.sqnr > plain.sqnr + 0.3

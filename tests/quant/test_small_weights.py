@@ -67,6 +67,11 @@ def test_how_many_are_worth_it() -> None:
         found, whole = (quantize_weight(weight, WeightScheme(sums16=sums)) for sums in (count, 1))  # type: ignore[arg-type]
         assert found.sqnr > 35.8 or found.sqnr > whole.sqnr - 1.7
     assert settled(torch.zeros(3, 8), WeightScheme(sums16="most")).sums16 == 4
+    large = normal(32, 64) * 0.05
+    large[:, [0, 1, 4, 5]] = 1.0  # are added in 16 bits, and cost all others their digits
+    for dead in (0, 1):
+        large[:dead] = 0.0
+        assert settled(large, WeightScheme(sums16="most")).sums16 == 1
     assert settled(normal(8, 64), WeightScheme()).sums16 == "auto" and how_many(quantize_weight(normal(8, 64), WeightScheme()).values) == 1
 
 
