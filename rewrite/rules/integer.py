@@ -7,9 +7,10 @@
     permute((dq x - z) * s) = (dq permute(x) - permute(z)) * permute(s)           on its way to such a product
     dq x @ dq y = s_x s_y (x @ y - z_x sum(y) - z_y sum(x) + K z_x z_y)      both per tensor, y signed or made so
 
-The second applies to dequantized integers only, and leaves a product that the first or the third one takes. All round differently in f32;
-the integer sums are exact and so are nearer to the truth. The bounds are wide where a result may be much smaller than what is summed:
-products of a few elements, and the shares of zero points; and where a rounding to a narrow type is left out.
+None is applied where sums over K may leave 32 bits: a K that changes from call to call needs a bound. The second applies to dequantized
+integers only, and leaves a product that the first or the third one takes. All round differently in f32; the integer sums are exact and so
+are nearer to the truth. The bounds are wide where a result may be much smaller than what is summed: products of a few elements, and the
+shares of zero points; and where a rounding to a narrow type is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import replace
 
 from ...graph import attrs as A
 from ...graph import build as b
-from ...graph.dims import Dim
+from ...graph.dims import Dim, less
 from ...graph.ir import Value
 from ...graph.types import QParams, bf16, f16, f32, i8, i32, u8
 from ..match import Mismatch
@@ -51,9 +52,15 @@ def refused(m: Match, x: Value, w: Value) -> Mismatch | None:
     return _too_long(m, w)
 
 
-def _too_long(m: Match, rows: Value) -> Mismatch | None:
+def _too_long(m: Match, rows: Value, most: int = MOST) -> Mismatch | None:
     k = rows.shape[-1]
-    return m.fail(f"a sum of {k} products of integers may not fit 32 bits", rows) if isinstance(k, int) and k > MOST else None
+    return None if less(k, most + 1) else m.fail(f"a sum of {k} products of integers may not fit 32 bits, as one of {most} does", rows)
+
+
+def _reach(v: Value, zero: int) -> int:
+    """The greatest distance of an 8-bit integer from the zero point."""
+    low, high = (0, 255) if v.dtype == u8 else (-128, 127)
+    return max(high - zero, zero - low)
 
 
 def _linear_example(rng: random.Random) -> Value:
@@ -191,11 +198,11 @@ def quantized_matmul(m: Match) -> Value | Mismatch:
     signed = _signed(m, y)
     if x.dtype not in (i8, u8) or signed is None:
         return m.fail(f"integer products are of s8 or u8 with s8, not of {x.dtype} with {y.dtype}", y)
-    why = _too_long(m, x)
+    zero = q.zero_point if signed is y else q.zero_point - 128
+    why = _too_long(m, x, min(MOST, (2**31 - 1) // (_reach(x, p.zero_point) * _reach(signed, zero))))
     if why is not None:
         return why
     with b.at(m.root.origin):
-        zero = q.zero_point if signed is y else q.zero_point - 128
         return b.mul(b.cast(_centred(x, signed, p.zero_point, zero), f32), p.scale[0] * q.scale[0])
 
 

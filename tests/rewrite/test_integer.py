@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sashiko.graph import build as b
+from sashiko.graph.dims import less, symbol
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
 from sashiko.graph.types import DType, QParams, bf16, f16, f32, f64, i8, i32, i64, u8
@@ -145,6 +146,22 @@ def test_sums_that_may_not_fit_32_bits_stay_floats() -> None:
         assert all("may not fit 32 bits" in reason(rule, root) for rule, root in products.items() if refused)
         inputs = x.inputs[0], y.inputs[0]
         assert refused or all("dequantize" not in ops(apply(Graph(inputs, (root,)), INTEGER)) for root in products.values())
+
+
+FROM_ZERO = QParams((1 / 64,), 0, None, 0, 255)
+
+
+@pytest.mark.parametrize(("q", "most"), [(FROM_ZERO, 33025), (U8, 2**16), (S8, 2**16)], ids=["u8 from zero", "u8", "s8"])
+def test_a_length_is_multiplied_as_integers_up_to_where_every_sum_fits(q: QParams, most: int) -> None:
+    """What counts is how far integers are from their zero points. A length without a bound may be any."""
+    dtype = i8 if q is S8 else u8
+    for k in (most, symbol("k", 1, most), most + 1, symbol("k", 1, most + 1), symbol("k", 1)):
+        x, y = (b.input_(n, f32, shape) for n, shape in enumerate(((1, k), (k, 1))))
+        root = b.matmul(b.dequantize(b.quantize(x, dtype, q)), b.dequantize(b.quantize(y, dtype, q)))
+        if less(k, most + 1):
+            assert "int_matmul" in ops(apply(Graph((x, y), (root,)), INTEGER))
+        else:
+            assert f"as one of {most} does" in reason("quantized_matmul", root)
 
 
 def test_rows_of_a_table_take_their_scales_along() -> None:
