@@ -155,7 +155,7 @@ class QATModule(QuantizedModule):
             return QuantizedWeight(values, scales, sqnr(real, dequantized(values, scales)))
 
         trained = replace(program, attributes=attributes)
-        return replace(plan.calibration, program=trained, observers=observers, weigh=learned).build()
+        return replace(plan.calibration, program=trained, original=trained, observers=observers, weigh=learned).build()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Raises Unsupported."""

@@ -14,7 +14,7 @@ from torch import nn
 import sashiko
 from sashiko.diagnostics.errors import InputError, Unsupported
 from sashiko.platforms.catalogue import X86_64_VNNI
-from sashiko.quant import ActivationScheme, OpScheme, QATModule, QuantizedModule, Scheme, WeightScheme, prepare_qat, quantize
+from sashiko.quant import BF16, FP32, ActivationScheme, OpScheme, QATModule, QuantizedModule, Scheme, WeightScheme, prepare_qat, quantize
 from tests.quant.models import Attention, mlp
 from tests.sweeps import swept
 
@@ -48,6 +48,17 @@ def test_fake_quantizers_compute_what_the_converted_model_computes(name: str) ->
     small = trained.convert()
     assert isinstance(small, QuantizedModule) and not isinstance(small, QATModule) and not any(p.requires_grad for p in small.parameters())
     torch.testing.assert_close(small(data[0]), after, rtol=0, atol=step_of(after))
+
+
+@pytest.mark.parametrize("floating", [FP32, BF16], ids=["fp32", "bf16"])
+def test_what_has_no_integers_trains_too(floating: OpScheme) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 8)
+    trained = prepare_qat(mlp(), [x], preset=Scheme(floating))
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.mul_(2.0)
+    torch.testing.assert_close(trained.convert()(x), trained(x).detach(), rtol=0, atol=0)
 
 
 class Tagger(nn.Module):
