@@ -21,7 +21,7 @@ from .histograms import with_histograms
 from .insert import Inserter, Weigher, plain_weight
 from .module import QuantizedModule
 from .observers import Observer, Range, Watcher, make_observer
-from .placement import dynamic, fitting, unknown
+from .placement import dynamic, fitted, unknown
 from .program import Call, Program, copied, scratch_attributes
 from .record import LeftOut, Placement, QuantRecord, QuantSite
 from .scheme import FP32, ActivationScheme, OpScheme, Scheme
@@ -56,9 +56,8 @@ class Calibration:
         """The quantized model. choice: other schemes for some sites, by name.
 
         What smoothing added serves integers only: without any, the model is the original one. Raises InputError for a choice that is none,
-        and for one that needs ranges which calibration did not look for.
+        or none for an operation, and for one that needs ranges which calibration did not look for.
         """
-        self._check(choice or {})
         sites, left = self.chosen(choice or {})
         program = self.program if any(site.scheme.quantized for site in sites) else self.original
         graph, attributes = copied(program.graph), dict(scratch_attributes(program))
@@ -92,12 +91,14 @@ class Calibration:
         return {key: limits for key, limits in found.items() if limits is not None}
 
     def chosen(self, choice: Mapping[str, OpScheme]) -> tuple[tuple[QuantSite, ...], tuple[LeftOut, ...]]:
-        """The sites with the schemes that `choice` gives them, and everything else."""
+        """The sites with the schemes that `choice` gives them, and everything else. Raises InputError as `build` does."""
+        self._check(choice)
         sites: list[QuantSite] = []
         left = list(self.placement.left_out)
         for site in self.placement.sites:
-            scheme = choice.get(site.name, site.scheme)
-            chosen = replace(site, scheme=fitting(scheme, site.operation, self.target.sums16 and site.integers))
+            chosen, why = fitted(replace(site, scheme=choice.get(site.name, site.scheme)), self.target)
+            if why:
+                raise InputError(f"the scheme chosen for {site.name!r} is none for it: {why}", "build(...)", "choose another, or FP32")
             if chosen.scheme == FP32:
                 left.append(LeftOut(site.name, site.op, "fp32 was chosen for it", site.source))
             elif any(key not in self.observers for key in observed(chosen)):

@@ -64,9 +64,8 @@ def place(
         reason = found if isinstance(found, str) else ""
         if isinstance(found, Operands):
             chosen = overrides[hits[-1]].scheme if hits else scheme.default
-            fitted = fitting(chosen, found.operation, target.sums16 and node in of_bytes)
-            site = _site(node, name, found, fitted, constants, node in of_bytes)
-            reason = _refusal(site, scheme, by_caller=bool(hits) and overrides[hits[-1]] in excluded)
+            site, why = fitted(_site(node, name, found, chosen, constants, node in of_bytes), target)
+            reason = _refusal(site, scheme, by_caller=bool(hits) and overrides[hits[-1]] in excluded) or why
             if not hits and node in choosing and site.scheme.quantized and site.features[1] <= site.features[0]:
                 reason = reason or _ROUTER
             if not reason:
@@ -75,6 +74,12 @@ def place(
             left.append(LeftOut(name, packet(node) or str(node.target), reason, source_of(node)))
     check_used(overrides, used, names)
     return Placement(tuple(sites), tuple(left))
+
+
+def fitted(site: QuantSite, target: Target) -> tuple[QuantSite, str]:
+    """A site with what its scheme means for it, and why that is no scheme for it, or an empty string."""
+    scheme = grouped(fitting(site.scheme, site.operation, target.sums16 and site.integers), site.features[0])
+    return replace(site, scheme=scheme), _misfit(site.operation, scheme) or undivided(scheme, site.features[0])
 
 
 def fitting(chosen: OpScheme, operation: str, small: bool) -> OpScheme:
@@ -161,7 +166,6 @@ def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: C
         sources = constants.sources(found.weight)
         weight = sources[0] if len(sources) == 1 else f"expression of {', '.join(sources)}"
     activations = tuple(a.name for a in found.activations)
-    scheme = grouped(scheme, features[0])
     return QuantSite(name, found.operation, packet(node), scheme, node.name, activations, weight, features, source_of(node), integers)
 
 
@@ -173,12 +177,16 @@ def _refusal(site: QuantSite, scheme: Scheme, by_caller: bool) -> str:
         return _UNNAMED.get(site.operation, "the scheme leaves it in floating point")
     if site.scheme == FP32:
         return "the scheme keeps it in fp32"
-    if site.scheme.activation is None and site.scheme.quantized and site.operation not in _WEIGHTS_ALONE:
-        return f"weights alone are quantized in linears, recurrent layers, experts and tables, not in a {site.operation}"
-    weight = site.scheme.weight
-    if weight is not None and weight.granularity == "group" and site.operation not in ("linear", "recurrence", "experts"):
-        return f"weights in groups are for linears, recurrent layers and experts, not for {site.operation}"
-    return undivided(site.scheme, site.features[0])
+    return ""
+
+
+def _misfit(operation: str, scheme: OpScheme) -> str:
+    """Why a kind of operation has no such scheme, or an empty string."""
+    if scheme.activation is None and scheme.quantized and operation not in _WEIGHTS_ALONE:
+        return f"weights alone are quantized in linears, recurrent layers, experts and tables, not in a {operation}"
+    if scheme.weight is not None and scheme.weight.granularity == "group" and operation not in ("linear", "recurrence", "experts"):
+        return f"weights in groups are for linears, recurrent layers and experts, not for {operation}"
+    return ""
 
 
 def dynamic(activation: ActivationScheme | None) -> bool:

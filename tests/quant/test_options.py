@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 import sashiko
-from sashiko.quant import BF16, FP32, PRESETS, ActivationScheme, OpScheme, WeightScheme, calibrate, export_onnx, prepare_qat
+from sashiko.quant import BF16, FP32, PRESETS, ActivationScheme, OpScheme, Override, WeightScheme, calibrate, export_onnx, prepare_qat
+from sashiko.quant.sensitivity import site_sqnr
 from tests.quant.models import mlp
 
 X = torch.randn(5, 8)
@@ -31,6 +33,20 @@ def test_a_choice_of_schemes() -> None:
             found.build(choice)
     assert [item.site.name for item in found.build({"2": FP32}).record.sites] == ["0"]
     assert not found.build({"0": FP32, "2": FP32}).record.sites
+
+
+def test_a_choice_means_what_a_scheme_of_an_operation_does() -> None:
+    """Groups are made to divide the inputs, and what `quantize` leaves out with a reason is refused for it."""
+    groups, x = OpScheme(None, WeightScheme(4, "group", 64)), torch.randn(1, 5, 8, 8)
+    model = torch.nn.Sequential(torch.nn.Conv2d(5, 4, 3), torch.nn.Flatten(2), torch.nn.Linear(36, 40), torch.nn.Linear(40, 4)).eval()
+    scheme = PRESETS["int8-minmax"]
+    found, small = calibrate(model, [x], scheme), sashiko.quantize(model, [x], preset=scheme.overriding(Override("3", groups)))
+    assert torch.equal(found.build({"3": groups})(x), small(x)) and site_sqnr(found, {"3": groups})["3"] > 15
+    wrong = ("2", groups, "groups of 8 do not divide its 36 inputs"), ("0", OpScheme(None), "weights alone are quantized in linears")
+    for name, scheme, says in wrong:
+        for answer in (found.build, partial(site_sqnr, found)):
+            with pytest.raises(sashiko.InputError, match=f"the scheme chosen for '{name}' is none for it: {says}"):
+                answer({name: scheme})
 
 
 def test_calibration_takes_the_name_of_a_preset() -> None:
