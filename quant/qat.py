@@ -56,7 +56,7 @@ def prepare_qat(
 
     Arguments and errors as in `quantize`; the data gives the scales to begin with. The model is taken as it is in evaluation: dropout is
     off and batch statistics stay. Any optimizer over `parameters()` will do; a tenth of the rate of the weights suits the scales
-    (`scale_parameters()`). `convert()` gives the quantized model. To go on in another process, prepare the same model there, with such
+    (`scale_parameters()`). `convert()` gives the quantized model. To go on in another process, prepare the same model there, with the same
     data, and load the `state_dict()`: a model that still trains is not pickled as a whole.
     """
     scheme = resolve(preset)
@@ -157,6 +157,14 @@ class QATModule(QuantizedModule):
         trained = replace(program, attributes=attributes)
         return replace(plan.calibration, program=trained, original=trained, observers=observers, weigh=learned).build()
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As of any module. Raises InputError for a state that does not fit."""
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            hint = "prepare the same model with the same data: what is smoothed, and so has factors of its own, depends on them"
+            raise InputError(str(error), "load_state_dict(...)", hint) from error
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Raises Unsupported."""
         raise _unfinished()
@@ -173,7 +181,7 @@ def _plan_of(module: QATModule) -> Plan:
 
 def _unfinished() -> Unsupported:
     """What `convert` needs, data of calibration among it, has no form in a file."""
-    hint = "save its state_dict(), to be loaded into what prepare_qat makes of the same model, or what convert() returns"
+    hint = "save its state_dict(), to be loaded into what prepare_qat makes of the same model and data, or what convert() returns"
     return Unsupported("a model that still trains cannot be saved or pickled as a whole", "QATModule", hint)
 
 

@@ -194,6 +194,15 @@ def test_training_goes_on_from_a_state_dict(name: str) -> None:
     assert [item.ranges for item in small.record.sites] == [item.ranges for item in first.convert().record.sites]
 
 
+def test_a_state_that_does_not_fit_says_what_it_depends_on() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.ReLU(), nn.Linear(16, 4)).eval(), torch.randn(64, 16)
+    first, second = (prepare_qat(model, [data], preset="int8-static") for data in (torch.cat((50 * x[:, :1], x[:, 1:]), 1), x))
+    assert "relu_smoothing" in first.state_dict() and "relu_smoothing" not in second.state_dict()
+    with pytest.raises(InputError, match=r"Unexpected key.*relu_smoothing(.|\n)*with the same data"):
+        second.load_state_dict(first.state_dict())
+
+
 @pytest.mark.parametrize("store", [lambda module, path: pickle.dumps(module), torch.save, QATModule.save], ids=["pickle", "torch", "save"])
 def test_what_still_trains_is_not_stored_as_a_whole(store: Callable[[QATModule, Path], object], tmp_path: Path) -> None:
     """The form of a file would lose what training and `convert` need. A copy has it."""
