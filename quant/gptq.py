@@ -49,7 +49,7 @@ class GramObserver:
 
 
 def compensating(site: QuantSite) -> bool:
-    """Whether the scheme of a site asks for GPTQ; convolutions and tables are rounded to nearest."""
+    """Whether the scheme of a site asks for GPTQ; convolutions, and tables that no linear is tied to, are rounded to nearest."""
     return site.operation == "linear" and site.scheme.weight is not None and site.scheme.weight.compensate
 
 
@@ -66,7 +66,7 @@ class Compensation:
 
     def __call__(self, site: QuantSite, weight: torch.Tensor, scheme: WeightScheme) -> QuantizedWeight:
         names = tuple(name for name in self._inputs.get(site.name, ()) if name in self._grams and self._grams[name].gram.numel())
-        if not scheme.compensate or site.operation != "linear" or not names:
+        if not scheme.compensate or not names:
             return quantize_weight(weight, scheme)
         if self._last is None or self._last[0] != names:  # query, key and value follow one another
             self._last = names, Inputs.of(sum((self._grams[name].gram for name in names[1:]), self._grams[names[0]].gram))
@@ -74,17 +74,17 @@ class Compensation:
 
 
 def _inputs(program: Program, placement: Placement) -> dict[str, tuple[str, ...]]:
-    """For each linear the activations that its weight is multiplied with, there and wherever else it is used."""
+    """For each linear, and each table that is tied to one, the activations that the weight is multiplied with, wherever it is used."""
     constants = Constants(program.graph, program.attributes)
     nodes = {node.name: node for node in program.graph.nodes}
     weights: dict[str, tuple[str, bool]] = {}
     inputs: dict[tuple[str, bool], dict[str, None]] = {}
     for site in placement.sites:
         found = operands(nodes[site.node], constants)
-        if isinstance(found, Operands) and found.operation == "linear" and found.weight is not None:
+        if isinstance(found, Operands) and found.operation in ("linear", "embedding") and found.weight is not None:
             weight = found.weight
             weights[site.name] = str(weight.target) if weight.op == "get_attr" else weight.name, found.transposed
-            inputs.setdefault(weights[site.name], {}).update(dict.fromkeys(site.activations))
+            inputs.setdefault(weights[site.name], {}).update(dict.fromkeys(site.activations if found.operation == "linear" else ()))
     return {name: tuple(inputs[key]) for name, key in weights.items()}
 
 

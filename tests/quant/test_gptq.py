@@ -131,6 +131,28 @@ def test_a_tied_weight_is_compensated_for_all_its_inputs() -> None:
     assert (found(batches[0]) - exact).norm() < (plain(batches[0]) - exact).norm() / 2
 
 
+def test_a_head_that_is_tied_to_a_table_is_compensated() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.mix, self.head = nn.Embedding(40, 32), nn.Linear(32, 32), nn.Linear(32, 40, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.head(torch.relu(self.mix(self.table(ids)).mean(1))))
+
+    torch.manual_seed(0)
+    model, ids = Tied().eval(), [torch.randint(0, 40, (50, 9)) for _ in range(3)]
+    plain, scheme = (OpScheme(None, weight) for weight in PAIRS["int8"])
+    nearest, tied, alone = (
+        [value for name, value in quantize(model, ids, preset=Scheme(each, operations=kinds)).named_buffers() if name.endswith("_int8")]
+        for each, kinds in ((plain, ("embedding", "linear")), (scheme, ("embedding", "linear")), (scheme, ("linear",)))
+    )
+    assert len(tied) == len(alone) == 2
+    for table in (value for value in tied if len(value) == 40):
+        assert any(torch.equal(table, other) for other in alone) and not any(torch.equal(table, other) for other in nearest)
+
+
 def test_convolutions_and_other_choices_round_to_nearest() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(8, 8, 3), nn.Flatten(), nn.Linear(32, 4)).eval()
