@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.utils.parametrize import ParametrizationList
 
+# torch's own containers, in which nothing reads the flag. Those that are put into an evaluated model, as parametrizations bring them, have
+# that of every new module. A class of somebody else's may read its own.
+_CONTAINERS = (
+    torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict, ParametrizationList,
+)
 EVAL = "call model.eval() first"  # what to do about a model that trains
 
 
@@ -14,7 +20,8 @@ def has_one_mode(model: torch.nn.Module) -> bool:
 
 
 def in_training(model: torch.nn.Module) -> str:
-    """The names of the first modules in training mode, or an empty string."""
+    """The names of the first modules in training mode, or an empty string. Containers are what their parts are."""
     parts = {} if has_one_mode(model) else dict(model.named_modules())
-    names = [name or type(model).__name__ for name, part in parts.items() if part.training and not has_one_mode(part)]
+    training = [name for name, part in parts.items() if part.training and not has_one_mode(part) and type(part) not in _CONTAINERS]
+    names = [name or type(model).__name__ for name in training]
     return f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
