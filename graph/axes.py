@@ -1,9 +1,11 @@
-"""The axes that `dynamic_shapes` names, looked at before torch.export takes them for places in lists."""
+"""`dynamic_shapes` in a form that torch.export takes: the axes that they name are looked at before it takes them for places in lists, and
+arguments have names of their own where it would be of two minds about them."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,3 +46,38 @@ def _check(shapes: Any, value: Any, name: str) -> None:
     elif isinstance(shapes, (tuple, list)) and isinstance(value, (tuple, list)):
         for number, pair in enumerate(zip(shapes, value)):
             _check(*pair, f"{name}[{number}]")
+
+
+@contextmanager
+def spelled_out(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Iterator[Any]:
+    """For a trace with `dynamic_shapes`: `forward` has parameters of their own for what it takes as **named, and these are the shapes by
+    such names. torch wants one dict for all of them in its first look at the shapes, and one entry for each in its last."""
+    forward, signature = model.forward, inspect.signature(model.forward)
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    whole = next(iter(signature.parameters.keys() - {parameter.name for parameter in own}), "")
+    names = signature.bind(*args, **kwargs).arguments.get(whole, {}) if dynamic_shapes is not None else {}
+    if not names:
+        yield dynamic_shapes
+        return
+
+    def spelled(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    own += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    spelled.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    attributes = vars(model)
+    before = {name: attributes[name] for name in ("forward",) if name in attributes}
+    attributes["forward"] = spelled
+    try:
+        yield _one_by_one(dynamic_shapes, whole, names)
+    finally:
+        del attributes["forward"]
+        attributes.update(before)
+
+
+def _one_by_one(shapes: Any, whole: str, names: Mapping[str, Any]) -> Any:
+    """The shapes with entries of their own for `names`, where torch.export's form has one for all of them."""
+    if not isinstance(shapes, Mapping) or whole not in shapes or names.keys() & shapes.keys():
+        return shapes
+    held = dict.fromkeys(names) if shapes[whole] is None else shapes[whole]
+    return {**{name: shape for name, shape in shapes.items() if name != whole}, **held} if isinstance(held, Mapping) else shapes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.export import Dim
+from torch.export import Dim, ShapesCollection
 from torch.testing import assert_close
 
 import sashiko
@@ -41,6 +41,37 @@ def test_axes_of_nested_arguments() -> None:
         sashiko.compile(model, example, dynamic_shapes=({0: B}, {"a": [{2: B}]}))
     fast, x = sashiko.compile(model, example, dynamic_shapes={"x": {0: B}, "d": {"a": [{0: B}]}}), torch.randn(3, 8)
     assert_close(fast(x, {"a": [x]}), 2 * x)
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + named["a"] * named["b"]
+
+
+@pytest.mark.parametrize("form", ["by name", "of torch.export", "of the tensors"])
+def test_sizes_of_any_number_of_named_arguments(form: str) -> None:
+    model, axes = Named().eval(), {0: B}
+    first, second = ({"b": torch.randn(n, 8), "x": torch.randn(n, 8), "a": torch.randn(n, 8)} for n in (4, 5))
+    of_tensors = ShapesCollection()
+    for tensor in first.values():
+        of_tensors[tensor] = axes
+    each = {"x": axes, "a": axes, "b": axes}
+    shapes = {"by name": each, "of torch.export": {"x": axes, "named": {"a": axes, "b": axes}}, "of the tensors": of_tensors}[form]
+    assert_close(sashiko.compile(model, first, dynamic_shapes=shapes)(**second), model(**second))
+    assert "forward" not in vars(model)
+    with pytest.raises(sashiko.InputError, match=r"keys must be the arg names \['x', 'b', 'a'\]"):
+        sashiko.compile(model, first, dynamic_shapes={"x": axes, "a": axes})
+
+
+def test_calibration_frees_sizes_of_named_arguments() -> None:
+    model = Named().eval()
+    first, second = ({name: torch.randn(n, 8) for name in ("x", "a", "b")} for n in (4, 5))
+    small = sashiko.quantize(model, [first], preset="int8-weight")
+    assert_close(small(**second), model(**second), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("given", [3, [3], (None,)])
