@@ -131,7 +131,7 @@ def find_roots(outputs: tuple[Value, ...], available: set[Value]) -> Roots:
         precedence.add(value)
         if value.op in ANCHORS:
             flush(value.inputs)
-            for operand in _read_by_pointer(value):
+            for operand in read_by_pointer(value):
                 root = operand if value.op in WHOLE else _root_of(operand, value, available, roots.stored)
                 if root not in available:
                     roots.stored[root] = None
@@ -172,6 +172,8 @@ def _widens(value: Value) -> bool:
 
 
 def _root_of(operand: Value, anchor: Value, available: set[Value], stored: dict[Value, None]) -> Value:
+    if anchor.op == "routed_linear" and operand is anchor.inputs[2]:
+        return operand  # numbers side by side
     if anchor.op in PIECEWISE and operand is anchor.inputs[0]:
         root = rows_root(operand, available, stored)
         # What is packed of bytes that are apart takes several times as long as storing them side by side.
@@ -188,7 +190,7 @@ def _apart(operand: Value, root: Value) -> bool:
     return steps is not None and operand.shape[-1] != 1 and steps[1][-1] != 1
 
 
-def _read_by_pointer(anchor: Value) -> tuple[Value, ...]:
+def read_by_pointer(anchor: Value) -> tuple[Value, ...]:
     """Operands that the kernel of an anchor reads from memory itself; the mask of attention goes through a loop body."""
     if anchor.op == "attention":
         return anchor.inputs[:3]

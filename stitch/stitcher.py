@@ -14,7 +14,7 @@ from .domain import Domain, finish
 from .group import Group, form, group_of, joined, lower_group, related
 from .lower import NeedsBuffer
 from .program import CallItem, ContractionItem, LoopItem, Program
-from .roots import ANCHORS, WHOLE, Roots, find_roots
+from .roots import ANCHORS, WHOLE, Roots, find_roots, read_by_pointer
 
 MAX_STORES = 8  # outputs of one loop nest: more and their write streams evict each other from L1
 
@@ -108,8 +108,8 @@ def _form_anchor(anchor: Value, roots: Roots, stored: set[Value]) -> Group:
     if anchor.op in WHOLE:
         return Group(members, Domain(()), anchor, dict.fromkeys(anchor.inputs))
     made = lower_epilogue(anchor, members, stored)
-    pointers = anchor.inputs[:3] if anchor.op == "attention" else anchor.inputs[:2]
-    needs = dict.fromkeys([*(v for v in made.operands if v not in members), *(_base(v, stored) for v in pointers)])
+    pointers = (_base(v, stored) for v in read_by_pointer(anchor))
+    needs = dict.fromkeys([*(v for v in made.operands if v not in members), *pointers])
     return Group(members, Domain(()), anchor, needs, made.inlined)
 
 

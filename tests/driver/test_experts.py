@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,25 @@ def test_other_targets(target: Target) -> None:
             difference = (sashiko.compile(each, given, target=target)(*given) - each(*given)).abs()
         # Where a number lies between two integers of its row, the other one may be taken: what that does to a row is small.
         assert (difference.amax(1) > tolerance).sum() <= (4 if each is small else 0) and difference.max() < 0.05
+
+
+class Turns(nn.Module):
+    def __init__(self, ends: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.ends, self.w = ends, nn.Parameter(torch.randn(COUNT, 7, WIDTH) / 6)
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        return EXPERTS(x, self.w, self.ends(given))
+
+
+@pytest.mark.parametrize("ends", [
+    lambda given: torch.arange(0, 25, 6), lambda given: given[1:], lambda given: given[:5].view(5), lambda given: (given + 4)[:5],
+    lambda given: given[::2].repeat(2)[:5].sort()[0],
+])  # fmt: skip
+def test_numbers_of_the_rows_come_from_anywhere(ends: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model, given = Turns(ends).eval(), (torch.randn(24, WIDTH), torch.tensor([0, 3, 3, 9, 14, 20]))
+    compiled = sashiko.compile(model, given, strict=True)
+    torch.testing.assert_close(compiled(*given), model(*given).detach(), rtol=0, atol=1e-5)
 
 
 class GivenWeights(nn.Module):
