@@ -14,7 +14,7 @@ from ..graph.aten.experts import EXPERTS
 from . import edit, ops
 from .constants import Constants
 from .observers import Range, affine, covered
-from .operands import Operands, operands
+from .operands import FACTORS, Operands, operands, packet
 from .placement import dynamic
 from .record import ActivationRange, QuantSite, SiteResult
 from .scheme import ActivationScheme, WeightScheme
@@ -172,7 +172,7 @@ class Inserter:
             assert weight is not None
             return self._recurrence(node, weight, "none" if chosen is None else "rows" if chosen.signed else "affine_rows")
         if found.operation == "experts":
-            return self._as(self._call(EXPERTS, (self._float(activations[0], node), weight, node.args[2]), node), node, node)
+            return self._experts(node, self._float(activations[0], node), weight)
         self._substitute(node, found, activations, weight)
         return node
 
@@ -187,6 +187,14 @@ class Inserter:
         if bias is not None and not vector:
             result = self._call(aten.add.Tensor, (result, bias), node)
         return self._call(aten.to.dtype, (result, node.meta["val"].dtype), node) if narrow else result
+
+    def _experts(self, node: Node, x: Node, w: Node | None) -> Node:
+        """The product with matrices [E, N, K] in float32: of rows that choose one, or of a batch."""
+        if packet(node) in FACTORS:
+            product = self._call(aten.bmm.default, (x, self._call(aten.transpose.int, (w, 1, 2), node)), node)
+        else:
+            product = self._call(EXPERTS, (x, w, node.args[2]), node)
+        return self._as(product, node, node)
 
     def _recurrence(self, node: Node, weight: Node, rounding: str) -> Node:
         """The same layer with another weight, its hidden state rounded before the product: a row of `graph/rows.py`."""

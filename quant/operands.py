@@ -28,11 +28,10 @@ NEVER = {
     "conv_transpose2d": "transposed convolutions stay in floating point",
     "conv_transpose3d": "transposed convolutions stay in floating point",
     "bilinear": "bilinear multiplies activations with activations",
-    "baddbmm": "a product with a batch of matrices stays in floating point",
     "conv_tbc": "it is not taken apart; write it as conv1d",
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _WHOLE),
     **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), "cells hold their products inside"),
-    **dict.fromkeys(("einsum", "tensordot", "inner", "mv", "addmv", "addbmm"), _SPELLING),
+    **dict.fromkeys(("einsum", "tensordot", "inner", "mv", "addmv", "addbmm", "baddbmm"), _SPELLING),
     **dict.fromkeys(("linalg_matmul", "linalg_multi_dot", "chain_matmul", "_addmm_activation", "_sparse_mm"), _SPELLING),
     "_native_multi_head_attention": _FUSED,
     "_transformer_encoder_layer_fwd": _FUSED,
@@ -44,7 +43,8 @@ NEVER = {
 class Operands:
     """linear: activation[..., K] @ weight + bias, the weight [N, K] as in linear, or [K, N] (`transposed`). convolution: weight [N, ...].
 
-    experts: activation[S, K], along whose rows the matrices of the weight [E, N, K] take turns, or [E, K, N] (`transposed`).
+    experts: activation[S, K], along whose rows the matrices of the weight [E, N, K] take turns, or [E, K, N] (`transposed`); or a batch
+    [E, M, K], with a matrix for each of its parts.
     recurrence: the weight [N, K] alone, since the hidden state is inside. matmul and attention: their activations alone. embedding: the
     table alone.
     """
@@ -103,10 +103,13 @@ def _product(node: Node, constants: Constants) -> Operands | str:
     shape = constants.value(weight).shape
     while len(shape) > 2 and shape[0] == 1:
         shape = shape[1:]
-    if len(shape) != 2:
-        return "the weight is a vector" if len(shape) < 2 else f"the weight is a batch of {shape[0]} matrices"
     if not all(shape):
         return "the weight is empty"
+    if len(shape) == left.meta["val"].dim() == 3 and str(left.meta["val"].shape[0]) == str(shape[0]):
+        return Operands("experts", (left,), weight, True)
+    if len(shape) != 2:
+        stretched = f"the weight is a batch of {shape[0]} matrices, and the activation no batch of as many"
+        return "the weight is a vector" if len(shape) < 2 else stretched
     if not linear and [str(d) for d in left.meta["val"].shape[:-1]] != [str(d) for d in node.meta["val"].shape[:-1]]:
         return "the weight's leading dimensions stretch the activation"
     if name == "addmm" and {1} != {node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)}:

@@ -9,7 +9,7 @@ from . import algebra, attention, contraction, integer, quantize, routed, sums, 
 SIMPLIFY: RuleSet = (*algebra.RULES, *views.RULES)
 
 # One spelling for every contraction, so that few kernels serve them.
-CANONICAL: RuleSet = (*SIMPLIFY, *attention.RULES, *contraction.RULES, *sums.RULES)
+CANONICAL: RuleSet = (*SIMPLIFY, *attention.RULES, *contraction.RULES, *sums.RULES, *routed.SPELLING)
 
 # From quantize and dequantize pairs to integer kernels.
 INTEGER: RuleSet = (*SIMPLIFY, *contraction.RULES, *quantize.RULES, *integer.RULES, *weighted.RULES, *routed.RULES)

@@ -7,7 +7,11 @@ of a row:
     routed_linear(x, dq_groups w s, e) = routed_linear(x, w, e, s)                         4-bit integers with scales along k
     routed_linear(x, cast dq w, e)     = the same as without the cast to bf16              which is not rounded then
 
-The first two apply to dequantized integers only, as the rules of `integer.py` do; the others to what they leave.
+The first two apply to dequantized integers only, as the rules of `integer.py` do; the others to what they leave. What a batch is multiplied
+with matrix by matrix are such products, too, whose groups are all of one length:
+
+    matmul(x[E, M, K], (dq w)^T)       = reshape routed_linear(reshape x, dq w, M 2M ...)  w[E N, K] as [E, N, K]
+    routed_linear(reshape (x * s), dq w, e) = routed_linear(reshape x * reshape s, dq w, e)     so that the first two find their operands
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ import random
 
 import torch
 
+from ...graph import attrs as A
 from ...graph import build as b
+from ...graph.dims import product
 from ...graph.ir import Value
 from ...graph.types import QParams, bf16, f32, i8, i32, i64
 from ..match import Mismatch
@@ -144,5 +150,54 @@ def _routed_groups(m: Match) -> Value | Mismatch:
         return m.fitted(b.routed_linear(m["x"], m["w"], m["e"], m["s"]))
 
 
-RULES: RuleSet = (row_scale_after_routed, routed_integers)
+def _batch_example(rng: random.Random) -> Value:
+    count, n, groups = rng.randint(1, 3), rng.randint(2, 5), rng.randint(1, 3)
+    w = random_groups(rng, count * n, groups) if rng.random() < 0.5 else _weight(rng, count, n, 8 * groups)
+    matrices = b.permute(b.reshape(w, (count, n, 8 * groups)), (0, 2, 1))
+    return b.matmul(b.input_(0, f32, (count, rng.randint(1, 5), 8 * groups)), matrices)
+
+
+@rule("matmul(x, permute{p}(reshape{t}(v@(dequantize(w) | dequantize_groups(w, s))))) -> "
+      "reshape{r}(routed_linear(reshape{q}(x), v, iota{e}()))", ulp=64, example=_batch_example)
+def batch_of_weights(m: Match) -> Value | Mismatch:
+    """The matrices take turns along the rows of all parts of the batch, each for as many as one part has."""
+    x, v, shape = m["x"], m["v"], m.attrs("t", A.ShapeAttrs).shape
+    count, n, k = shape if len(shape) == 3 else (0, 0, 0)
+    if m.attrs("p", A.PermuteAttrs).order != (0, 2, 1) or v.shape != (product((count, n)), k) or not is_weight(m["w"]):
+        return m.fail(f"{v.type} is no constant whose rows are those of matrices", v)
+    if x.tensor.rank != 3 or x.shape[0] != count:
+        return m.fail(f"{x.type} is no batch of {count}", x)
+    rows = x.shape[1]
+    with b.at(m.root.origin):
+        out = b.routed_linear(b.reshape(x, (product((count, rows)), k)), v, b.iota(count, i64, rows, rows))
+        return m.fitted(b.reshape(out, m.root.shape))
+
+
+def _reshaped_example(rng: random.Random) -> Value:
+    count, rows, n, k = rng.randint(1, 3), rng.randint(1, 5), rng.randint(1, 5), rng.randint(2, 9)
+    x, (scale, zero) = b.input_(0, f32, (2, rows, k)), (b.input_(i, f32, (2, rows, 1)) for i in (1, 2))
+    real = b.dequantize(b.quantize(x, i8, UNIT))
+    scaled = rng.random() < 0.7
+    real = b.sub(real, zero) if rng.random() < 0.7 or not scaled else real
+    real = b.mul(real, scale) if scaled else real
+    return b.routed_linear(b.reshape(real, (2 * rows, k)), _weight(rng, count, n, k), _ends(rng, count, 2 * rows))
+
+
+@rule("routed_linear(reshape{t}((mul((y@dequantize(x) | sub(y@dequantize(x), z)), s) | sub(y@dequantize(x), z))), w, e) -> "
+      "routed_linear(mul(reshape{t}(y), s), w, e)", ulp=64, example=_reshaped_example)
+def reshape_before_routed(m: Match) -> Value | Mismatch:
+    """Integers are numbered in another way, and so are the scales and zero points of their rows."""
+    x, shape = m["x"], m.attrs("t", A.ShapeAttrs).shape
+    numbers = {op: number for op, name in (("sub", "z"), ("mul", "s")) if (number := m.get(name)) is not None}
+    if x.shape[-1] != shape[-1] or any(number.shape != (*x.shape[:-1], 1) for number in numbers.values()):
+        return m.fail(f"the rows of {x.type} do not stay whole, or have no number each", x)
+    with b.at(m.root.origin):
+        real = b.reshape(m["y"], shape)
+        for op, number in numbers.items():
+            real = b.elementwise(op, real, b.reshape(number, (*shape[:-1], 1)))
+        return m.make("routed_linear", real, m["w"], m["e"])
+
+
+SPELLING: RuleSet = (batch_of_weights,)
+RULES: RuleSet = (reshape_before_routed, row_scale_after_routed, routed_integers)
 WEIGHT_RULES: RuleSet = (routed_integer_weight, routed_narrow_weight, routed_groups, routed_narrow_groups)

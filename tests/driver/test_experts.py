@@ -153,6 +153,54 @@ def test_quantized(preset: str, tmp_path: Path) -> None:
                 assert (got - want).norm() < 0.01 * want.norm()
 
 
+class Batch(nn.Module):
+    """A matrix for each part of a batch, as the experts of Llama 4 are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.b = nn.Parameter(torch.randn(COUNT, WIDTH, 24) / 6), nn.Parameter(torch.randn(COUNT, 1, 24))
+        self.down = nn.Parameter(torch.randn(COUNT, 24, WIDTH) / 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.bmm(x, self.up) + self.b) @ self.down
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8-static", "int8-weight", "int4-weight"])
+def test_a_batch_of_products(preset: str) -> None:
+    model, bound = Batch().eval(), 0.15 if preset == "int4-weight" else 0.03
+    given = [torch.randn(COUNT, rows, WIDTH) for rows in (6, 17, 2, 1, 0)]
+    small = sashiko.quantize(model, given[:3], preset=preset)
+    assert [(s.site.name, s.site.operation, s.site.features) for s in small.record.sites] == [
+        ("up", "experts", (WIDTH, 24)), ("down", "experts", (24, WIDTH)),
+    ]
+    compiled = sashiko.compile(small, (given[0],), dynamic_shapes=({1: Dim.AUTO},), strict=True)
+    assert compiled.built is not None
+    assert all(("i4" if preset == "int4-weight" else "i8") in p.kernel for p in compiled.built.products if p is not None)
+    with torch.no_grad():
+        for x in given:
+            got, want, real = compiled(x), small(x), model(x)
+            assert (want - real).norm() <= bound * real.norm() and (got - want).norm() <= 0.01 * want.norm()
+
+
+def test_a_batch_of_products_trains() -> None:
+    x = torch.randn(COUNT, 6, WIDTH)
+    trained = prepare_qat(Batch().eval(), [x], preset="int8")
+    trained(x).square().mean().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in trained.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(trained.convert()(x), trained(x))
+
+
+def test_a_batch_of_products_in_bf16() -> None:
+    model, x = Batch().bfloat16().eval(), torch.randn(COUNT, 6, WIDTH).bfloat16()
+    small = sashiko.quantize(model, [x])
+    with torch.no_grad():
+        real = model(x).float()
+        for each in (small, sashiko.compile(small, (x,), strict=True)):
+            result = each(x)
+            assert result.dtype == torch.bfloat16 and (result.float() - real).norm() < 0.03 * real.norm()
+
+
 def test_experts_in_bf16() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

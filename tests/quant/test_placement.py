@@ -76,7 +76,9 @@ def _greatest(model: Product) -> torch.Tensor:
 LEFT_OUT = {
     "weight on the left": (lambda m, x: m.w @ x, (6, 4), (4, 8), "the weight is on the left"),
     "matrix vector": (lambda m, x: x @ m.w, (8,), (4, 8), "the weight is a vector"),
-    "batch": (lambda m, x: torch.bmm(x, m.w), (3, 8, 6), (3, 4, 8), "batch of 3 matrices"),
+    "batch": (lambda m, x: x @ m.w, (3, 8, 6), (2, 3, 4, 8), "batch of 3 matrices"),
+    "batch for one": (lambda m, x: x @ m.w, (3, 8, 6), (1, 4, 8), "batch of 3 matrices"),
+    "batch and more": (lambda m, x: torch.baddbmm(m.b, x, m.w), (3, 8, 6), (3, 4, 8), "not taken apart"),
     "einsum": (lambda m, x: torch.einsum("ij,jk->ik", x, m.w), (8, 6), (4, 8), "not taken apart"),
     "matrix times vector": (lambda m, x: torch.mv(m.w, x), (6, 8), (8,), "not taken apart"),
     "tensordot": (lambda m, x: torch.tensordot(x, m.w, 1), (8, 6), (4, 8), "not taken apart"),
