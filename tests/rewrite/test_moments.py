@@ -63,6 +63,12 @@ def test_what_stays() -> None:
     x, y = b.input_(0, f32, (4, 320, 6)), b.input_(1, f32, (4, 320, 6))
     rest = b.sub(x, b.div(b.reduce(x, "sum", (1, 2), keepdim=True), 1920.0))
     squares = b.reduce(b.mul(rest, rest), "sum", 1, keepdim=True)
+
+    def about(middle: Value) -> tuple[Value, Value]:
+        difference = b.sub(x, middle)
+        return b.reduce(b.mul(difference, difference), "sum", 1), b.reduce(x, "sum", 1)
+
+    total = b.reduce(b.reduce(x, "sum", 1, keepdim=True), "sum", 2, keepdim=True)
     for name, roots in {
         "rows": moments(x, (2,)),
         "few elements, which one kernel reads for both": moments(x, (1,)),
@@ -70,7 +76,11 @@ def test_what_stays() -> None:
         "axes that are not neighbours": moments(x, (0, 2)),
         "no sum of the elements": (squares,),
         "differences that are summed, too": (squares, b.reduce(x, "sum", 1, keepdim=True), b.reduce(rest, "sum", 1, keepdim=True)),
-        "another tensor": (b.reduce(b.mul(b.sub(x, y), b.sub(x, y)), "sum", 1), b.reduce(x, "sum", 1)),
+        "another tensor": about(y),
+        "numbers from elsewhere": about(b.input_(2, f32, (4, 1, 1))),
+        "the mean of others": about(moments(y, (1,), (2,))[0]),
+        "half the mean": about(b.div(total, 3840.0)),
+        "more axes than the elements have": about(b.input_(2, f32, (3, 1, 1, 1))),
     }.items():
         graph = Graph((x, y), roots)
         assert in_blocks(graph) is graph, name
