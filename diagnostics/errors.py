@@ -56,3 +56,7 @@ class InputError(SashikoError, TypeError, ValueError):
 
     It is also a TypeError and a ValueError, because code around a PyTorch module catches those.
     """
+
+
+class Outdated(InputError):
+    """The code was made for other numbers than the model has by now. Nothing of the call has been done."""

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.collector import paused
-from ..diagnostics.errors import InputError, Unsupported
+from ..diagnostics.errors import InputError, Outdated, Unsupported
 from ..diagnostics.surroundings import CPU
 from ..diagnostics.warn import warn
 from ..graph import flex
@@ -27,7 +27,7 @@ from ..graph.exporting import decompositions
 from ..graph.recurrence import CELLS
 from ..platforms.host import default_target
 from .aliases import merged, without_views
-from .build import Options, Outdated
+from .build import Options
 from .eager import check, graphs
 from .model import CompiledModel, build_model
 from .pipeline import check_settings

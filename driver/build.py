@@ -10,7 +10,7 @@ import torch
 
 from ..diagnostics.collector import paused
 from ..diagnostics.dump import say
-from ..diagnostics.errors import InputError, Unsupported
+from ..diagnostics.errors import Outdated, Unsupported
 from ..diagnostics.surroundings import CPU, undisturbed, unobserved
 from ..graph import attrs as A
 from ..graph.captured import Captured, GraphOutput, IntInput, SymbolicOutput, TensorInput
@@ -77,10 +77,6 @@ class Built:
     seconds: dict[str, float] = field(default_factory=dict)
     tuning: tuple[str, ...] = ()
     overwritten: tuple[str, ...] = ()
-
-
-class Outdated(InputError):
-    """Numbers that are part of the code have changed since. Nothing of the call has been done."""
 
 
 def build(captured: Captured, options: Options) -> Built:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..diagnostics.errors import InputError, InvalidGraph
+from ..diagnostics.errors import InvalidGraph, Outdated
 from . import attrs as A
 from . import products
 from .dims import Dim, Poly, evaluate
@@ -189,7 +189,7 @@ def _bounded(v: Value, env: Env, x: Tensor) -> Tensor:
     assert isinstance(v.attrs, A.BoundedAttrs)
     if not within(x, v.attrs.least, v.attrs.greatest):
         what = f"{v.name or 'a factor'} is no longer within {v.attrs.least:g} and {v.attrs.greatest:g}, for which the model was compiled"
-        raise InputError(what, v.origin, "compile the model again")
+        raise Outdated(what, v.origin, "compile the model again")
     return x
 
 

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 from ..cpu_codegen.builder import Module
-from ..diagnostics.errors import InputError
+from ..diagnostics.errors import Outdated
 from ..graph import sums16
 from ..graph.dims import bounds
 from ..graph.types import DType, bf16, f16, f32, i4, i8, u8
@@ -144,7 +144,7 @@ def _sums16(count: int, row: Kernel) -> Kernel:
 
     def pack(weight: torch.Tensor) -> torch.Tensor:
         if sums16.how_many(weight) < count:
-            raise InputError(f"the weight has become larger: {too_large}", hint="compile the model again")
+            raise Outdated(f"the weight has become larger: {too_large}", hint="compile the model again")
         return row.pack(weight)
 
     return replace(row, when=when, pack=pack)

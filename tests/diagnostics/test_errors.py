@@ -6,9 +6,9 @@ import pickle
 
 import pytest
 
-from sashiko.diagnostics.errors import ArtifactError, CalibrationError, InputError, InvalidGraph, SashikoError, Unsupported
+from sashiko.diagnostics.errors import ArtifactError, CalibrationError, InputError, InvalidGraph, Outdated, SashikoError, Unsupported
 
-LEAVES = [Unsupported, InvalidGraph, CalibrationError, ArtifactError, InputError]
+LEAVES = [Unsupported, InvalidGraph, CalibrationError, ArtifactError, InputError, Outdated]
 
 
 @pytest.mark.parametrize("leaf", LEAVES)

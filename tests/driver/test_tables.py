@@ -195,6 +195,30 @@ def test_factors_of_channels(target: Target) -> None:
         compiled(*batches[0])
 
 
+class Multiplied(nn.Module):
+    """A function times a factor for each channel, quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor: torch.Tensor
+        self.register_buffer("factor", torch.linspace(0.5, 1.5, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rounded: torch.Tensor = torch.ops.quantized_decomposed.quantize_per_tensor(F.gelu(x) * self.factor, 0.05, 3, -128, 127, torch.int8)
+        return rounded
+
+
+@torch.no_grad()
+def test_the_backend_compiles_again_for_factors_of_another_size() -> None:
+    torch.manual_seed(0)
+    model, x = Multiplied().eval(), torch.randn(8, 64)
+    compiled = torch.compile(model, backend="sashiko", options={"strict": True})
+    for factor in (1.0, 3.0, 1e-7):
+        model.factor *= factor
+        for _ in range(2):
+            assert (compiled(x).int() - model(x).int()).abs().max() <= 1
+
+
 def test_only_where_one_instruction_looks_up() -> None:
     without = replace(X86_64_V3, name="without", features=X86_64_V3.features - {"fma"})
     targets = {X86_64_V3: True, X86_64_V4: True, NEOVERSE_N1: True, without: False}

@@ -11,7 +11,7 @@ import torch
 
 from sashiko.cpu_codegen import jit, symbols
 from sashiko.cpu_codegen.builder import Module
-from sashiko.diagnostics.errors import InvalidGraph, Unsupported
+from sashiko.diagnostics.errors import InvalidGraph, Outdated, Unsupported
 from sashiko.graph.dims import Dim, evaluate, symbol
 from sashiko.graph.types import DType, bf16, f16, f32, i8, i32, u8
 from sashiko.kernels import mkl, table
@@ -82,6 +82,13 @@ def test_small_weights_have_rows_of_their_own(target: Target, m: Dim, count: int
         assert dict(selection.refusals)["gemm_i32_u8_i8_3x16x4_avx2maddubs2"] == "2 of its products do not fit 16 bits"
     dynamic = replace(spec, constant_rhs=False, rhs_strides=Strides(0, 256), sums16=1)
     assert dict(table.select(target, dynamic).refusals).get("gemm_i32_u8_i8_3x16x4_avx2maddubs4") in (None, "is for constant weights")
+
+
+def test_small_weights_that_have_become_larger_are_refused() -> None:
+    kernel = table.select(X86_64_V3, replace(spec_of(Case(1, 64, 256), u8, i8), sums16=4)).kernel
+    kernel.pack(torch.ones(64, 256, dtype=torch.int8))
+    with pytest.raises(Outdated, match="has become larger"):
+        kernel.pack(torch.full((64, 256), 127, dtype=torch.int8))
 
 
 @pytest.mark.parametrize("target", CATALOGUE, ids=lambda target: target.name)
