@@ -36,7 +36,8 @@ from .captured import (
 )
 from .device import device_of
 from .dims import Poly
-from .exporting import decompositions, export, functional
+from .exporting import decompositions, export, functional, quiet
+from .guards import ask
 from .ir import Graph, Value
 from .lower import Lowering, constant_value, tensor_type
 from .memory_format import order_of
@@ -182,6 +183,7 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     program = program if decomposed else functional(program)
     signature = program.graph_signature
     nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
+    ask(program.graph_module)
     ranges = {s.name: _declared(integer_bounds(r)) for s, r in program.range_constraints.items() if s.is_Symbol}
     found = _Signature(Lowering(Symbols(_shape_env(nodes), ranges).unified()))
     written = {s.target for s in signature.output_specs if s.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)}
@@ -221,22 +223,14 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     lengths = dict.fromkeys(v.shape[0] for v in made.graph.order if v.op == "recurrence" and not isinstance(v.shape[0], int))
     stepped = tuple(Assumption(length, "!=") for length in lengths)  # PyTorch refuses recurrent layers over no steps, too
     symbols = found.lowering.symbols
-    small = (*needed(program.graph.nodes, symbols), *small_sizes(made.graph))
+    with quiet():  # of sizes that an operation does not bear
+        small = (*needed(program.graph.nodes, symbols), *small_sizes(made.graph))
     return replace(made, assumed=(*symbols.assumptions(), *stepped, *small))
 
 
 def assumptions(program: ExportedProgram) -> tuple[Assumed, ...]:
     """What the program takes for granted of the sizes beyond their ranges. Raises Unsupported for what has no integer form."""
     return Symbols(_shape_env([n for n in program.graph.nodes if n.op == "placeholder"])).assumptions()
-
-
-def _guard_attention(module: GraphModule) -> None:
-    """Makes sure that keys and values are equally long, which torch checks for no attention: by a guard of Dynamo's where that is not
-    known of symbols."""
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default):
-        key, value = (argument.meta["val"].shape[2] for argument in node.args[1:3])
-        if isinstance(key, torch.SymInt) or isinstance(value, torch.SymInt):
-            bool(key == value)
 
 
 @alone()
@@ -249,7 +243,7 @@ def from_fx(module: GraphModule, example_inputs: Sequence[Any], frozen: Mapping[
     list. Raises Unsupported.
     """
     nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
-    _guard_attention(module)
+    ask(module)
     device = device_of([*example_inputs, *(frozen or {}).values()])
     found = _Signature(Lowering(Symbols(_shape_env(nodes)).unified(), device))
     for position, node in enumerate(nodes):

@@ -12,11 +12,12 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
 from ..diagnostics.surroundings import CPU
+from .binding import solve
 from .dims import Dim, Shape, evaluate, symbols
 from .floats import Definition
 from .ir import Graph, Value
 from .nesting import difference
-from .symbols import Assumed, require, solve
+from .symbols import Assumed, require
 from .types import DType, Order
 
 

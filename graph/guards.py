@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 
 import sympy
 import torch
+from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 
@@ -21,6 +22,24 @@ def guards(env: ShapeEnv | None) -> tuple[sympy.Basic, ...]:
     found = env.guards if env is not None else ()
     asked = (guard.expr for guard in found if not (isinstance(guard.expr, sympy.Ne) and _for_strides(guard.sloc.framework_loc)))
     return tuple(dict.fromkeys(asked))
+
+
+def ask(module: GraphModule) -> None:
+    """Makes guards of what operations need of sizes that torch does not ask for as it traces them: keys of attention and their values are
+    equally many, and a mask has the sizes of what it chooses from."""
+    for node in module.graph.nodes:
+        if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            key, value = (argument.meta["val"].shape for argument in node.args[1:3])
+            _are_equal(key[2:3], value[2:3])
+        elif node.target in (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default):
+            (at, mask), *more = [(axis, index) for axis, index in enumerate(node.args[1]) if index is not None] or [(0, None)]
+            if mask is not None and not more and mask.meta["val"].dtype in (torch.bool, torch.uint8):
+                _are_equal(node.args[0].meta["val"].shape[at:], mask.meta["val"].shape)
+
+
+def _are_equal(sizes: Sequence[int | torch.SymInt], others: Sequence[int | torch.SymInt]) -> None:
+    for size, other in zip(sizes, others):
+        bool(size == other)  # of symbols, a guard where that is not known
 
 
 def same(equal: Sequence[tuple[sympy.Expr, sympy.Expr]]) -> tuple[sympy.Symbol, sympy.Symbol] | None:

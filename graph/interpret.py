@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from ..diagnostics.errors import InvalidGraph, Outdated
 from . import attrs as A
 from . import products
+from .binding import bind_symbols
 from .dims import Dim, Poly, evaluate
 from .ir import Graph, Value
 from .polynomials import piecewise
 from .recurrence import reference
-from .symbols import bind_symbols
 from .types import QParams, boolean, identity
 
 Env = Mapping[str, int]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.utils._sympy.functions import Mod, PythonMod
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from ..diagnostics.errors import BY_PARTS, InputError, Unsupported
 from . import dims, floats
 from .dims import Dim, Symbol
+from .equalities import narrowed, parts, simplest, told
 from .floats import Definition
 from .guards import another_way, guards, same
-from .ir import Value
 
 _FUNCTIONS: dict[str, Callable[..., Dim]] = {
     "FloorDiv": dims.floordiv, "CleanDiv": dims.floordiv, "CeilDiv": dims.ceildiv,
@@ -103,12 +105,31 @@ class Symbols:
     same: dict[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
 
     def unified(self) -> Symbols:
-        """These, where symbols become one that are equal by what torch takes for granted, too. torch does not look at that again once it
-        has found more: that b * n == c * m, and then that b == c; nor at the quotients that views ask for."""
-        equal = [e for e in guards(self.env) if isinstance(e, sympy.Eq) and len(e.free_symbols) > 1 and not free_unbacked_symbols(e)]
-        while found := same([(self._simplified(e.lhs), self._simplified(e.rhs)) for e in equal]):
+        """These, where what is equal by what torch takes for granted is one, too. torch does not look at that again once it has found more:
+        that b * n == c * m, and then that b == c; nor at the quotients that views ask for. A size that is divided without a remainder is a
+        multiple of another number."""
+        equal = [e for e in guards(self.env) if isinstance(e, sympy.Eq) and not free_unbacked_symbols(e)]
+        while found := same([(self._simplified(e.lhs), self._simplified(e.rhs)) for e in equal if len(e.free_symbols) > 1]):
             self.same[found[1]] = found[0]
+        for spelled in (narrowed, parts):
+            self._spell(spelled(self._zeros(equal)))
+        for zero in self._zeros(equal):
+            self._spell(told(zero))
+        self._spell(parts(self._zeros(equal)))
         return self
+
+    def _spell(self, spelled: Mapping[str, Dim]) -> None:
+        self.found = {name: dims.substitute(dim, spelled) for name, dim in self.found.items()}
+
+    def _zeros(self, equal: Iterable[sympy.Eq]) -> Iterator[Dim]:
+        """What is 0 by these, as it is told by now. torch simplifies away what it takes for granted."""
+        for left, right in ((self._unified(e.lhs), self._unified(e.rhs)) for e in equal):
+            ratio = left.args[0] / left.args[1] if isinstance(left, Mod | PythonMod) and right == 0 else None
+            with suppress(Unsupported):
+                if ratio is None:
+                    yield simplest(self._translate(left - right))
+                else:
+                    yield dims.mod(*map(self._translate, ratio.as_numer_denom()))
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """The Dim of a size. Raises Unsupported for one that depends on data."""
@@ -129,13 +150,14 @@ class Symbols:
         """Whether a size is what data say and not, by a check of the model, a size of the inputs."""
         return isinstance(size, torch.SymInt) and bool(free_unbacked_symbols(self._simplified(size.node.expr)))
 
-    def _simplified(self, expr: sympy.Expr) -> sympy.Expr:
-        if self.env is None:
-            return expr
-        expr = self.env.replace(expr)
+    def _unified(self, expr: sympy.Expr) -> sympy.Expr:
+        expr = expr if self.env is None else self.env.replace(expr)
         while self.same.keys() & expr.free_symbols:
             expr = expr.xreplace(self.same)
-        return self.env.simplify(expr)
+        return expr
+
+    def _simplified(self, expr: sympy.Expr) -> sympy.Expr:
+        return expr if self.env is None else self.env.simplify(self._unified(expr))
 
     def expression(self, expr: sympy.Expr) -> Dim:
         """The Dim of a sympy expression, of symbols that `assumptions` defines where it has no polynomial form. Raises Unsupported."""
@@ -274,65 +296,3 @@ def integer_bounds(bounds: Any) -> tuple[int, int | None]:
 def _within(bound: Any) -> int | None:
     """A bound that is one: finite, and no larger than any tensor."""
     return int(bound) if isinstance(bound, (int, sympy.Integer)) and abs(int(bound)) < _UNBOUNDED else None
-
-
-def bind_symbols(inputs: Sequence[Value], tensors: Sequence[torch.Tensor], known: Mapping[str, int] | None = None) -> dict[str, int]:
-    """The numbers behind the symbols in the inputs' shapes, read from the tensors of one call.
-
-    Raises InputError when the tensors' number, ranks or sizes do not fit the inputs.
-    """
-    if len(inputs) != len(tensors):
-        raise InputError(f"the graph takes {len(inputs)} tensors, got {len(tensors)}")
-    pairs: list[tuple[Dim, int, str]] = []
-    for number, (value, tensor) in enumerate(zip(inputs, tensors, strict=True)):
-        label = f"input {number}{f' ({value.name})' if value.name else ''}"
-        if value.tensor.rank != tensor.dim():
-            raise InputError(f"{label} has {tensor.dim()} dimensions instead of {value.tensor.rank}")
-        pairs += [(dim, int(tensor.shape[axis]), f"{label}, dimension {axis}") for axis, dim in enumerate(value.shape)]
-    return solve(pairs, known)
-
-
-def solve(pairs: Iterable[tuple[Dim, int, str]], known: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Values of all symbols such that each expression is the number beside it. The text says where the number comes from.
-
-    Solves expressions that are linear in one unknown symbol, repeatedly. Raises InputError for a contradiction, a symbol out of
-    its range, or an expression that cannot be solved.
-    """
-    env: dict[str, int] = dict(known or {})
-    found: dict[str, str] = {}
-    waiting = list(pairs)
-    while waiting:
-        left = [pair for pair in waiting if not _settle(*pair, env, found)]
-        if len(left) == len(waiting):
-            raise InputError(f"{left[0][2]}: cannot solve {left[0][0]} = {left[0][1]}")
-        waiting = left
-    return env
-
-
-def _settle(dim: Dim, size: int, where: str, env: dict[str, int], found: dict[str, str]) -> bool:
-    """True when `dim` is known to be `size`, perhaps after learning one symbol. found: where each was learnt."""
-    rest = dims.substitute(dim, env)
-    if isinstance(rest, int):
-        if rest != size:
-            plain = found.get(str(dim), "")
-            expected = f"{rest}, the size of {plain}" if plain else rest if dim == rest else f"{dim} = {rest}"
-            raise InputError(f"{where} has size {size}, expected {expected}")
-        return True
-    unknown = dims.symbols(rest)
-    if len(unknown) != 1:
-        return False
-    (symbol,) = unknown
-    parts = dims.coefficient(rest, symbol.name)
-    if parts is None or not isinstance(parts[0], int) or not isinstance(parts[1], int) or parts[0] == 0:
-        return False
-    number, remainder = divmod(size - parts[1], parts[0])
-    # Like torch's tracing, ours reasons with sizes of at least 1; a size of 0 is served too, since loops over it do nothing
-    # (`small_sizes.py` has what does not bear it).
-    least = 0 if symbol.lo == 1 else symbol.lo
-    if remainder or number < least or (symbol.hi is not None and number > symbol.hi):
-        limit = f"from {symbol.lo} {'on' if symbol.hi is None else f'to {symbol.hi}'}"
-        expected = f"one {limit}" if str(dim) == symbol.name else f"{dim} with {symbol.name} {limit}"
-        raise InputError(f"{where} has size {size}, expected {expected}")
-    env[symbol.name] = number
-    found[symbol.name] = where
-    return True

@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..diagnostics.errors import PADDED, InputError
 from ..diagnostics.surroundings import CPU
+from ..graph.binding import solve
 from ..graph.dims import Dim
-from ..graph.symbols import solve
 from ..graph.types import Order, inverse
 from .plan import Input, InputTensor
 

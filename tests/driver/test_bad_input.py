@@ -176,7 +176,7 @@ def test_sizes_that_another_program_is_captured_for(
         assert_close(loaded(x), function(x))
     for size in wrong:
         for model in (fast, loaded):
-            with pytest.raises(sashiko.InputError, match=f"captured where .* = {size}"):
+            with pytest.raises(sashiko.InputError, match=f"captured where .* = {size}|size {size}, expected a multiple of 2 from 2"):
                 model(torch.randn(size, 3))
 
 

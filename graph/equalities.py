@@ -1,0 +1,122 @@
+"""What the equations that a trace took for granted make of sizes: symbols that say it by themselves.
+
+Shapes are computed again and again, from those of the inputs, by whatever changes the graph. So it is the inputs' sizes that are spelled in
+another way: what follows from them is equal then without anybody asking.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from math import lcm
+
+from .dims import Dim, Func, Poly, Symbol, coefficient, evaluate, symbol, symbols
+from .poly import Atom, from_terms
+
+_LARGEST = 1024  # common multiple of divisors, as of the steps down a pyramid of images
+
+
+def simplest(zero: Dim) -> Dim:
+    """The same without sizes that are factors of all terms: none of them is 0."""
+    if not isinstance(zero, Poly):
+        return zero
+    common = Counter[Atom](atom for atom in zero.terms[0][0] if isinstance(atom, Symbol) and atom.lo > 0)
+    for mono, _ in zero.terms:
+        common &= Counter[Atom](mono)
+    return from_terms({tuple((Counter[Atom](mono) - common).elements()): factor for mono, factor in zero.terms}) if common else zero
+
+
+def narrowed(zeros: Iterable[Dim]) -> dict[str, Dim]:
+    """Symbols with the ranges that they have where each of `zeros` is 0: where max(a, b) == b, b is at least a."""
+    found: dict[str, Dim] = {}
+    for zero in zeros:
+        for atom, value in _alone(zero):
+            if isinstance(atom, Func) and atom.kind in ("min", "max") and value in atom.args:
+                for other in atom.args:
+                    _narrow(found, value - other if atom.kind == "max" else other - value)
+    return found
+
+
+def _narrow(found: dict[str, Dim], positive: Dim) -> None:
+    """Takes note that an expression of one symbol is at least 0."""
+    for one in symbols(positive) if len(symbols(positive)) == 1 else ():
+        slope, rest = coefficient(positive, one.name) or (0, 0)
+        if isinstance(slope, int) and isinstance(rest, int) and slope:
+            known = next(iter(symbols(found.get(one.name, 0))), one)
+            low = max(known.lo, -(rest // slope)) if slope > 0 else known.lo
+            highs = [known.hi, rest // -slope if slope < 0 else None]
+            found[one.name] = symbol(one.name, low, min((high for high in highs if high is not None), default=None))
+
+
+def parts(zeros: Iterable[Dim]) -> dict[str, Dim]:
+    """Symbols of which only some remainders are left where each of `zeros` is 0, as a multiple and what is beyond it: 4 n where there is no
+    remainder, and 4 n + m + 3, with m from 0 to 1, where it is 3 or 0."""
+    asked: dict[Symbol, list[Dim]] = {}
+    for zero in zeros:
+        if len(symbols(zero)) == 1 and all(_divisors(zero)):
+            asked.setdefault(next(iter(symbols(zero))), []).append(zero)
+    found = {one.name: _in_parts(one, of_one) for one, of_one in asked.items() if one.lo in (1, 2)}
+    return {name: dim for name, dim in found.items() if dim is not None}
+
+
+def _in_parts(one: Symbol, zeros: list[Dim]) -> Dim | None:
+    count = lcm(*(divisor for zero in zeros for divisor in _divisors(zero)))
+    if not 1 < count <= _LARGEST:
+        return None
+    rests = set(range(count))
+    for zero in zeros:
+        at = [evaluate(zero, {one.name: size}) for size in range(count, 3 * count)]
+        if at[:count] == at[count:]:  # it asks of the remainder alone
+            rests = {rest for rest in rests if at[rest] == 0}
+    if len(rests) == count:
+        return None
+    firsts = [rest for rest in rests if (rest - 1) % count not in rests]
+    if len(firsts) != 1:
+        return None
+    first, beyond = firsts[0], len(rests) - 1
+    least = max(0, -((first - one.lo) // count))
+    most = None if one.hi is None else (one.hi - first) // count
+    if most is not None and one.hi is not None and (most < least or count * most + first + beyond > one.hi):
+        return None  # the last ones would be let in, too
+    return count * symbol(f"{one.name}_by_{count}", least, most) + symbol(f"{one.name}_rest", 0, beyond) + first
+
+
+def _divisors(zero: Dim) -> Iterator[int]:
+    """Those of quotients and remainders in what has nothing else in it but its symbol; 0 if there is something else."""
+    for mono, _ in zero.terms if isinstance(zero, Poly) else ():
+        for atom in mono:
+            if isinstance(atom, Func):
+                plain = atom.kind in ("floordiv", "mod") and len(mono) == 1 and isinstance(atom.args[1], int)
+                yield from (atom.args[1], *_divisors(atom.args[0])) if plain else (0,)  # type: ignore[misc]
+            elif len(mono) > 1:
+                yield 0
+
+
+def told(zero: Dim) -> dict[str, Dim]:
+    """A symbol, and the quotients, remainders or extremes that it is where `zero` is 0."""
+    for atom, value in _alone(zero):
+        if isinstance(atom, Symbol) and atom.lo <= 2 and atom.hi is None and _functions(value):
+            return {atom.name: value}
+    return {}
+
+
+def _functions(value: Dim) -> list[Func]:
+    return [atom for mono, _ in _terms(value) for atom in mono if isinstance(atom, Func)]
+
+
+def _alone(zero: Dim) -> Iterator[tuple[Atom, Dim]]:
+    """What is a term by itself, with a factor of 1 or -1, and nowhere else, and what it is where `zero` is 0."""
+    for mono, factor in _terms(zero):
+        if len(mono) == 1 and factor in (1, -1):
+            rest = zero - factor * Poly(((mono, 1),))
+            if not _holds(rest, mono[0]):
+                yield mono[0], rest * -factor
+
+
+def _holds(value: Dim, wanted: Atom) -> bool:
+    here = any(wanted in mono for mono, _ in _terms(value))
+    return here or any(_holds(argument, wanted) for atom in _functions(value) for argument in atom.args)
+
+
+def _terms(value: Dim) -> tuple[tuple[tuple[Atom, ...], int], ...]:
+    return value.terms if isinstance(value, Poly) else ()

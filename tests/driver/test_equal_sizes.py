@@ -1,0 +1,93 @@
+"""Sizes that are equal by what the model, or PyTorch, asked of them: nothing is left to PyTorch, and calls without that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.export import Dim
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import sashiko
+from tests.driver.functions import Apply, left
+
+BIAS = torch.randn(64, 8)
+DOWN = torch.nn.Conv2d(3, 4, 3, 2, 1)
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    rest = x.shape[1] % 4
+    return (F.pad(x, (0, 0, 0, 4 - rest)) if rest else x).view(x.shape[0], -1, 4, 8).relu()
+
+
+def _every_other(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if (x.shape[1] + 1) // 2 != y.shape[1]:
+        raise ValueError("other lengths")
+    return x[:, ::2] + y
+
+
+def _hidden(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    x = x * 2
+    x[~mask] = 0
+    return x + 1
+
+
+def _pyramid(x: torch.Tensor) -> torch.Tensor:
+    down = DOWN(x)
+    return torch.cat([down, F.interpolate(DOWN(down[:, :3]), scale_factor=2.0)], 1)
+
+
+def _rows(*sizes: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(2, size, 8) for size in sizes)
+
+
+def _with_mask(length: int, masked: int) -> tuple[torch.Tensor, ...]:
+    return torch.randn(2, length, 8), torch.rand(2, masked) > 0.5
+
+
+def _image(size: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(1, 3, size, size),)
+
+
+CASES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[torch.Tensor, ...]], list[tuple[torch.Tensor, ...]]]] = {
+    "blocks": (lambda x: x.view(x.shape[0], x.shape[1] // 4, 4, 8).relu(), [_rows(64), _rows(16)], [_rows(18)]),
+    "blocks that are counted": (lambda x: x.view(x.shape[0], -1, 4, 8).relu(), [_rows(64), _rows(16)], [_rows(18)]),
+    "without padding": (_padded, [_rows(64), _rows(16)], [_rows(18)]),
+    "the first of a table": (lambda x: x + BIAS[: min(x.shape[1], 64)], [_rows(32), _rows(64), _rows(1)], [_rows(70)]),
+    "the last of a table": (lambda x: x + BIAS[max(0, 64 - x.shape[1]) :], [_rows(32), _rows(64), _rows(1)], [_rows(70)]),
+    "every other": (_every_other, [_rows(8, 4), _rows(5, 3)], [_rows(8, 5)]),
+    "mask": (_hidden, [_with_mask(8, 8), _with_mask(5, 5)], [_with_mask(5, 6)]),
+    "pyramid": (_pyramid, [_image(64), _image(36)], [_image(34)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_left_to_pytorch(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    function, right, wrong = CASES[name]
+    axes = dict.fromkeys((2, 3) if name == "pyramid" else (0, 1), Dim.AUTO)
+    compiled = sashiko.compile(Apply(function).eval(), right[0], dynamic_shapes=(tuple(axes for _ in right[0]),))
+    assert not left(compiled)
+    for args in right:
+        assert_close(compiled(*args), function(*args))
+    for args in wrong:
+        with pytest.raises(sashiko.InputError, match=r"expected|captured where"):
+            compiled(*args)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_backend_serves_all(name: str) -> None:
+    function, right, wrong = CASES[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="sashiko", dynamic=True)
+    with torch.no_grad():
+        for args in (*right, *wrong):
+            try:
+                expected = function(*args)
+            except (RuntimeError, IndexError, ValueError) as error:
+                with pytest.raises(type(error)):
+                    compiled(*args)
+            else:
+                assert_close(compiled(*args), expected)

@@ -1,0 +1,116 @@
+"""What equations of sizes make of them: against the numbers that they hold for."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from sashiko.graph.binding import solve
+from sashiko.graph.dims import Dim, bounds, evaluate, floordiv, maximum, minimum, mod, product, substitute, symbol, symbols
+from sashiko.graph.equalities import narrowed, parts, simplest, told
+
+S, T = symbol("s", 1), symbol("t", 1)
+
+
+@pytest.mark.parametrize(
+    ("zeros", "expected"),
+    [
+        ([mod(S, 4)], "4*s_by_4"),
+        ([mod(S, 4), mod(S, 6)], "12*s_by_12"),
+        ([S - 4 * floordiv(S, 4)], "4*s_by_4"),
+        ([mod(S + 1, 4)], "4*s_by_4 + 3"),
+        ([floordiv(S + 1, 2) - floordiv(S, 2)], "2*s_by_2"),
+        ([2 * floordiv(S - 1, 4) - floordiv(S - 1, 2) + 1], "4*s_by_4 + s_rest + 3"),
+        ([floordiv(S - 1, 8) - 2 * floordiv(S - 1, 16) - 1, floordiv(S - 1, 16) - 2 * floordiv(S - 1, 32) - 1], "32*s_by_32 + s_rest + 25"),
+        ([mod(S, 4) * floordiv(S, 3)], None),
+        ([mod(S, 3) - mod(S, 3)], None),
+        ([floordiv(S, 4) - 3], None),
+        ([mod(S * S, 4) - 1], None),
+        ([mod(S, T)], None),
+        ([mod(S, 4) - mod(T, 4)], None),
+        ([mod(S, 4096)], None),
+    ],
+)
+def test_parts_are_all_sizes_that_are_left(zeros: list[Dim], expected: str | None) -> None:
+    found = parts(zeros)
+    assert {name: str(dim) for name, dim in found.items()} == ({} if expected is None else {"s": expected})
+    for size in range(4, 150) if expected else ():
+        right = all(evaluate(zero, {"s": size}) == 0 for zero in zeros)
+        try:
+            env = solve([(found["s"], size, "a size")])
+        except ValueError as error:
+            assert not right, error
+        else:
+            assert right and evaluate(found["s"], env) == size
+
+
+@pytest.mark.parametrize(
+    ("high", "expected"), [(8, (4, 8)), (9, (4, 8)), (3, None), (1 << 20, (4, 1 << 20))]
+)
+def test_parts_stay_in_range(high: int, expected: tuple[int, int] | None) -> None:
+    found = parts([mod(symbol("s", 1, high), 4)])
+    assert (bounds(found["s"]) if found else None) == expected
+
+
+def test_parts_that_would_leave_the_range_are_none() -> None:
+    zero = [2 * floordiv(S - 1, 4) - floordiv(S - 1, 2) + 1]
+    for high, found in ((11, False), (12, True), (13, True), (14, True), (15, False)):
+        assert bool(parts([substitute(zero[0], {"s": symbol("s", 1, high)})])) == found
+
+
+def test_sizes_that_all_terms_have_are_left_out() -> None:
+    zero = 8 * product([S, T]) - 32 * product([S, floordiv(T, 4)])
+    assert simplest(zero) == 8 * T - 32 * floordiv(T, 4)
+    assert simplest(S * T) == 1 and simplest(5) == 5
+    perhaps = symbol("n", 0)
+    assert simplest(perhaps * T - perhaps) == perhaps * T - perhaps
+
+
+@pytest.mark.parametrize(
+    ("zeros", "span"),
+    [
+        ([minimum(64, S) - S], (1, 64)),
+        ([maximum(0, 64 - S) + S - 64], (1, 64)),
+        ([maximum(8, S) - S], (8, None)),
+        ([S - maximum(8, S), minimum(64, S) - S], (8, 64)),
+        ([maximum(9, 2 * S) - 2 * S], (5, None)),
+        ([minimum(9, 2 * S) - 2 * S], (1, 4)),
+    ],
+)
+def test_narrowed(zeros: list[Dim], span: tuple[int, int | None]) -> None:
+    (found,) = narrowed(zeros).values()
+    assert bounds(found) == span
+    holds = [n for n in range(1, 200) if all(evaluate(zero, {"s": n}) == 0 for zero in zeros)]
+    assert (min(holds), max(holds)) == (span[0], span[1] or 199)
+
+
+def test_what_says_nothing_of_one_symbol_narrows_none() -> None:
+    assert not narrowed([minimum(S, T) - T, floordiv(S, 2) - T, minimum(S, T) - 5])
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"),
+    [
+        (floordiv(S + 1, 2) - T, {"t": floordiv(S + 1, 2)}),
+        (T - maximum(S - 4, 1), {"t": maximum(S - 4, 1)}),
+        (S - T, {}),
+        (2 * T - floordiv(S, 2), {}),
+        (floordiv(T + S, 2) - T, {}),
+        (floordiv(S, 2) - symbol("u", 1, 9), {}),
+        (floordiv(S, 2) - symbol("u", 5), {}),
+    ],
+)
+def test_a_symbol_is_told_by_the_functions_that_it_equals(zero: Dim, expected: dict[str, Dim]) -> None:
+    assert told(zero) == expected
+    for values in itertools.product(range(1, 20), repeat=2):
+        env = {**dict(zip("st", values)), "u": 7}
+        if expected and evaluate(zero, env) == 0:
+            assert evaluate(expected["t"], env) == env["t"]
+
+
+def test_all_symbols_of_parts_are_found_in_a_call() -> None:
+    dim = parts([2 * floordiv(S - 1, 4) - floordiv(S - 1, 2) + 1])["s"]
+    assert solve([(dim, 36, "a size")]) == {"s_by_4": 8, "s_rest": 1} and len(symbols(dim)) == 2
+    with pytest.raises(ValueError, match="a size has size 34, expected 3 to 4 more than a multiple of 4, from 3 on"):
+        solve([(dim, 34, "a size")])
