@@ -13,12 +13,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
-from ..graph.examples import first_line
+from ..graph.examples import called, first_line, restored, unchanged
 from ..graph.refusals import raised_at
 from ..quant.program import Call
 
 EvalFn = Callable[[Any], Any]
-Model = Callable[..., Any]
 DEFAULT_DROP = 0.01
 DEFAULT_ERROR = 0.01
 _WHERE = "quantize_and_compile(eval_fn=...)"
@@ -81,7 +80,7 @@ class Verdict:
 
 
 class Judge:
-    """Compares models with the original one over a sample of calls.
+    """Compares models with the original one over a sample of calls. Each call, and eval_fn, finds parameters and buffers as they were.
 
     sample: as given, or only its first call when the goal has no bound on the error of the results.
     seconds: about how long the original may take over the sample, which is shortened for that; at least one call is left.
@@ -93,17 +92,19 @@ class Judge:
         self._expected: list[list[torch.Tensor]] = []
         start = time.perf_counter()
         for call in sample if goal.target_error is not None else sample[:1]:
-            self._expected.append(_leaves(model, call))
+            own = call.own()
+            self._expected.append(_leaves(called(model, own.args, own.kwargs)))
             if time.perf_counter() - start >= seconds:
                 break
         self.sample = tuple(sample[: len(self._expected)])
-        self.baseline = self._score(model, "the model itself")
+        with unchanged(model):
+            self.baseline = self._score(model, "the model itself")
         if self.baseline is not None and math.isinf(self.baseline):  # as of a signal-to-noise ratio that compares it with itself
             hint = "every mix would be infinitely worse, or none; compare with labels, or bound what it returns"
             raise InputError(f"eval_fn returned {self.baseline} for the model itself", _WHERE, hint)
         self.took = time.perf_counter() - start
 
-    def verdict(self, model: Model, what: str) -> Verdict:
+    def verdict(self, model: torch.nn.Module, what: str) -> Verdict:
         """Whether a model meets the goal. what: how to call it in errors. Raises InputError when eval_fn fails."""
         error = self.error(model)
         score = self._score(model, what)
@@ -121,21 +122,24 @@ class Judge:
             shares.append((self.goal.target_error / verdict.error) ** 2)
         return min(shares)
 
-    def error(self, model: Model, calls: int | None = None) -> float:
+    def error(self, model: torch.nn.Module, calls: int | None = None) -> float:
         """Relative error over the first `calls` of the sample: of the results taken apart into tensors, the worst."""
         noise: list[float] = []
         signal: list[float] = []
         for call, expected in zip(self.sample[:calls], self._expected[:calls], strict=True):
-            pairs = [_powers(real, got) for real, got in zip(expected, _leaves(model, call), strict=True)]
+            own = call.own()
+            with torch.no_grad(), restored(model):
+                results = _leaves(model(*own.args, **own.kwargs))
+            pairs = [_powers(real, got) for real, got in zip(expected, results, strict=True)]
             noise = [a + b for a, (b, _) in zip(noise or [0.0] * len(pairs), pairs, strict=True)]
             signal = [a + b for a, (_, b) in zip(signal or [0.0] * len(pairs), pairs, strict=True)]
         return max((_ratio(n, s) for n, s in zip(noise, signal, strict=True)), default=0.0)
 
-    def _score(self, model: Model, what: str) -> float | None:
+    def _score(self, model: torch.nn.Module, what: str) -> float | None:
         if self.goal.eval_fn is None:
             return None
         try:
-            with torch.no_grad():
+            with torch.no_grad(), restored(model), torch.random.fork_rng(devices=[]):
                 result = self.goal.eval_fn(model)
         except Exception as error:
             raise InputError(f"eval_fn failed on {what}: {first_line(error)}", raised_at(error) or _WHERE) from error
@@ -149,10 +153,8 @@ class Judge:
         return score
 
 
-def _leaves(model: Model, call: Call) -> list[torch.Tensor]:
-    with torch.no_grad():
-        results = pytree.tree_leaves(model(*call.args, **call.kwargs))
-    return [r.detach().clone() for r in results if isinstance(r, torch.Tensor)]
+def _leaves(results: Any) -> list[torch.Tensor]:
+    return [r.detach().clone() for r in pytree.tree_leaves(results) if isinstance(r, torch.Tensor)]
 
 
 def _powers(real: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:

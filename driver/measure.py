@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
+from ..graph.examples import Held, put_back
 from .model import CompiledModel
 
 _TURN_SECONDS = 0.02
@@ -55,16 +58,18 @@ class HostTimer:
         return {name: regions(_names(model), taken[name]) for name, model in models.items()}
 
     def paired(self, models: Mapping[str, CompiledModel]) -> Mapping[str, float]:
-        """See `Timer`. The models take turns, so that what disturbs one disturbs all; the median of the turns."""
-        calls = {name: partial(model, *self.example.args, **self.example.kwargs) for name, model in models.items()}
+        """See `Timer`. The models take turns, so that what disturbs one disturbs all; the median of the turns. Each call finds arguments,
+        buffers and parameters as they were."""
+        args, kwargs = self.example.args, self.example.kwargs
+        calls = {name: _Calls(partial(model, *args, **kwargs), _held(model.written(*args, **kwargs))) for name, model in models.items()}
         for call in calls.values():
-            call()
-        once = {name: _turn(call, 1) for name, call in calls.items()}
+            call.seconds(1)
+        once = {name: call.seconds(1) for name, call in calls.items()}
         repeats = {name: max(1, min(1000, int(_TURN_SECONDS / max(once[name], 1e-6)))) for name in calls}
         turns: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(_rounds(sum(repeats[name] * once[name] for name in calls))):
             for name, call in calls.items():
-                turns[name].append(_turn(call, repeats[name]))
+                turns[name].append(call.seconds(repeats[name]))
         return {name: statistics.median(taken) for name, taken in turns.items()}
 
 
@@ -104,8 +109,25 @@ def _rounds(seconds: float) -> int:
     return max(_FEWEST, min(_MOST, int(_ALL_SECONDS / max(seconds, 1e-6))))
 
 
-def _turn(call: partial[Any], times: int) -> float:
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - start) / times
+def _held(tensors: Sequence[torch.Tensor]) -> Held:
+    return [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """One call again and again. held: what it writes into."""
+
+    call: partial[Any]
+    held: Held
+
+    def seconds(self, times: int) -> float:
+        """The mean of so many calls. What they write is put back in between, which does not count."""
+        taken = 0.0
+        for _ in range(times):
+            start = time.perf_counter()
+            try:
+                self.call()
+            finally:
+                taken += time.perf_counter() - start
+                put_back(self.held)
+        return taken / times

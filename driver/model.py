@@ -90,6 +90,16 @@ class CompiledModel:
                 updated.append(target)
         torch.autograd.graph.increment_version(updated)
 
+    @property
+    def stateful(self) -> bool:
+        """Whether calls write into buffers or parameters."""
+        return bool(self._state)
+
+    def written(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        """What such a call writes into: arguments, buffers and parameters."""
+        inputs = (*self.signature.taken(self.signature.flatten(args, kwargs)), *self._state)
+        return [inputs[number] for number in sorted(self._written)]
+
     def explain(self) -> str:
         """What was fused, which kernel each operation runs on and why, what was left to PyTorch and why, how precisions were chosen."""
         story = explained(self.built) if self.built is not None else self._explanation

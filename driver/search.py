@@ -155,9 +155,10 @@ class Search:
     def _model(self, mix: Mix) -> torch.nn.Module:
         """A mix to be judged: compiled where that is done, or takes less time than to judge the model itself; else simulated.
 
-        The code is of no use when eval_fn's calls have other shapes.
+        The code is of no use when eval_fn's calls have other shapes, nor where they depend on what others wrote: some might be simulated.
         """
-        if self._runnable is not None and self._runnable.refused:
+        stateful = self.lab.compiled(self.lab.all_at(FLOAT)).stateful
+        if stateful or (self._runnable is not None and self._runnable.refused):
             return self.lab.simulated(mix)
         if not self.lab.has_compiled(mix) and self._compiling > self.judge.took:
             return self.lab.simulated(mix)

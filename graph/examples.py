@@ -20,6 +20,8 @@ from .rebound import storage
 from .refusals import raised_at, translated
 from .views import ON_A_VIEW
 
+Held = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors, and what they held."""
 FORMS = "a tensor is the only argument, a tuple or list has them by position, a dict by name"
 
 
@@ -95,27 +97,37 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
 
 def called(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What the model itself returns. It is as it was afterwards, parameters that it writes into, too."""
+    with unchanged(model), restored(model) as written:
+        result = model(*args, **kwargs)
+        own = {storage(tensor) for tensor, _ in written}
+        return pytree.tree_map_only(torch.Tensor, lambda t: t.clone() if storage(t) in own else t, result)
+
+
+@contextmanager
+def restored(model: torch.nn.Module) -> Iterator[Held]:
+    """Puts back parameters and buffers that PyTorch writes into meanwhile, and tells which; those are copied that are written into."""
     tensors = [tensor for tensor in chain(model.parameters(), model.buffers()) if not is_lazy(tensor)]
-    held = [(t, t.data) for t in tensors if storage(t) == storage(t.data)]  # not of what is made of other tensors
+    bound = [(t, t.data) for t in tensors if storage(t) == storage(t.data)]  # not of what is made of other tensors
     writes = _Writes(tensors)
-    with unchanged(model):
-        try:
-            with writes:
-                result = model(*args, **kwargs)
-            own = {storage(tensor) for tensor, _ in writes.before}
-            return pytree.tree_map_only(torch.Tensor, lambda t: t.clone() if storage(t) in own else t, result)
-        finally:
-            for tensor, data in held:
-                if storage(tensor) != storage(data):
-                    tensor.data = data
-            for tensor, value in writes.before:
-                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                    tensor.copy_(value)
+    try:
+        with writes:
+            yield writes.before
+    finally:
+        for tensor, data in bound:
+            if storage(tensor) != storage(data):
+                tensor.data = data
+        put_back(writes.before)
+
+
+def put_back(held: Held) -> None:
+    """Makes tensors what they were."""
+    for tensor, value in held:
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+            tensor.copy_(value)
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Copies tensors just before they are written into. Most models write into few or none, and `.data` leaves no trace of it. before: the
-    tensors, and what they held."""
+    """Copies tensors just before they are written into. Most models write into few or none, and `.data` leaves no trace of it."""
 
     supports_higher_order_operators = True  # as they are: torch would refuse them
 

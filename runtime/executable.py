@@ -273,14 +273,13 @@ class Executable:
         return self._fresh_constants().tensors
 
     def times(self, *inputs: Any, repeat: int = 10, again: int = 1) -> tuple[StepTime, ...]:
-        """The time of every step, in order: the shortest of `repeat` runs. Nothing is written into the inputs. again: how often a native
-        step is run before the next one, with its operands where the last time left them in the caches; what is computed in place then
-        is computed of its results."""
-        inputs = tuple(value.clone() if n in self._written else value for n, value in enumerate(inputs))
+        """The time of every step, in order: the shortest of `repeat` runs. Each writes into copies of the inputs. again: how often a
+        native step is run before the next one, with its operands where the last time left them in the caches; what is computed in place
+        then is computed of its results."""
         runs = []
         for _ in range(repeat):
             stopwatch = Stopwatch(again)
-            self._through_values(inputs, stopwatch)
+            self._through_values([value.clone() if n in self._written else value for n, value in enumerate(inputs)], stopwatch)
             runs.append(stopwatch.times)
         return fastest(runs)
 

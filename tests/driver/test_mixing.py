@@ -13,6 +13,7 @@ from sashiko.driver.judge import Judge, Verdict, goal_of
 from sashiko.driver.measure import regions
 from sashiko.driver.mixing import Move, Rung, fewest, hull, moved, moves, worthwhile
 from sashiko.quant.calibrate import call_of
+from tests.driver.functions import Apply
 
 
 def test_regions_hold_what_runs_before_a_product() -> None:
@@ -73,9 +74,9 @@ def test_the_judge_compares_every_result_and_skips_masks() -> None:
     x = torch.tensor([[1.0, -2.0, 2.0]])
     judge = Judge(goal_of(None, None, 0.1), model, [call_of(model, x, 1)])
     assert judge.error(model) == 0.0
-    assert judge.error(lambda x: (x, model(x)[1] * 1.25, model(x)[2])) == pytest.approx(0.25)
-    assert judge.error(lambda x: (x, x, model(x)[2])) == math.inf
-    assert judge.error(lambda x: (x, model(x)[1], model(x)[2] + 1)) == 1.0
+    assert judge.error(Apply(lambda x: (x, model(x)[1] * 1.25, model(x)[2]))) == pytest.approx(0.25)
+    assert judge.error(Apply(lambda x: (x, x, model(x)[2]))) == math.inf
+    assert judge.error(Apply(lambda x: (x, model(x)[1], model(x)[2] + 1))) == 1.0
 
 
 def test_the_judge_measures_complex_results() -> None:
@@ -86,8 +87,8 @@ def test_the_judge_measures_complex_results() -> None:
     model, x = Complex().eval(), torch.randn(8)
     judge = Judge(goal_of(None, None, 0.01), model, [call_of(model, x, 1)])
     assert judge.error(model) == 0.0
-    assert judge.error(lambda x: model(x) * 1.001) == pytest.approx(0.001, rel=1e-2)
-    assert judge.error(lambda x: model(x).conj()) == pytest.approx(math.sqrt(16 / 5))  # 2x is -2x
+    assert judge.error(Apply(lambda x: model(x) * 1.001)) == pytest.approx(0.001, rel=1e-2)
+    assert judge.error(Apply(lambda x: model(x).conj())) == pytest.approx(math.sqrt(16 / 5))  # 2x is -2x
 
 
 def test_how_much_of_the_error_meets_the_goal() -> None:
