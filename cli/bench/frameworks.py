@@ -74,7 +74,7 @@ class Inductor(Framework):
 
 
 class OpenVino(Framework):
-    """OpenVINO on the converted model; int8 by NNCF with its settings for transformers."""
+    """OpenVINO on the converted model; int8 by NNCF, with its settings for transformers where there is attention."""
 
     libraries = ("nncf", "openvino")
     precisions = ("fp32", "bf16", "int8")
@@ -88,7 +88,9 @@ class OpenVino(Framework):
         import nncf
 
         data = nncf.Dataset([{n: t.numpy() for n, t in enumerate(batch)} for batch in example.batches])
-        return nncf.quantize(self._converted(example), data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(example.batches))
+        model = self._converted(example)
+        kind = nncf.ModelType.TRANSFORMER if attends(model) else None
+        return nncf.quantize(model, data, model_type=kind, subset_size=len(example.batches))
 
     def compile(self, source: Any, example: Example, precision: str) -> Runner:
         import openvino as ov
@@ -106,6 +108,22 @@ class OpenVino(Framework):
             return list(request.infer([t.numpy() for t in args], share_inputs=True, share_outputs=True).values())
 
         return run
+
+
+def attends(model: Any) -> bool:
+    """Whether a model of OpenVINO has attention: as one operation, or as a softmax and products of two activations."""
+    operations = model.get_ops()
+    kinds = {operation.get_type_name() for operation in operations}
+    products = (operation for operation in operations if operation.get_type_name() == "MatMul")
+    written_out = "Softmax" in kinds and any(not any(map(_is_constant, product.input_values())) for product in products)
+    return "ScaledDotProductAttention" in kinds or written_out
+
+
+def _is_constant(output: Any) -> bool:
+    node = output.get_node()
+    while node.get_type_name() == "Convert":
+        node = node.input_value(0).get_node()
+    return bool(node.get_type_name() == "Constant")
 
 
 class OnnxRuntime(Framework):

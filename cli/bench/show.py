@@ -12,6 +12,7 @@ from .compare import Comparison, Held
 from .record import Row, Run, title, yardstick
 from .timing import Spread, Timing
 
+_MOST_ERROR = 0.2  # of a peer of every row
 WIDTH = 170  # of what is printed into a file or a pipe
 
 
@@ -20,8 +21,9 @@ def show(run: Run, console: Console) -> None:
     for group, rows in run.groups().items():
         console.print(table(title(*group), rows))
         for row in rows:
-            if row.timing is None:
-                console.print(escape(f"{row.name}: {row.failure}"), style="dim", highlight=False)
+            remark = row.failure if row.timing is None else _far_off(row)
+            if remark or row.timing is None:
+                console.print(escape(f"{row.name}: {remark}"), style="dim", highlight=False)
     peaks = ", ".join(f"{p.kind} {p.giga:.0f} GOPS ({p.kernel})" for p in run.peaks.products)
     console.print(escape(f"Peaks of one core: {peaks}. {run.machine.cpu}."), highlight=False)
 
@@ -29,7 +31,6 @@ def show(run: Run, console: Console) -> None:
 def table(heading: str, rows: Sequence[Row]) -> Table:
     """Medians, and in brackets the tenth and the ninetieth percentile of the ratios within the rounds."""
     eager = yardstick(rows)
-    peer = best_peer(rows)
     cosine = any(row.cosine is not None for row in rows)
     view = Table(title=escape(heading), title_justify="left")
     view.add_column("")
@@ -44,8 +45,8 @@ def table(heading: str, rows: Sequence[Row]) -> Table:
             f"[bold]{escape(row.name)}[/bold]" if row.ours else escape(row.name),
             number(row.timing.median),
             ratio(row.timing, eager),
-            ratio(row.timing, peer),
-            ratio(row.timing, best_peer([other for other in rows if other.precision == row.precision])),
+            ratio(row.timing, best_peer(near := [other for other in rows if _is_near(other, row)])),
+            ratio(row.timing, best_peer([other for other in near if other.precision == row.precision])),
             "-" if row.of_peak is None else escape(f"{row.of_peak:.0%} {row.limited_by}"),
             "-" if row.error is None else f"{row.error:.1e}",
             *(["-" if row.cosine is None else f"{row.cosine:.5f}"] if cosine else []),
@@ -59,6 +60,18 @@ def best_peer(rows: Sequence[Row]) -> Timing | None:
     """The fastest row that is not ours, at any precision that is among them."""
     peers = [row.timing for row in rows if row.timing is not None and not row.ours]
     return min(peers, key=lambda timing: timing.median, default=None)
+
+
+def _is_near(other: Row, row: Row) -> bool:
+    """Whether another row computes about what eager fp32 does, or at least what `row` does: random weights may leave little to anybody."""
+    return other.error is None or other.error <= max(_MOST_ERROR, 2 * (row.error or 0.0))
+
+
+def _far_off(row: Row) -> str:
+    """What to say of a peer that does not compute what eager fp32 does."""
+    if row.ours or row.error is None or row.error <= _MOST_ERROR:
+        return ""
+    return f"its error of {row.error:.2g} makes it no peer of those with less than half of that"
 
 
 def ratio(timing: Timing, base: Timing | None) -> str:

@@ -52,6 +52,16 @@ def test_the_table_has_the_ratio_to_the_best_peer_in_the_same_precision() -> Non
     assert alike(RUN, "sashiko int8") == "-"
 
 
+def test_what_is_far_from_eager_is_no_peer_of_what_is_not() -> None:
+    wrong = row("openvino", "int8", tuple(t / 4 for t in EAGER), error=4e3)
+    shown = text(show.show, run(row("eager", "fp32", EAGER), PEER, wrong, ours(3.0, error=0.01)))
+    cells = next(line for line in shown.splitlines() if "sashiko int8" in line).split("│")
+    assert cells[4].strip().startswith("1.50 (") and cells[5].strip() == "-"
+    assert "openvino int8: its error of 4e+03 makes it no peer" in shown
+    shown = text(show.show, run(row("eager", "fp32", EAGER), row("openvino", "int8", wrong.ms, error=0.7), ours(3.0, error=0.4)))
+    assert next(line for line in shown.splitlines() if "sashiko int8" in line).split("│")[5].strip().startswith("0.75 (")
+
+
 def test_names_are_no_markup() -> None:
     eager = row("eager", "fp32", EAGER, limit_ms=1.0, limited_by="[/most]")
     odd = run(eager, row("[/peer]", "int8", EAGER), row("[/broken]", "int8"), ours(3.0, precision="[/own]"))
