@@ -46,7 +46,7 @@ def sum_of_parts(m: Match) -> Value | Mismatch:
     axis = attrs.axes[0]
     if all(extent == 1 for extent in source.shape[axis + 1 :]) or len(m.rest("rest")) >= _MOST:
         return m.fail("its axis is the last one, or the parts are many")
-    if joined.tensor.rank != source.tensor.rank or not _joins(joined, axis):
+    if joined.tensor.rank != source.tensor.rank or joined.shape[axis] != source.shape[axis] or not _joins(joined, axis):
         return m.fail("the parts do not lie one after another along it", joined)
     with b.at(m.root.origin):
         return reduce(b.add, (b.reduce(term, "sum", axis, attrs.keepdim) for term in _terms(joined, axis, m.get("w"))))

@@ -46,6 +46,7 @@ def test_a_weight_that_is_the_same_for_all() -> None:
     b.reduce(b.reshape(b.concat(PARTS, 2), (2, 3, 2, 8)), "sum", 1),  # the parts do not end where the axis does
     b.reduce(b.reshape(b.concat(PARTS, 2), (2, 6, 8)), "sum", (1, 2)),
     b.reduce(b.concat([b.cast(v, bf16) for v in PARTS], 1), "sum", 1),  # rounded once
+    b.reduce(b.mul(b.concat([PARTS[0], b.slice_(PARTS[1], 1, 0, 0)], 1), b.reshape(WEIGHT, (2, 6, 1, 1))), "sum", 1),  # stretched along it
 ])
 def test_what_stays(root: Value) -> None:
     assert "concat" in rewritten(root)
