@@ -20,7 +20,7 @@ from ...graph import attrs as A
 from ...graph import build as b
 from ...graph.dims import floordiv, mod
 from ...graph.ir import Value
-from ...graph.types import QParams, bf16, f32, i8, i64
+from ...graph.types import QParams, bf16, f16, f32, i8, i64
 from ..match import Mismatch
 from ..query import is_weight
 from ..rule import Match, RuleSet, rule
@@ -90,7 +90,7 @@ def _channel_scales_example(rng: random.Random) -> Value:
     return b.linear(b.input_(0, f32, (2, 3, k)), b.mul(b.cast(_integers(rng, n, k, -128, 127), f32), random_weight(rng, n, 1)), *bias)
 
 
-@rule("linear(x, mul(cast(w), s), b?) -> mul(linear(x, w), s)", ulp=64, example=_channel_scales_example)
+@rule("linear(x, p@mul(cast(w), s), b?) -> mul(linear(x, w), s)", ulp=64, example=_channel_scales_example)
 def spelled_channels(m: Match) -> Value | Mismatch:
     """As of `weight_only_linear`, whose scales are part of a type."""
     return _spelled_channels(m)
@@ -101,7 +101,7 @@ def _narrow_channel_scales_example(rng: random.Random) -> Value:
     return b.linear(*(b.cast(value, bf16) for value in product.inputs))
 
 
-@rule("linear(x, cast(mul(cast(w), s)), b?) -> mul(linear(x, w), s)", ulp=2**20, example=_narrow_channel_scales_example)
+@rule("linear(x, cast(p@mul(cast(w), s)), b?) -> mul(linear(x, w), s)", ulp=2**20, example=_narrow_channel_scales_example)
 def spelled_narrow_channels(m: Match) -> Value | Mismatch:
     """The weight of a bf16 model, without its rounding."""
     return _spelled_channels(m)
@@ -112,9 +112,18 @@ def _spelled_channels(m: Match) -> Value | Mismatch:
     if x.dtype not in (f32, bf16) or w.dtype != i8 or not is_weight(w) or s.shape != (w.shape[0], 1) or not is_weight(s):
         what = f"x is {x.dtype}, w {w.tensor} and s {s.tensor}"
         return m.fail(f"{what}, not f32 or bf16, a constant of s8 and one scale for each of its rows", w)
+    why = _wider(m, m["p"])
+    if why is not None:
+        return why
     with b.at(m.root.origin):
         scale = b.reshape(b.cast(s, f32), (w.shape[0],))
         return m.fitted(_plus_bias(m, b.mul(b.linear(x, w), scale)))
+
+
+def _wider(m: Match, *values: Value) -> Mismatch | None:
+    """Why f32 does not hold what integers times their scales are in the model: f64 has more digits, and integers wrap around."""
+    value = next((v for v in values if v.dtype not in (f32, f16, bf16)), None)
+    return None if value is None else m.fail(f"the weight is computed in {value.dtype}, not in f32 or narrower", value)
 
 
 def _spelled_example(rng: random.Random) -> Value:
@@ -124,7 +133,8 @@ def _spelled_example(rng: random.Random) -> Value:
     return b.reshape(b.cast(real, rng.choice((f32, bf16))), (n, 8 * groups))
 
 
-@rule("reshape(v@(mul(cast(reshape(w)), s) | cast(mul(cast(reshape(w)), s)))) -> cast(dequantize_groups(w, s))", example=_spelled_example)
+@rule("reshape(v@(p@mul(cast(reshape(w)), s) | cast(p@mul(cast(reshape(w)), s)))) -> cast(dequantize_groups(w, s))",
+      example=_spelled_example)
 def spelled_groups(m: Match) -> Value | Mismatch:
     """Every group of a row of 4-bit integers times its scale."""
     w, s, v = m["w"], m["s"], m["v"]
@@ -135,6 +145,9 @@ def spelled_groups(m: Match) -> Value | Mismatch:
         return m.fail(f"s is {s.tensor}, not one scale for each group of a multiple of 8", s)
     if not bool(((held >= -8) & (held <= 7)).all()):
         return m.fail("w has integers of more than 4 bits", w)
+    why = _wider(m, m["p"], v)
+    if why is not None:
+        return why
     with b.at(m.root.origin):
         return m.fitted(b.cast(b.dequantize_groups(w, b.reshape(b.cast(s, f32), v.shape[:2])), m.root.dtype))
 

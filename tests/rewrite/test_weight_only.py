@@ -7,7 +7,7 @@ import torch
 
 from sashiko.graph import build as b
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.types import DType, QParams, bf16, f16, f32, i8
+from sashiko.graph.types import DType, QParams, bf16, f16, f32, f64, i8, i16
 from sashiko.rewrite import Trace, apply
 from sashiko.rewrite.rules import INTEGER, WEIGHTS
 from sashiko.rewrite.rules.precision import lower_precision
@@ -24,6 +24,12 @@ def int8(q: QParams = CHANNELS) -> Value:
 
 def int4() -> Value:
     return b.dequantize_groups(b.constant(INTEGERS), b.constant(torch.rand(N, 2)))
+
+
+def spelled(dtype: DType, *scales: int) -> Value:
+    """Integers times their scales in a type; of several for each row, those of groups."""
+    values = b.constant((torch.rand(N, *scales) * 300 + 1).to(dtype.torch))
+    return b.mul(b.cast(b.reshape(b.constant(INTEGERS), (N, *scales[:-1], K // scales[0])), dtype), values)
 
 
 def ops(graph: Graph) -> list[str]:
@@ -68,6 +74,9 @@ def test_quantized_activations_come_first() -> None:
     (b.linear(b.cast(X, bf16), b.cast(int8(QParams((0.1,), 3, None, -128, 127)), bf16)), "not a constant of symmetric s8"),
     (b.linear(b.cast(X, f16), b.cast(b.constant(INTEGERS), f16)), "not f32 or bf16 and a constant of s8"),
     (b.linear(X, b.cast(b.cast(b.input_(0, f32, (N, K)), i8), f32)), "not f32 or bf16 and a constant of s8"),
+    *((b.linear(X, b.cast(spelled(dtype, 1), f32)), "not in f32 or narrower") for dtype in (f64, i16)),
+    *((b.cast(b.reshape(spelled(dtype, 2, 1), (N, K)), f32), "not in f32 or narrower") for dtype in (f64, i16)),
+    (b.reshape(b.cast(spelled(f32, 2, 1), f64), (N, K)), "not in f32 or narrower"),
 ])
 def test_what_is_refused_says_why(root: Value, reason: str) -> None:
     trace, graph = Trace(), Graph((X,), (root,))
