@@ -28,6 +28,7 @@ from functools import partial
 import torch
 
 from ...graph import attrs as A
+from ...graph import build as b
 from ...graph.dims import product
 from ...graph.interpret import ELEMENTWISE, run, within
 from ...graph.ir import Graph, Value, with_inputs
@@ -54,7 +55,9 @@ def tabulate(graph: Graph, pieces: int) -> Graph:
                 new[value] = with_inputs(value, [new[v] for v in value.inputs])
             else:
                 operands = new[found.chain.source], *found.factors
-                new[value] = make("piecewise", *operands, attrs=found.attrs, origin=value.origin, name=value.name)
+                table = make("piecewise", *operands, attrs=found.attrs, origin=value.origin, name=value.name)
+                with b.at(value.origin):
+                    new[value] = b.expand(table, value.shape)  # bounds of more axes than what they bound stretch it
     return Graph(graph.inputs, tuple(new[v] for v in graph.outputs), graph.name)
 
 

@@ -209,12 +209,18 @@ def test_not_where_digits_may_show() -> None:
         make("piecewise", X, b.constant(FACTORS), attrs=found.attrs)
 
 
-def test_a_scalar_is_not_broadcast_by_its_table() -> None:
-    small = b.input_(1, f32, (64,))
-    root = unsigned(b.add(b.tanh(small), b.full(1.0, f32, (4, 64))))
-    graph = tabulate(Graph((X, small), (root,)), 32)
-    assert graph.outputs[0].shape == (4, 64)
-    verify(graph)
+@pytest.mark.parametrize("stretched", [
+    lambda x: unsigned(b.add(x, b.full(1.0, f32, (4, 64)))),
+    lambda x: b.cast(b.minimum(b.maximum(b.round_(b.mul(x, 20.0)), b.full(-128.0, f32, (4, 1))), b.full(127.0, f32, (4, 1))), i8),
+    lambda x: b.cast(b.minimum(b.maximum(b.add(b.round_(b.mul(x, 20.0)), b.full(3.0, f32, (4, 1))), -128.0), 127.0), i8),
+])
+def test_a_scalar_is_not_broadcast_by_its_table(stretched: Unary) -> None:
+    small = b.input_(0, f32, (64,))
+    graph = Graph((small,), (stretched(b.tanh(small)),))
+    table, data = tabulate(graph, 32), [torch.linspace(-3, 3, 64)]
+    verify(table)
+    [got], [expected] = run(table, data), run(graph, data)
+    assert got.shape == expected.shape == (4, 64) and (got.int() - expected.int()).abs().max() <= 1
 
 
 def test_text_reads_back_exactly() -> None:
