@@ -18,6 +18,7 @@ from __future__ import annotations
 from math import sqrt
 
 from ...graph import attrs as A
+from ...graph import build as b
 from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import MADE, make
 from ...graph.types import f32
@@ -36,8 +37,7 @@ def shorten(graph: Graph, normal_is_fast: bool = False) -> Graph:
         return graph
     demands, integers = Demands(graph), Demands(graph, floats=False)
 
-    def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
-        new = with_inputs(old, inputs)
+    def shorter(old: Value, new: Value) -> Value:
         if old.op == "mul":
             return _gelu(_without_halves(new))
         if old.op == "exp":
@@ -48,6 +48,14 @@ def shorten(graph: Graph, normal_is_fast: bool = False) -> Graph:
         if normal is not None and normal_is_fast and integers.few_digits(old):
             return normal
         return (_short(new) if demands.few_digits(old) else normal) or new
+
+    def visit(old: Value, inputs: tuple[Value, ...]) -> Value:
+        new = with_inputs(old, inputs)
+        found = shorter(old, new)
+        if found is new:
+            return new
+        with b.at(old.origin):  # the numbers that are left out may have had more axes
+            return b.expand(found, new.shape)
 
     return rebuild(graph, visit)
 

@@ -10,11 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import sashiko
+from sashiko.graph import attrs as A
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.ops import MADE, SHORT
-from sashiko.graph.types import QParams, bf16, f32, f64, i8, i32, u8
+from sashiko.graph.ops import MADE, SHORT, make
+from sashiko.graph.types import DType, QParams, TupleType, bf16, f32, f64, i8, i32, u8
 from sashiko.rewrite.rules.short import shorten
 
 X = b.input_(0, f32, (4, 64))
@@ -104,6 +105,23 @@ def test_erf_becomes_the_normal_distribution() -> None:
     for narrow in (eight, rows, clamped):
         assert (names(narrow(gelu(X))), names(narrow(gelu(X)), fast=True)) == ({"normal_cdf_short"}, {"gelu"})
     assert names(b.add(b.erf(X), 1.0)) == names(b.add(b.erf(b.mul(X, 0.5**0.5)), 2.0)) == {"erf"}
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_numbers_of_more_axes_stretch_what_is_shorter(place: int, dtype: DType) -> None:
+    half, root, one = (b.full(c, f32, (2, 4, 64) if n == place else ()) for n, c in enumerate((0.5, 0.5**0.5, 1.0)))
+    graph = Graph((X,), (b.cast(b.mul(b.mul(X, half), b.add(b.erf(b.mul(X, root)), one)), dtype),))
+    data = [torch.linspace(-3, 3, 256).view(4, 64)]
+    [got], [expected] = run(shorten(graph), data), run(graph, data)
+    torch.testing.assert_close(got.float(), expected.float(), rtol=2**-7, atol=2**-20)
+
+
+def test_beside_operations_of_several_results() -> None:
+    attrs = A.AtenAttrs(torch.ops.aten.sort.default, (A.Slot(0),), (), "")
+    left = make("aten", X, attrs=attrs, type=TupleType((X.tensor, X.tensor)))
+    graph = Graph((X,), (b.sigmoid(X), left))
+    assert shorten(graph) is graph
 
 
 def test_weights_of_a_softmax() -> None:
