@@ -140,7 +140,7 @@ def whole_linear(value: Value) -> Value | None:
     if x.op != "reshape" or x.tensor.rank != 2:
         return None
     source = x.inputs[0].shape
-    rows = next((i for i in range(len(source) - 1, 1, -1) if product(source[i:]) == x.shape[-1]), None)
+    rows = next((i for i in range(len(source) - 1, 1, -1) if (product(source[:i]), product(source[i:])) == x.shape), None)
     if rows is None:
         return None
     inner = make(value.op, b.reshape(x.inputs[0], (*source[:rows], x.shape[-1])), *value.inputs[1:], origin=value.origin, name=value.name)

@@ -126,8 +126,8 @@ def _linear_of_reshape(rng: random.Random) -> Value:
       example=_linear_of_reshape)
 def linear_of_reshape(m: Match) -> Value | Mismatch:
     """Rows are independent of one another; where they stand does not matter."""
-    x = m["x"]
-    if x.tensor.rank < 2 or x.shape[-1] != m.attrs("t", A.ShapeAttrs).shape[-1]:
+    x, flat = m["x"], m.attrs("t", A.ShapeAttrs).shape
+    if x.tensor.rank < 2 or x.shape[-1] != flat[-1] or product(x.shape[:-1]) != product(flat[:-1]):
         return m.fail(f"the reshape of {x.type} changes the rows", x)
     inner = m.make(m.root.op, x, *m.root.inputs[1:])
     return m.make("reshape", inner, attrs=A.ShapeAttrs(m.root.shape))
@@ -145,7 +145,7 @@ def matmul_of_reshapes(m: Match) -> Value | Mismatch:
     left, right = m.attrs("s", A.ShapeAttrs).shape, m.attrs("t", A.ShapeAttrs).shape
     if x.tensor.rank < 3 or y.tensor.rank < 3 or x.shape[:-2] != y.shape[:-2] or left[:-2] != right[:-2]:
         return m.fail(f"{x.type} and {y.type} are not batches of one shape", x)
-    if x.shape[-2:] != left[-2:] or y.shape[-2:] != right[-2:]:
+    if x.shape[-2:] != left[-2:] or y.shape[-2:] != right[-2:] or product(x.shape[:-2]) != product(left[:-2]):
         return m.fail("a reshape changes the matrices", x)
     return m.make("reshape", m.make("matmul", x, y), attrs=A.ShapeAttrs(m.root.shape))
 

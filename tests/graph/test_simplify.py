@@ -95,6 +95,12 @@ def test_linear_is_not_flattened() -> None:
     assert simplified(value).shape == (2, S, 4)
 
 
+def test_without_columns_rows_may_be_others_after_a_reshape() -> None:
+    empty, w = b.input_(0, f32, (2, 3, 0)), b.constant(torch.randn(4, 0))
+    [out] = canonical(Graph((empty,), (b.linear(b.reshape(empty, (12, 0)), w),))).outputs
+    assert out.op == "linear" and out.shape == (12, 4)
+
+
 def test_attention_masks_stay_small() -> None:
     q = b.input_(0, f32, (2, 4, S, 8))
     keep = b.input_(1, boolean, (2, 1, 1, S))

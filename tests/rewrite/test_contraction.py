@@ -93,6 +93,15 @@ def test_a_reshape_through_the_summed_axis_stays() -> None:
     assert "changes the rows" in explain(contraction.linear_of_reshape, Graph((X, Y), (through,)))
 
 
+def test_without_columns_a_reshape_may_change_the_rows() -> None:
+    x, y = b.input_(0, f32, (B, S, N, 0)), b.input_(1, f32, (B, S, 0, N))
+    for root in (b.linear(b.reshape(x, (7, 0)), b.constant(torch.ones(N, 0))),
+                 b.matmul(b.reshape(x, (7, N, 0)), b.reshape(y, (7, 0, N)))):
+        graph = apply(Graph((x, y), (root,)), CANONICAL)
+        assert graph.outputs[0].op == root.op
+        assert torch.equal(run(graph, [torch.ones(B, S, N, 0), torch.ones(B, S, 0, N)])[0], torch.zeros(root.shape))  # type: ignore[arg-type]
+
+
 def test_batched_matmul_of_decomposed_torch_matmul() -> None:
     q, k = b.input_(0, f32, (B, 2, S, K)), b.input_(1, f32, (B, 2, K, S))
     left, right = (b.reshape(b.expand(v, v.shape), (B * 2, *v.shape[2:])) for v in (q, k))
