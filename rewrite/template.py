@@ -9,7 +9,7 @@ from ..graph import attrs as A
 from ..graph.dims import Dim, broadcast
 from ..graph.ir import Value
 from ..graph.ops import OPS, make
-from ..graph.types import BY_NAME, DType, TensorType
+from ..graph.types import BY_NAME, DType, TensorType, boolean
 from .match import Bindings
 from .pattern import GROUPS, Argument, Number, NumberLiteral, NumberVariable, Operation, Optional, Pattern, Rest, Variable
 from .query import rounded
@@ -58,14 +58,14 @@ def _value(node: Pattern, bound: Bindings, root: Value, is_root: bool = False) -
     if not isinstance(node, Operation):
         raise InvalidGraph(f"{node} is no template: a right side has no choice", root.origin)
     op = bound.groups[node.op] if node.op in GROUPS else node.op
-    inputs = _operands(node.args, bound, root)
+    inputs = _operands(op, node.args, bound, root)
     if op == "call" and is_root:
         return make(op, *inputs, attrs=_attrs(node, op, bound), type=root.type, origin=root.origin)
     return make(op, *inputs, attrs=_attrs(node, op, bound), origin=root.origin)
 
 
-def _operands(nodes: tuple[Argument, ...], bound: Bindings, root: Value) -> tuple[Value, ...]:
-    """Operands in order; a number takes the element type of its first sibling that has one."""
+def _operands(op: str, nodes: tuple[Argument, ...], bound: Bindings, root: Value) -> tuple[Value, ...]:
+    """Operands in order; a number takes the element type of its first sibling that has one, but for a condition, which is of bools."""
     found: list[Value | Number] = []
     for node in nodes:
         if isinstance(node, Rest):
@@ -77,8 +77,10 @@ def _operands(nodes: tuple[Argument, ...], bound: Bindings, root: Value) -> tupl
             found.append(_number(node, bound))
         else:
             found.append(_value(node, bound, root))
-    dtype = next((v.dtype for v in found if isinstance(v, Value)), root.dtype)
-    return tuple(v if isinstance(v, Value) else full(v, dtype, (), root.origin) for v in found)
+    conditions = 1 if op == "where" else 0
+    dtype = next((v.dtype for v in found[conditions:] if isinstance(v, Value)), root.dtype)
+    types = (boolean if n < conditions else dtype for n in range(len(found)))
+    return tuple(v if isinstance(v, Value) else full(v, t, (), root.origin) for v, t in zip(found, types, strict=True))
 
 
 def _attrs(node: Operation, op: str, bound: Bindings) -> A.Attrs:

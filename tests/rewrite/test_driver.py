@@ -13,7 +13,7 @@ from sashiko.graph.attrs import CallAttrs
 from sashiko.graph.dims import symbol
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value, reordered
-from sashiko.graph.types import f32, i32
+from sashiko.graph.types import boolean, f32, i32
 from sashiko.rewrite import Match, Mismatch, Rule, Trace, apply, equation, explain, rule
 from sashiko.rewrite.rules import ALL, SIMPLIFY
 
@@ -113,6 +113,13 @@ def test_equations_hold_up_to_broadcasting_only() -> None:
     number = b.input_(0, i32, (3,))
     widens = equation("add(x, 0) -> cast{dtype=f32}(x)", name="widens")
     assert ops(apply(Graph((number,), (b.add(number, 0),)), (widens,))) == ["full", "add"]
+
+
+@pytest.mark.parametrize("right", ["where(c, x, 0)", "where(c, 5, 7)", "where(true, x, 0)"])
+def test_a_number_beside_a_condition_is_no_bool(right: str) -> None:
+    chosen = b.mul(X, b.where(b.gt(Y, 0.0), b.full(1.0, f32), b.full(0.0, f32)))
+    result = apply(graph(chosen), (equation(f"mul(x, where(c, 1, 0)) -> {right}", name="choice"),)).outputs[0]
+    assert result.type == X.type and [v.dtype for v in result.inputs] == [boolean, f32, f32]
 
 
 def test_new_values_carry_origin_and_name_of_what_they_replace() -> None:
