@@ -13,6 +13,7 @@ from math import lcm
 from .dims import Dim, Func, Poly, Symbol, coefficient, evaluate, symbol, symbols
 from .poly import Atom, from_terms
 
+_TRACED = 2  # the least size that torch traces for
 _LARGEST = 1024  # common multiple of divisors, as of the steps down a pyramid of images
 
 
@@ -55,7 +56,7 @@ def parts(zeros: Iterable[Dim]) -> dict[str, Dim]:
     for zero in zeros:
         if len(symbols(zero)) == 1 and all(_divisors(zero)):
             asked.setdefault(next(iter(symbols(zero))), []).append(zero)
-    found = {one.name: _in_parts(one, of_one) for one, of_one in asked.items() if one.lo in (1, 2)}
+    found = {one.name: _in_parts(one, of_one) for one, of_one in asked.items() if one.lo > 0}
     return {name: dim for name, dim in found.items() if dim is not None}
 
 
@@ -74,7 +75,11 @@ def _in_parts(one: Symbol, zeros: list[Dim]) -> Dim | None:
     if len(firsts) != 1:
         return None
     first, beyond = firsts[0], len(rests) - 1
-    least = max(0, -((first - one.lo) // count))
+    least = max(0, -((first + beyond - one.lo) // count))
+    if count * least + first < one.lo:  # the first ones would be let in, too
+        if one.lo > _TRACED:
+            return None
+        least += 1
     most = None if one.hi is None else (one.hi - first) // count
     if most is not None and one.hi is not None and (most < least or count * most + first + beyond > one.hi):
         return None  # the last ones would be let in, too
@@ -95,7 +100,7 @@ def _divisors(zero: Dim) -> Iterator[int]:
 def told(zero: Dim) -> dict[str, Dim]:
     """A symbol, and the quotients, remainders or extremes that it is where `zero` is 0."""
     for atom, value in _alone(zero):
-        if isinstance(atom, Symbol) and atom.lo <= 2 and atom.hi is None and _functions(value):
+        if isinstance(atom, Symbol) and atom.lo <= _TRACED and atom.hi is None and _functions(value):
             return {atom.name: value}
     return {}
 

@@ -59,6 +59,12 @@ def test_parts_that_would_leave_the_range_are_none() -> None:
         assert bool(parts([substitute(zero[0], {"s": symbol("s", 1, high)})])) == found
 
 
+@pytest.mark.parametrize(("low", "first"), [(1, 3), (3, 3), (4, None), (5, 7), (8, None), (9, 11)])
+def test_parts_begin_where_the_range_does(low: int, first: int | None) -> None:
+    found = parts([substitute(2 * floordiv(S - 1, 4) - floordiv(S - 1, 2) + 1, {"s": symbol("s", low)})])
+    assert (bounds(found["s"])[0] if found else None) == first
+
+
 def test_sizes_that_all_terms_have_are_left_out() -> None:
     zero = 8 * product([S, T]) - 32 * product([S, floordiv(T, 4)])
     assert simplest(zero) == 8 * T - 32 * floordiv(T, 4)
