@@ -12,13 +12,11 @@ from functools import lru_cache
 from math import gcd
 
 from ..diagnostics.errors import InvalidGraph
-from .poly import Atom, Dim, Func, Monomial, Poly, Shape, Symbol, from_terms, product, symbol, symbols, terms_of
+from .poly import Atom, Dim, Func, Monomial, Poly, Shape, Symbol, from_terms, product, single, symbol, symbols, terms_of
 
 __all__ = [
-    "Atom", "Dim", "Func", "Poly", "Shape", "Symbol", "bounds", "broadcast", "ceildiv",
-    "coefficient", "divides", "evaluate", "floordiv", "less", "maximum",
-    "minimum", "mod", "non_negative", "product", "rejoin", "reshape_groups",
-    "substitute", "symbol", "symbols",
+    "Atom", "Dim", "Func", "Poly", "Shape", "Symbol", "bounds", "broadcast", "ceildiv", "coefficient", "divides", "evaluate", "floordiv",
+    "less", "maximum", "minimum", "mod", "non_negative", "product", "rejoin", "reshape_groups", "substitute", "symbol", "symbols",
 ]
 
 
@@ -30,7 +28,7 @@ def bounds(value: Dim) -> tuple[int | None, int | None]:
     """Inclusive integer bounds (None: unbounded) by interval arithmetic over the symbols' ranges."""
     low, high = _interval(value)
     for mono, coefficient in terms_of(value) if low is None or high is None else ():
-        divided = _single(from_terms({mono: 1}), "floordiv")
+        divided = single(from_terms({mono: 1}), "floordiv")
         if divided is not None and isinstance(divided[1], int) and divided[1] > 0 and coefficient % divided[1] == 0:
             # k b (x // b) lies between k (x - b + 1) and k x
             times, rest = coefficient // divided[1], value - from_terms({mono: coefficient})
@@ -164,29 +162,28 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     gives 0: only positions in a tensor without elements are divided by its size."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b else 0
-    if b == 1:
-        return a
-    if a == b:
-        return 1
+    if b == 1 or a == b:
+        return a if b == 1 else 1
     quotient, rest = _split(a, b)
     if rest == 0 or (non_negative(rest) and less(rest, b)):
         return quotient
     if less(rest, 0) and non_negative(rest + b):
         return quotient - 1
-    inner = _single(rest, "floordiv")
+    if (same := _same_for_all(rest, b)) is not None:
+        return quotient + same
+    inner = single(rest, "floordiv")
     if inner is not None:  # (x // p) // q == x // (p * q) for positive p, q
         return quotient + floordiv(inner[0], inner[1] * b)
     factor, smaller, divisor = _common(rest, b)
     return quotient + (_func("floordiv", rest, b) if factor == 1 else floordiv(smaller, divisor))
 
 
-def _single(value: Dim, kind: str) -> tuple[Dim, ...] | None:
-    """The arguments of `value` when it is exactly one function of `kind`."""
-    if isinstance(value, Poly) and len(value.terms) == 1:
-        mono, factor = value.terms[0]
-        if factor == 1 and len(mono) == 1 and isinstance(mono[0], Func) and mono[0].kind == kind:
-            return mono[0].args
-    return None
+def _same_for_all(rest: Dim, b: Dim) -> int | None:
+    """rest // b where that is the same for all numbers in the ranges; a call may bring a size of 0 where the least is 1."""
+    if not isinstance(b, int) or any(s.lo == 1 for s in symbols(rest)):
+        return None
+    low, high = bounds(rest)
+    return low // b if low is not None and high is not None and low // b == high // b else None
 
 
 def rejoin(value: Dim) -> Dim:
@@ -231,6 +228,8 @@ def mod(a: Dim, b: Dim) -> Dim:
         most = bounds(rest)[1]
         if most is not None and most <= 0:  # how far a size is from a multiple of b: together they are b * ceil(size / b)
             return b * ceildiv(-rest, b) + rest
+        if (same := _same_for_all(rest, b)) is not None:
+            return rest - same * b
     elif less(rest, 0) and non_negative(rest + b):
         return rest + b
     factor, smaller, divisor = _common(rest, b)
@@ -240,7 +239,7 @@ def mod(a: Dim, b: Dim) -> Dim:
 def _congruent(a: Dim, b: int) -> Dim:
     """a without remainders by multiples of b: another number of the same remainder by b."""
     for mono, factor in terms_of(a):
-        inner = _single(from_terms({mono: 1}), "mod")
+        inner = single(from_terms({mono: 1}), "mod")
         if inner is not None and isinstance(inner[1], int) and inner[1] % b == 0:
             return _congruent(a + factor * (inner[0] - from_terms({mono: 1})), b)
     return a

@@ -173,6 +173,15 @@ def symbols(value: Dim) -> frozenset[Symbol]:
     return value._symbols if isinstance(value, Poly) else frozenset()
 
 
+def single(value: Dim, kind: str) -> tuple[Dim, ...] | None:
+    """The arguments of `value` when it is exactly one function of `kind`."""
+    if isinstance(value, Poly) and len(value.terms) == 1:
+        mono, factor = value.terms[0]
+        if factor == 1 and len(mono) == 1 and isinstance(mono[0], Func) and mono[0].kind == kind:
+            return mono[0].args
+    return None
+
+
 def non_negative_for_any(value: Dim) -> bool:
     """Whether an expression is known to be at least 0 whatever its symbols are: a call may bring a size below the least that proofs
     elsewhere rely on."""

@@ -142,3 +142,16 @@ def test_padding_is_less_than_what_it_fills() -> None:
 def test_a_missing_symbol_is_named() -> None:
     with pytest.raises(KeyError, match="b"):
         dims.evaluate(A + B, {"a": 1})
+
+
+@pytest.mark.parametrize("first", [-40, -1, 0, 7, 8, 24, 25])
+def test_quotients_that_are_the_same_for_all_of_a_range(first: int) -> None:
+    rest = symbol("rest", 0, 7) + first
+    whole, left = dims.floordiv(rest, 16), dims.mod(rest, 16)
+    for n in range(8):
+        assert (dims.evaluate(whole, {"rest": n}), dims.evaluate(left, {"rest": n})) == divmod(n + first, 16)
+    assert isinstance(whole, int) == (first // 16 == (first + 7) // 16)
+
+
+def test_a_size_of_nothing_has_no_blocks() -> None:
+    assert dims.evaluate(dims.ceildiv(symbol("s", 1, 16), 16), {"s": 0}) == 0
