@@ -31,7 +31,7 @@ from .computed import refuse_writes
 from .decompose import by_node
 from .examples import refusal
 from .lower import CHECKS, PART_OF
-from .modes import EVAL, in_training
+from .modes import in_training, to_evaluate
 from .rebound import settled, storage
 from .refusals import translated, written_outside
 
@@ -117,7 +117,8 @@ def check_initialized(model: torch.nn.Module) -> None:
 def check_mode(model: torch.nn.Module) -> None:
     """InputError for a model in training mode, unless it is the same there."""
     if names := in_training(model):
-        raise InputError(f"the model is in training mode, where dropout and normalization differ: {names}", type(model).__name__, EVAL)
+        what = f"the model is in training mode, where dropout and normalization differ: {names}"
+        raise InputError(what, type(model).__name__, to_evaluate(model))
 
 
 def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:

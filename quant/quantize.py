@@ -15,7 +15,7 @@ from ..diagnostics.errors import CalibrationError
 from ..diagnostics.surroundings import undisturbed
 from ..graph.alone import alone
 from ..graph.exporting import check_module
-from ..graph.modes import EVAL, in_training
+from ..graph.modes import in_training, to_evaluate
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from .bias import output_means
@@ -136,7 +136,7 @@ def check_evaluating(model: nn.Module) -> None:
     """Raises CalibrationError for a model in training mode, and what `check_module` raises."""
     check_module(model)
     if names := in_training(model):
-        hint = f"{EVAL}: dropout and batch statistics would falsify the calibration"
+        hint = f"{to_evaluate(model)}; dropout and batch statistics would falsify the calibration"
         raise CalibrationError(f"the model is in training mode: {names}", "quantize(model, ...)", hint)
 
 
