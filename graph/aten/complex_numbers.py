@@ -196,7 +196,7 @@ _MOVED = (
     aten.unflatten.int, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
     aten.permute.default, aten.t.default, aten.transpose.int, aten.alias.default, aten.detach.default, aten.clone.default,
     aten.contiguous.default, aten.slice.Tensor, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default,
-    aten.unbind.int, aten.unfold.default, aten.flip.default, aten.roll.default, aten.repeat.default,
+    aten.unbind.int, aten.unfold.default, aten.diagonal.default, aten.flip.default, aten.roll.default, aten.repeat.default,
 )
 _FOUND = (aten.index.Tensor, aten.index_select.default, aten.gather.default, aten.embedding.default)
 _SUMMED = (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)

@@ -145,6 +145,18 @@ def unfold(c: Call, x: Value, axis: int, size: int, step: int) -> Value:
     return b.permute(windows, [*(a for a in range(windows.tensor.rank) if a != axis + 1), axis + 1])
 
 
+def diagonal(c: Call, x: Value, offset: int = 0, first: int = 0, second: int = 1) -> Value:
+    """Element i of the last axis is the one at (i, i + offset) of two axes, or at (i - offset, i)."""
+    i, j = b.axis_of(first, x.tensor.rank), b.axis_of(second, x.tensor.rank)
+    length = c.shape[-1]
+    if length == 0:  # the offset may lie beyond the tensor
+        return b.full(0, c.dtype, c.shape)
+    matrices = b.permute(x, [*(a for a in range(x.tensor.rank) if a not in (i, j)), i, j])
+    rows = b.slice_(matrices, -2, max(-offset, 0), length)
+    columns = b.reshape(b.iota(length, i64, max(offset, 0)), (length, 1))
+    return b.reshape(b.gather(rows, b.expand(columns, (*c.shape, 1)), -1), c.shape)
+
+
 ROWS: dict[Any, Row] = {
     aten.view.default: as_shape,
     aten._unsafe_view.default: as_shape,
@@ -178,6 +190,7 @@ ROWS: dict[Any, Row] = {
     aten.cat.default: concat,
     aten.stack.default: stack,
     aten.unfold.default: unfold,
+    aten.diagonal.default: diagonal,
     aten.flip.default: flip,
     aten.roll.default: roll,
     aten.repeat.default: repeat,
