@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -221,7 +222,8 @@ def _torch_export(model: nn.Module, call: Call, axes: range, obliviously: bool) 
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=obliviously)  # type: ignore[attr-defined]
-        with oblivious, _PlainSizes(_LONGEST if obliviously else _LONG):
+        # Sizes that are expressions where none is free come from data, and torch says whether it can capture what is done with them.
+        with oblivious, _PlainSizes(_LONGEST if obliviously else _LONG) if axes else nullcontext():
             return traced(model, call.args, kwargs, dynamic_shapes)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)

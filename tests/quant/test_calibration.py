@@ -275,6 +275,21 @@ def test_a_model_that_cannot_be_exported() -> None:
         quantize(Branch().eval(), [GOOD])
 
 
+def test_what_cannot_be_captured_is_told_before_lengths_of_sizes() -> None:
+    class Sizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            n: Any = (x > 0).sum().item()
+            long = x.new_zeros((n * n * n + 2 * n * n + 3 * n + 8) // 7)
+            return self.fc(x) * len({n}) + long.sum()
+
+    with pytest.raises(Unsupported, match=r"unhashable type(.|\n)*test_calibration\.py:"):
+        quantize(Sizes().eval(), [GOOD])
+
+
 def test_a_random_model_stays_random() -> None:
     class Noise(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
