@@ -159,11 +159,13 @@ def shift(op: str) -> Row:
 
 
 def power(c: Call, x: Operand, y: Operand) -> Value:
-    """pow with the shortcuts that eager takes for special exponents; integers by repeated multiplication."""
+    """pow with the shortcuts that eager takes for special exponents; integers by repeated multiplication, powers of 2 by shifts."""
     number = known_number(y) if not isinstance(y, Value) else None
     short = (1, 2, 3) if not c.dtype.is_float or c.dtype == f16 else _POWERS
     if isinstance(x, Value) and number in short and number is not None:
         return b.cast(_POWERS[number](computing(x, c.dtype)), c.dtype)
+    if not c.dtype.is_float and isinstance(x, int) and x == 2:
+        return arithmetic("shl", c, 1, y)  # 0 where the bit is not in the dtype
     if not c.dtype.is_float:
         raise Unsupported("pow of integers")
     return arithmetic("pow", c, x, y)

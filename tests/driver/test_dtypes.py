@@ -38,6 +38,14 @@ def test_numbers_beyond_an_integer_type_wrap_in_arithmetic() -> None:
     agree(lambda x: (torch.add(x, 300, alpha=2), torch.sub(x, 200, alpha=-3)), xs[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_powers_of_two_whose_bit_is_not_in_the_type_are_0(dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    exponents = torch.tensor([info.min, max(info.min, -1), 0, 1, *range(info.bits - 3, info.bits + 2), info.max], dtype=dtype)
+    model = Apply(lambda x: (2**x, 2 ** (x > 0))).eval()
+    assert_close(sashiko.compile(model, (exponents,), strict=True)(exponents), model(exponents))
+
+
 def test_nan_and_infinity_as_numbers() -> None:
     xs = [torch.arange(5).to(dtype) for dtype in (*INTEGERS, *HALVES, torch.bool)]
     agree(lambda *xs: [(x / float("nan"), x * float("nan"), x / float("inf"), x + float("nan")) for x in xs], *xs)

@@ -168,7 +168,7 @@ POSITIONAL: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (aten.fmod.Scalar, (K, 5)),
     (aten.remainder.Scalar, (K, -5)),
     (aten.floor_divide.default, (X, Y)),
-    (aten.pow.Scalar, (2.5, X)),
+    (aten.pow.Scalar, (2.5, X)), (aten.pow.Scalar, (2, torch.arange(-2, 67))), (aten.pow.Scalar, (2, M)),
     (aten.bitwise_and.Scalar, (K, 6)),
     (aten.bitwise_or.Scalar, (K, 6)),
     (aten.bitwise_xor.Scalar, (K, 6)),
