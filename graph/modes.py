@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
-from itertools import chain, pairwise
-from types import FunctionType
+from itertools import chain
+from types import CodeType, FunctionType
 
 import torch
 from torch.nn.utils.parametrize import ParametrizationList
-from torch.utils import _pytree as pytree
 
 # torch's own containers, in which nothing reads the flag. Those that are put into an evaluated model, as parametrizations bring them, have
 # that of every new module. A class of somebody else's may read its own.
 _CONTAINERS = (
     torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict, ParametrizationList,
 )
-_OF_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"}  # Python's instructions
 _EVAL = "call model.eval() first"
 
 
@@ -41,42 +38,19 @@ def to_evaluate(model: torch.nn.Module) -> str:
 
 
 def _ignores_mode(layer: torch.nn.Module) -> bool:
-    """Whether a layer without tensors and parts certainly does not read its mode: its methods, from `forward` on, read other attributes
-    alone, and hand the layer itself to nobody, who could."""
-    kind = type(layer)
-    plain = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in ("__call__", "__getattr__", "__getattribute__"))
-    if not plain or next(chain(layer.children(), layer.parameters(), layer.buffers(), _hooks(layer)), None) is not None:
+    """Whether a layer without tensors, parts and hooks does not read its mode: nothing that its class defines names it."""
+    hooks = (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values())
+    if next(chain(layer.children(), layer.parameters(), layer.buffers(), hooks), None) is not None:
         return False
-    names = ["forward"]
-    for name in names:  # which grow
-        found = inspect.getattr_static(kind, name, None)
-        method = found.fget if isinstance(found, property) else found
-        if name not in vars(layer) and isinstance(method, FunctionType):
-            read = _attributes_read(method)
-            if read is None or "training" in read:
-                return False
-            names += sorted(read.difference(names))
-        elif hasattr(found, "__get__") or any(map(callable, pytree.tree_leaves([found, vars(layer).get(name)]))):
-            return False
-    return True
+    own = (value for kind in type(layer).__mro__ if not issubclass(torch.nn.Module, kind) for value in vars(kind).values())
+    functions = (value.fget if isinstance(value, property) else inspect.unwrap(value) if callable(value) else None for value in own)
+    return not any(isinstance(function, FunctionType) and _may_name_mode(function.__code__) for function in functions)
 
 
-def _hooks(layer: torch.nn.Module) -> chain[object]:
-    """What is called with the layer itself."""
-    return chain(layer._forward_hooks.values(), layer._forward_pre_hooks.values())
+def _may_name_mode(code: CodeType) -> bool:
+    """Whether a method names `training`, or wraps a function that may."""
+    return bool({*code.co_freevars} - {"__class__"}) or _names_mode(code)
 
 
-def _attributes_read(method: FunctionType) -> set[str] | None:
-    """The attributes of its first argument that a method reads or sets. None where it does something else with that as well, or wraps
-    another function, which is given it."""
-    code = method.__code__
-    if method.__closure__ or not code.co_argcount:
-        return None
-    names = set[str]()
-    for step, following in pairwise(dis.get_instructions(code)):
-        loaded = step.argval if isinstance(step.argval, tuple) else (step.argval,)  # some instructions load two
-        if step.opname.startswith("LOAD_") and code.co_varnames[0] in loaded:
-            if loaded.index(code.co_varnames[0]) != len(loaded) - 1 or following.opname not in _OF_ATTRIBUTES:
-                return None
-            names.add(following.argval)
-    return names
+def _names_mode(code: CodeType) -> bool:
+    return "training" in code.co_names or any(_names_mode(inner) for inner in code.co_consts if isinstance(inner, CodeType))
