@@ -62,8 +62,9 @@ def _settle(dim: Dim, size: int, where: str, env: dict[str, int], found: dict[st
     count, whole, beyond, first = parts
     number, remainder = divmod(size - first, count)
     # Like torch's tracing, ours reasons with sizes of at least 1; a size of 0 is served too, since loops over it do nothing
-    # (`small_sizes.py` has what does not bear it).
-    least, most = 0 if whole.lo == 1 else whole.lo, 0 if beyond is None else beyond.hi
+    # (`small_sizes.py` has what does not bear it). Of a multiple more is known, such as that it is at least 2.
+    least = 0 if whole.lo == 1 and count == 1 else whole.lo
+    most = 0 if beyond is None else beyond.hi
     if remainder > (most or 0) or number < least or (whole.hi is not None and number > whole.hi):
         raise InputError(f"{where} has size {size}, expected {_expected(*parts)}", hint=_AS_COMPILED)
     for symbol, value in ((whole, number), (beyond, remainder)):
@@ -74,17 +75,20 @@ def _settle(dim: Dim, size: int, where: str, env: dict[str, int], found: dict[st
 
 def _parts(dim: Dim) -> tuple[int, Symbol, Symbol | None, int] | None:
     """(count, whole, beyond, first) of count * whole + beyond + first, where beyond is less than count; None for what is something else."""
-    unknown = sorted(dims.symbols(dim), key=lambda s: s.hi is not None and s.lo == 0)
-    if len(unknown) not in (1, 2):
-        return None
-    whole, *others = unknown
-    count, rest = dims.coefficient(dim, whole.name) or (0, 0)
-    beyond = others[0] if others else None
-    if beyond is not None:
-        slope, rest = dims.coefficient(rest, beyond.name) or (0, 0)
-        if slope != 1 or beyond.lo != 0 or beyond.hi is None or not isinstance(count, int) or beyond.hi >= count:
+    slopes: dict[Symbol, int] = {}
+    rest = dim
+    for one in dims.symbols(dim):
+        slope, rest = dims.coefficient(rest, one.name) or (0, 0)
+        if not isinstance(slope, int) or slope == 0:
             return None
-    return (count, whole, beyond, rest) if isinstance(count, int) and isinstance(rest, int) and count else None
+        slopes[one] = slope
+    if not isinstance(rest, int) or len(slopes) not in (1, 2):
+        return None
+    whole, *others = sorted(slopes, key=lambda one: -slopes[one])
+    count, beyond = slopes[whole], others[0] if others else None
+    if beyond is not None and (slopes[beyond] != 1 or beyond.lo != 0 or beyond.hi is None or beyond.hi >= count):
+        return None
+    return count, whole, beyond, rest
 
 
 def _expected(count: int, whole: Symbol, beyond: Symbol | None, first: int) -> str:

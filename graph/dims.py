@@ -180,7 +180,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
 
 def _same_for_all(rest: Dim, b: Dim) -> int | None:
     """rest // b where that is the same for all numbers in the ranges; a call may bring a size of 0 where the least is 1."""
-    if not isinstance(b, int) or any(s.lo == 1 for s in symbols(rest)):
+    if not isinstance(b, int) or b <= 0 or any(s.lo == 1 for s in symbols(rest)):
         return None
     low, high = bounds(rest)
     return low // b if low is not None and high is not None and low // b == high // b else None

@@ -111,25 +111,27 @@ class Symbols:
         equal = [e for e in guards(self.env) if isinstance(e, sympy.Eq) and not free_unbacked_symbols(e)]
         while found := same([(self._simplified(e.lhs), self._simplified(e.rhs)) for e in equal if len(e.free_symbols) > 1]):
             self.same[found[1]] = found[0]
+        sizes = [e for e in equal if all(symbol.is_positive for symbol in e.free_symbols)]  # sizes; an argument may be 0 or less
         for spelled in (narrowed, parts):
-            self._spell(spelled(self._zeros(equal)))
-        for zero in self._zeros(equal):
+            self._spell(spelled(self._zeros(sizes)))
+        for zero in self._zeros(sizes):
             self._spell(told(zero))
-        self._spell(parts(self._zeros(equal)))
+        self._spell(parts(self._zeros(sizes)))
         return self
 
     def _spell(self, spelled: Mapping[str, Dim]) -> None:
         self.found = {name: dims.substitute(dim, spelled) for name, dim in self.found.items()}
 
     def _zeros(self, equal: Iterable[sympy.Eq]) -> Iterator[Dim]:
-        """What is 0 by these, as it is told by now. torch simplifies away what it takes for granted."""
+        """What is 0 by these, as it is told by now, but for what is computed in floats. torch simplifies away what it takes for granted."""
         for left, right in ((self._unified(e.lhs), self._unified(e.rhs)) for e in equal):
             ratio = left.args[0] / left.args[1] if isinstance(left, Mod | PythonMod) and right == 0 else None
             with suppress(Unsupported):
-                if ratio is None:
-                    yield simplest(self._translate(left - right))
-                else:
-                    yield dims.mod(*map(self._translate, ratio.as_numer_denom()))
+                over = (left - right, sympy.Integer(1)) if ratio is None else ratio.as_numer_denom()
+                zero, divisor = map(self._translate, over)
+                if not self.computed:
+                    yield simplest(zero) if ratio is None else dims.mod(zero, divisor)
+            self.computed.clear()  # their symbols may be spelled in another way yet
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """The Dim of a size. Raises Unsupported for one that depends on data."""

@@ -51,6 +51,15 @@ def _image(size: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(1, 3, size, size),)
 
 
+def _in_floats(x: torch.Tensor) -> torch.Tensor:
+    halves = x.view(x.shape[0], x.shape[1] // 2, 2, 8).amax(2)
+    return F.interpolate(x.mT, scale_factor=0.7) + F.interpolate(halves.mT, scale_factor=1.4)
+
+
+def _counted(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x * n + max(n, 1) if n % 2 == 0 else x - n
+
+
 CASES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[torch.Tensor, ...]], list[tuple[torch.Tensor, ...]]]] = {
     "blocks": (lambda x: x.view(x.shape[0], x.shape[1] // 4, 4, 8).relu(), [_rows(64), _rows(16)], [_rows(18)]),
     "blocks that are counted": (lambda x: x.view(x.shape[0], -1, 4, 8).relu(), [_rows(64), _rows(16)], [_rows(18)]),
@@ -91,3 +100,20 @@ def test_the_backend_serves_all(name: str) -> None:
                     compiled(*args)
             else:
                 assert_close(compiled(*args), expected)
+
+
+def test_numbers_that_are_no_sizes_keep_zero_and_less() -> None:
+    torch._dynamo.reset()
+    compiled, x = torch.compile(_counted, backend="sashiko", dynamic=True), torch.randn(3)
+    with torch.no_grad():
+        for n in (4, 8, 6, 0, -2, -4):
+            assert_close(compiled(x, n), _counted(x, n))
+    whole = sashiko.compile(Apply(_counted).eval(), (x, 4), dynamic_shapes=((None, Dim.DYNAMIC),))
+    for n in (4, 0):
+        assert_close(whole(x, n), _counted(x, n))
+
+
+def test_sizes_computed_in_floats_go_with_sizes_in_parts() -> None:
+    compiled = sashiko.compile(Apply(_in_floats).eval(), _rows(64), dynamic_shapes=(({0: Dim.AUTO, 1: Dim.AUTO},),))
+    for args in (_rows(64), _rows(32)):
+        assert_close(compiled(*args), _in_floats(*args))

@@ -155,3 +155,7 @@ def test_quotients_that_are_the_same_for_all_of_a_range(first: int) -> None:
 
 def test_a_size_of_nothing_has_no_blocks() -> None:
     assert dims.evaluate(dims.ceildiv(symbol("s", 1, 16), 16), {"s": 0}) == 0
+
+
+def test_what_nothing_is_divided_by() -> None:
+    assert dims.floordiv(symbol("rest", 0, 7), 0) is not None and dims.mod(symbol("rest", 0, 7), 0) is not None

@@ -115,6 +115,19 @@ def test_a_symbol_is_told_by_the_functions_that_it_equals(zero: Dim, expected: d
             assert evaluate(expected["t"], env) == env["t"]
 
 
+@pytest.mark.parametrize("high", [None, 12, 64])
+def test_which_symbol_is_which_does_not_depend_on_their_ranges(high: int | None) -> None:
+    dim = parts([substitute(2 * floordiv(S - 1, 4) - floordiv(S - 1, 2) + 1, {"s": symbol("s", 1, high)})])["s"]
+    for size in (3, 4, 7, 8, 11, 12):
+        assert solve([(dim, size, "a size")]) == {"s_by_4": (size - 3) // 4, "s_rest": (size - 3) % 4}
+
+
+def test_a_multiple_is_not_zero_where_it_is_traced_for_more() -> None:
+    assert solve([(S, 0, "a size")]) == {"s": 0}
+    with pytest.raises(ValueError, match="size 0, expected a multiple of 4 from 4 on"):
+        solve([(parts([mod(S, 4)])["s"], 0, "a size")])
+
+
 def test_all_symbols_of_parts_are_found_in_a_call() -> None:
     dim = parts([2 * floordiv(S - 1, 4) - floordiv(S - 1, 2) + 1])["s"]
     assert solve([(dim, 36, "a size")]) == {"s_by_4": 8, "s_rest": 1} and len(symbols(dim)) == 2
