@@ -111,7 +111,7 @@ class Symbols:
         equal = [e for e in guards(self.env) if isinstance(e, sympy.Eq) and not free_unbacked_symbols(e)]
         while found := same([(self._simplified(e.lhs), self._simplified(e.rhs)) for e in equal if len(e.free_symbols) > 1]):
             self.same[found[1]] = found[0]
-        sizes = [e for e in equal if all(symbol.is_positive for symbol in e.free_symbols)]  # sizes; an argument may be 0 or less
+        sizes = [e for e in equal if all(symbol.is_positive for symbol in e.free_symbols)]  # an argument may be 0 or less
         for spelled in (narrowed, parts):
             self._spell(spelled(self._zeros(sizes)))
         for zero in self._zeros(sizes):
