@@ -316,7 +316,7 @@ def test_what_one_segment_copies_and_another_writes_into() -> None:
     """The result has the shape of the second, not of the copy."""
 
     def step(x: torch.Tensor, at: torch.Tensor, row: torch.Tensor, by: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x[15].index_copy(0, at, row), (x / (by.abs() + 0.5)).unflatten(1, (-1, 3))
+        return x[15].index_copy(0, at, row), (x / (by.abs() + 0.5)).unflatten(1, (-1, by.shape[1] + 1))
 
     args = torch.randn(33, 33, 2), torch.tensor([3]), torch.randn(1, 2), torch.randn(1, 2)
     free = ({0: Dim.AUTO, 1: Dim.AUTO, 2: Dim.AUTO}, {}, {1: Dim.AUTO}, {1: Dim.AUTO})
