@@ -66,13 +66,14 @@ def spelled_out(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
     own += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
     spelled.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
     attributes = vars(model)
-    before = {name: attributes[name] for name in ("forward",) if name in attributes}
+    before = attributes.get("forward")  # of this model alone
     attributes["forward"] = spelled
     try:
         yield _one_by_one(dynamic_shapes, whole, names)
     finally:
         del attributes["forward"]
-        attributes.update(before)
+        if before is not None:
+            attributes["forward"] = before
 
 
 def _one_by_one(shapes: Any, whole: str, names: Mapping[str, Any]) -> Any:

@@ -33,8 +33,8 @@ def bind_symbols(inputs: Sequence[Value], tensors: Sequence[torch.Tensor], known
 def solve(pairs: Iterable[tuple[Dim, int, str]], known: Mapping[str, int] | None = None) -> dict[str, int]:
     """Values of all symbols such that each expression is the number beside it. The text says where the number comes from.
 
-    Solves expressions that are linear in one unknown symbol, repeatedly. Raises InputError for a contradiction, a symbol out of
-    its range, or an expression that cannot be solved.
+    Solves expressions that are linear in one unknown symbol, or in the two that `equalities.parts` makes of one, repeatedly. Raises
+    InputError for a contradiction, a symbol out of its range, or an expression that cannot be solved.
     """
     env: dict[str, int] = dict(known or {})
     found: dict[str, str] = {}
@@ -64,8 +64,7 @@ def _settle(dim: Dim, size: int, where: str, env: dict[str, int], found: dict[st
     # Like torch's tracing, ours reasons with sizes of at least 1; a size of 0 is served too, since loops over it do nothing
     # (`small_sizes.py` has what does not bear it). Of a multiple more is known, such as that it is at least 2.
     least = 0 if whole.lo == 1 and count == 1 else whole.lo
-    most = 0 if beyond is None else beyond.hi
-    if remainder > (most or 0) or number < least or (whole.hi is not None and number > whole.hi):
+    if remainder > (0 if beyond is None else beyond.hi or 0) or number < least or (whole.hi is not None and number > whole.hi):
         raise InputError(f"{where} has size {size}, expected {_expected(*parts)}", hint=_AS_COMPILED)
     for symbol, value in ((whole, number), (beyond, remainder)):
         if symbol is not None:

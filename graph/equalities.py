@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from math import lcm
 
 from .dims import Dim, Func, Poly, Symbol, coefficient, evaluate, symbol, symbols
-from .poly import Atom, from_terms
+from .poly import Atom, from_terms, terms_of
 
 _TRACED = 2  # the least size that torch traces for
 _LARGEST = 1024  # common multiple of divisors, as of the steps down a pyramid of images
@@ -88,7 +88,7 @@ def _in_parts(one: Symbol, zeros: list[Dim]) -> Dim | None:
 
 def _divisors(zero: Dim) -> Iterator[int]:
     """Those of quotients and remainders in what has nothing else in it but its symbol; 0 if there is something else."""
-    for mono, _ in zero.terms if isinstance(zero, Poly) else ():
+    for mono, _ in terms_of(zero):
         for atom in mono:
             if isinstance(atom, Func):
                 plain = atom.kind in ("floordiv", "mod") and len(mono) == 1 and isinstance(atom.args[1], int)
@@ -106,22 +106,18 @@ def told(zero: Dim) -> dict[str, Dim]:
 
 
 def _functions(value: Dim) -> list[Func]:
-    return [atom for mono, _ in _terms(value) for atom in mono if isinstance(atom, Func)]
+    return [atom for mono, _ in terms_of(value) for atom in mono if isinstance(atom, Func)]
 
 
 def _alone(zero: Dim) -> Iterator[tuple[Atom, Dim]]:
     """What is a term by itself, with a factor of 1 or -1, and nowhere else, and what it is where `zero` is 0."""
-    for mono, factor in _terms(zero):
+    for mono, factor in terms_of(zero):
         if len(mono) == 1 and factor in (1, -1):
-            rest = zero - factor * Poly(((mono, 1),))
+            rest = zero - from_terms({mono: factor})
             if not _holds(rest, mono[0]):
                 yield mono[0], rest * -factor
 
 
 def _holds(value: Dim, wanted: Atom) -> bool:
-    here = any(wanted in mono for mono, _ in _terms(value))
+    here = any(wanted in mono for mono, _ in terms_of(value))
     return here or any(_holds(argument, wanted) for atom in _functions(value) for argument in atom.args)
-
-
-def _terms(value: Dim) -> tuple[tuple[tuple[Atom, ...], int], ...]:
-    return value.terms if isinstance(value, Poly) else ()

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 import sympy
 import torch
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 
 from ..diagnostics.errors import InputError
@@ -39,7 +39,8 @@ def ask(module: GraphModule) -> None:
 
 def _are_equal(sizes: Sequence[int | torch.SymInt], others: Sequence[int | torch.SymInt]) -> None:
     for size, other in zip(sizes, others):
-        bool(size == other)  # of symbols, a guard where that is not known
+        if not any(isinstance(each, torch.SymInt) and free_unbacked_symbols(each) for each in (size, other)):  # data say those
+            bool(size == other)  # of symbols, a guard where that is not known
 
 
 def same(equal: Sequence[tuple[sympy.Expr, sympy.Expr]]) -> tuple[sympy.Symbol, sympy.Symbol] | None:

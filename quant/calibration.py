@@ -96,7 +96,9 @@ class Calibration:
         sites: list[QuantSite] = []
         left = list(self.placement.left_out)
         for site in self.placement.sites:
-            chosen, why = fitted(replace(site, scheme=choice.get(site.name, site.scheme)), self.target)
+            scheme, small = choice.get(site.name, site.scheme), self.target.sums16 and site.integers
+            scheme, why = fitted(scheme, site.operation, site.features[0], small)
+            chosen = replace(site, scheme=scheme)
             if why:
                 raise InputError(f"the scheme chosen for {site.name!r} is none for it: {why}", "build(...)", "choose another, or FP32")
             if chosen.scheme == FP32:

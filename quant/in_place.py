@@ -22,7 +22,7 @@ from .experts import matrices, put
 from .inputs import Layer, compensated_weights
 from .linear import QuantizedLinear
 from .masking import USUAL, MaskArgument
-from .placement import EXCLUDED, check_used, dynamic, fitting, grouped, is_named, undivided
+from .placement import EXCLUDED, check_used, dynamic, fitted, is_named
 from .presets import resolve
 from .program import Call, named
 from .quantize import check_evaluating, typical
@@ -134,14 +134,14 @@ def _placed(
         names.append(name)
         hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, owner, model)]
         used.update(hits)
-        chosen = grouped(fitting(overrides[hits[-1]].scheme if hits else scheme.default, operation, target.sums16), weight.shape[-1])
+        chosen, why = fitted(overrides[hits[-1]].scheme if hits else scheme.default, operation, weight.shape[-1], target.sums16)
         if hits and overrides[hits[-1]] in excluded:
             reason = EXCLUDED
         elif operation not in scheme.operations or not chosen.quantized:
             reason = "the scheme keeps it in floating point"
         else:
             refusal = _refusal(model, name, module, weight) if operation == "linear" else _refusal_of_experts(weight, chosen)
-            reason = refusal or undivided(chosen, weight.shape[-1])
+            reason = refusal or why
         if reason:
             left.append(LeftOut(name, type(module).__name__, reason, ""))
             continue

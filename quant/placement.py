@@ -64,7 +64,9 @@ def place(
         reason = found if isinstance(found, str) else ""
         if isinstance(found, Operands):
             chosen = overrides[hits[-1]].scheme if hits else scheme.default
-            site, why = fitted(_site(node, name, found, chosen, constants, node in of_bytes), target)
+            site = _site(node, name, found, chosen, constants, node in of_bytes)
+            chosen, why = fitted(chosen, site.operation, site.features[0], target.sums16 and site.integers)
+            site = replace(site, scheme=chosen)
             reason = _refusal(site, scheme, by_caller=bool(hits) and overrides[hits[-1]] in excluded) or why
             if not hits and node in choosing and site.scheme.quantized and site.features[1] <= site.features[0]:
                 reason = reason or _ROUTER
@@ -76,13 +78,13 @@ def place(
     return Placement(tuple(sites), tuple(left))
 
 
-def fitted(site: QuantSite, target: Target) -> tuple[QuantSite, str]:
-    """A site with what its scheme means for it, and why that is no scheme for it, or an empty string."""
-    scheme = grouped(fitting(site.scheme, site.operation, target.sums16 and site.integers), site.features[0])
-    return replace(site, scheme=scheme), _misfit(site.operation, scheme) or undivided(scheme, site.features[0])
+def fitted(chosen: OpScheme, operation: str, features: int, small: bool) -> tuple[OpScheme, str]:
+    """What a scheme means for a kind of operation with so many input features, and why it is none for it, or an empty string."""
+    scheme = _grouped(_fitting(chosen, operation, small), features)
+    return scheme, _misfit(operation, scheme) or _undivided(scheme, features)
 
 
-def fitting(chosen: OpScheme, operation: str, small: bool) -> OpScheme:
+def _fitting(chosen: OpScheme, operation: str, small: bool) -> OpScheme:
     """What a scheme means for a kind of operation on a machine: a scale for each row is for linears and experts; a table's activations are
     its indices. A hidden state has a scale for each row always: what one range for all times leaves of it would be fed back. Small weights
     are for activations of integers. small: whether they make the product faster."""
@@ -96,7 +98,7 @@ def fitting(chosen: OpScheme, operation: str, small: bool) -> OpScheme:
     return replace(chosen, activation=activation, weight=weight)
 
 
-def grouped(chosen: OpScheme, inputs: int) -> OpScheme:
+def _grouped(chosen: OpScheme, inputs: int) -> OpScheme:
     """The same with groups that divide the inputs of a product, where there are some of at least eight."""
     weight = chosen.weight
     if weight is None or weight.granularity != "group":
@@ -104,7 +106,7 @@ def grouped(chosen: OpScheme, inputs: int) -> OpScheme:
     return replace(chosen, weight=replace(weight, group=max(math.gcd(inputs, weight.group), _LEAST_GROUP)))
 
 
-def undivided(chosen: OpScheme, inputs: int) -> str:
+def _undivided(chosen: OpScheme, inputs: int) -> str:
     """Why groups are none for so many inputs, or an empty string."""
     weight = chosen.weight
     if weight is None or weight.granularity != "group" or inputs % weight.group == 0:

@@ -103,7 +103,7 @@ def _sum_in_mean(middle: Value, elements: Value, axes: tuple[int, ...]) -> Value
         [x] = total.inputs
         count = count * product(x.shape[axis] for axis in total.attrs.axes)
         if x is elements and total.attrs.axes == axes:
-            mean = isinstance(count, int) and (number.value == (count if middle.op == "div" else 1 / count))
+            mean = isinstance(count, int) and count > 0 and number.value == (count if middle.op == "div" else 1 / count)
             return total if mean else None
         total = x
     return None
