@@ -110,7 +110,7 @@ class Transfers:
         take two micro-operations of the port that shuffles to narrow to bytes, where packing four vectors takes four.
         """
         count = self._target.vector_bits // max(1, lanes * convert.memory_type(dtype).bits)
-        narrows = self._target.has("avx512bw") and not (count == 4 and self._target.has("amx_tile"))
+        narrows = self._target.has("avx512bw") and not (count == 4 and self._target.golden_cove)
         if count not in (2, 4) or spec.guard >= 0 or (narrows and not spec.streams):
             return 1
         form = self._addresses.form(spec.index, lanes * count)

@@ -48,7 +48,7 @@ def check_settings(precision: object, **flags: object) -> None:
 
 def fast_bf16(target: Target) -> bool:
     """Whether products in bf16 are faster than in fp32 on a target: it multiplies them natively."""
-    return any(target.has(feature) for feature in ("amx_bf16", "avx512_bf16", "bf16"))
+    return target.bf16_dots or any(target.has(feature) for feature in ("amx_bf16", "bf16"))
 
 
 def passes(

@@ -42,8 +42,8 @@ def when(target: Target, spec: GemmSpec) -> str | None:
         return f"computes f32 x f32, not {spec.lhs} x {spec.rhs}"
     if not target.has("avx2"):
         return f"{target.name} has no MKL"
-    if target.has("amx_tile"):
-        return "is slower than generated code on the processors that have tile registers"
+    if target.golden_cove:
+        return "is slower than generated code on Intel's processors from Sapphire Rapids on"
     if not spec.constant_rhs or spec.batch != 1 or spec.routed or spec.lhs_strides.col != 1 or spec.lhs_pieces is not None:
         return "takes one constant weight and contiguous rows"
     if (bounds(spec.m)[0] or 0) < _LEAST_ROWS or (bounds(spec.k)[1] or 0) < _LEAST_K:

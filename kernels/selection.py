@@ -43,5 +43,10 @@ def first_accepting(rows: Iterable[RowT], target: Target, spec: Any) -> Selectio
 
 def lacks(target: Target, features: Iterable[str]) -> str | None:
     """Why a row that needs these features does not apply to `target`."""
-    missing = [name for name in features if not target.has(name)]
-    return f"{target.name} lacks {', '.join(missing)}" if missing else None
+    needed = tuple(features)
+    missing = [name for name in needed if not target.has(name)]
+    if missing:
+        return f"{target.name} lacks {', '.join(missing)}"
+    if "avx512_bf16" in needed and not target.bf16_dots:
+        return "dot products of bf16 are half as fast as products of widened numbers on Intel's processors from Sapphire Rapids on"
+    return None

@@ -106,20 +106,19 @@ def many_rows(spec: GemmSpec, few: int = FEW_ROWS) -> str | None:
     return None if most is not None and most <= few else f"is for at most {few} rows, here there may be more"
 
 
-def _row(micros: Micros, features: tuple[str, ...], rate: float, unless: tuple[str, str] = ("", "")) -> Kernel:
-    """A generated row. unless: a feature with which it does not apply, and why."""
+def _row(micros: Micros, features: tuple[str, ...], rate: float) -> Kernel:
+    """A generated row."""
     first = micros[0]
 
     def when(target: Target, spec: GemmSpec) -> str | None:
-        reason = operands(first.lhs, first.rhs, spec) or lacks(target, features)
-        return reason or (unless[1] if unless[0] and target.has(unless[0]) else None)
+        return operands(first.lhs, first.rhs, spec) or lacks(target, features)
 
     return Kernel(first.name, when, _packer(micros), _emitter(micros), rate, micros)
 
 
-def _small(micros: Micros, features: tuple[str, ...], rate: float, unless: tuple[str, str] = ("", "")) -> Kernel:
+def _small(micros: Micros, features: tuple[str, ...], rate: float) -> Kernel:
     """The row of the small tiles of a family, for products that never have many rows."""
-    row = _row(micros[1:], features, rate, unless)
+    row = _row(micros[1:], features, rate)
     return replace(row, when=lambda target, spec: row.when(target, spec) or many_rows(spec))
 
 
@@ -156,7 +155,7 @@ def _windows(lhs: DType, rhs: DType, micros: Micros, features: tuple[str, ...], 
 
     def when(target: Target, spec: GemmSpec) -> str | None:
         reason = operands(lhs, rhs, spec) or lacks(target, features) or winograd.why_not(target, spec)
-        faster = [name for name in unless if target.has(name)]
+        faster = [name for name in unless if lacks(target, (name,)) is None]
         return reason or (f"36 products are faster with {faster[0]}" if faster else None)
 
     def emit(module: Module, target: Target, spec: GemmSpec, name: str) -> GemmCode:
@@ -204,7 +203,7 @@ def weight_only_row(
     def when(target: Target, spec: GemmSpec) -> str | None:
         reason = operands(lhs, rhs, spec) or lacks(target, features)
         if inner is None:
-            return reason or (many_rows(spec, max(FEW_ROWS, sample[0].mr)) if any(target.has(*needs) for needs in others) else None)
+            return reason or (many_rows(spec, max(FEW_ROWS, sample[0].mr)) if any(lacks(target, needs) is None for needs in others) else None)
         step = inner.step_k
         return reason or (f"takes {step} k at a time, the groups have {spec.group}" if spec.group % step else None)
 
@@ -230,7 +229,6 @@ def _weight_emitter(inner: MicroKernel | None, small: Small) -> Callable[[Module
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 _AVX2 = ("avx2", "fma")
 _DOTS = ("avx512_vnni", "avx_vnni")
-_HALF_RATE = "its products are half as fast as widened ones where there is AMX (measured: 109 against 217 GFLOPS)"
 
 
 def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
@@ -261,14 +259,14 @@ def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
 
 
 _BF16 = (
-    *(_narrow(x86_vector.dot_bf16(lanes)[0], (("avx512_bf16",),), 4 * lanes, ("amx_tile",)) for lanes in (16, 8)),
+    *(_narrow(x86_vector.dot_bf16(lanes)[0], (("avx512_bf16",),), 4 * lanes) for lanes in (16, 8)),
     _windows(bf16, bf16, x86_vector.fma(16), _AVX512, 32, ("avx512_bf16", "amx_bf16")),
     _windows(bf16, bf16, x86_vector.fma(8), _AVX2, 16, ("avx512_bf16", "amx_bf16")),
     _windows(bf16, bf16, neon.fmla(), ("neon",), 8, ("bf16",)),
-    _small(x86_vector.dot_bf16(), ("avx512_bf16",), 64, ("amx_tile", _HALF_RATE)),
+    _small(x86_vector.dot_bf16(), ("avx512_bf16",), 64),
     _unless_near(_small(x86_vector.widen(16), _AVX512, 32), "amx_bf16"),
     _row(amx.amx(bf16, bf16), ("amx_bf16", *_AVX512), 512),
-    _row(x86_vector.dot_bf16(), ("avx512_bf16",), 64, ("amx_tile", _HALF_RATE)),
+    _row(x86_vector.dot_bf16(), ("avx512_bf16",), 64),
     _row(x86_vector.widen(16), _AVX512, 32),
     _row(x86_vector.widen(8), _AVX2, 16),
     _small(neon.bfmmla(), ("bf16",), 16),

@@ -167,6 +167,8 @@ def test_selection_tells_why() -> None:
     bf16_spec, f32_spec, f64_spec = (problem(BY_NAME["bert"], dtype).spec for dtype in (bf16, f32, f64))
     assert select(X86_64_AMX, bf16_spec).kernel.name == "attention_bf16_bf16_amxbf16"
     assert select(DOTS, bf16_spec).kernel.name == "attention_bf16_bf16_avx512bf16"
+    chosen = select(replace(DOTS, features=DOTS.features | {"avx512_fp16"}), bf16_spec)
+    assert chosen.kernel.name == "attention_bf16_bf16_avx512" and "half as fast" in dict(chosen.refusals)["attention_bf16_bf16_avx512bf16"]
     assert select(NEOVERSE_N2, bf16_spec).kernel.name == "attention_bf16_bf16_bfdot"
     assert select(NEOVERSE_N1, bf16_spec).kernel.name == "attention_bf16_bf16_neon"
     assert select(DOTS, f32_spec).kernel.name == "attention_f32_f32_avx512"

@@ -26,11 +26,19 @@ from tests.kernels.products import Case, M, array, compare, exact, plain_store, 
 from tests.sweeps import swept
 
 FEW = symbol("M", 1, 4)
+# Tiles are hidden by hypervisors and by kernels before Linux 5.16.
+HIDDEN = replace(X86_64_AMX, name="hidden", features=frozenset(f for f in X86_64_AMX.features if not f.startswith("amx")))
+ZEN4 = replace(X86_64_VNNI, name="zen4", features=X86_64_VNNI.features | {"avx512_bf16"})
 WINNERS: tuple[tuple[Target, DType, DType, Dim, str], ...] = (
     (X86_64_AMX, i8, i8, M, "gemm_i32_i8_i8_32x32x4_amxint8"),
     (X86_64_AMX, i8, i8, FEW, "gemm_i32_i8_i8_4x64x4_avx512vnni"),
     (X86_64_AMX, bf16, bf16, M, "gemm_f32_bf16_bf16_32x32x2_amxbf16"),
     (X86_64_AMX, bf16, bf16, FEW, "gemm_f32_bf16_bf16_32x32x2_amxbf16"),
+    (HIDDEN, bf16, bf16, M, "gemm_f32_bf16_bf16_12x32x2_avx512widen"),
+    (HIDDEN, bf16, bf16, FEW, "gemm_f32_bf16_bf16_4x64x2_avx512widen"),
+    (HIDDEN, u8, i8, M, "gemm_i32_u8_i8_14x32x4_avx512vnni"),
+    (ZEN4, bf16, bf16, M, "gemm_f32_bf16_bf16_14x32x2_avx512bf16"),
+    (ZEN4, bf16, bf16, FEW, "gemm_f32_bf16_bf16_4x64x2_avx512bf16"),
     (X86_64_VNNI, u8, i8, M, "gemm_i32_u8_i8_14x32x4_avx512vnni"),
     (X86_64_V4, i8, i8, M, "gemm_i32_i8_i8_14x32x2_avx512madd"),
     (X86_64_V4, f32, f32, M, "gemm_f32_f32_f32_14x32x1_avx512"),
@@ -215,7 +223,7 @@ def test_vendor_row(epilogue: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not Intel's" in (mkl.when(X86_64_V4, spec) or "")
     monkeypatch.setattr(mkl, "full_speed", lambda: True)
     assert mkl.when(X86_64_V4, spec) is None
-    assert "tile registers" in (mkl.when(X86_64_AMX, spec) or "")
+    assert "Sapphire Rapids" in (mkl.when(X86_64_AMX, spec) or "")
     module = Module()
     code = mkl.emit(module, runner.target, spec, "product")
     x, w, added = random((case.m, case.k + 3), f32, 1), random((case.n, case.k), f32, 2), torch.ones(case.n)

@@ -25,6 +25,14 @@ def test_queries() -> None:
     assert [t.arch for t in CATALOGUE] == ["x86_64"] * 4 + ["aarch64"] * 2
 
 
+def test_cores_are_told_apart_though_tiles_are_hidden() -> None:
+    hidden = replace(X86_64_AMX, features=frozenset(name for name in X86_64_AMX.features if not name.startswith("amx")))
+    zen4 = replace(X86_64_VNNI, features=X86_64_VNNI.features | {"avx512_bf16"})
+    assert [each.golden_cove for each in (X86_64_AMX, hidden, zen4, X86_64_VNNI, NEOVERSE_N2)] == [True, True, False, False, False]
+    assert [each.bf16_dots for each in (X86_64_AMX, hidden, zen4, X86_64_VNNI, NEOVERSE_N2)] == [False, False, True, False, False]
+    assert [each.halves_vectors for each in (X86_64_AMX, hidden, zen4)] == [False, False, True]
+
+
 def test_a_misspelt_feature_is_an_error_and_not_false() -> None:
     with pytest.raises(InputError, match="avx512vnni"):
         X86_64_VNNI.has("avx512vnni")
