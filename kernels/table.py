@@ -203,7 +203,8 @@ def weight_only_row(
     def when(target: Target, spec: GemmSpec) -> str | None:
         reason = operands(lhs, rhs, spec) or lacks(target, features)
         if inner is None:
-            return reason or (many_rows(spec, max(FEW_ROWS, sample[0].mr)) if any(lacks(target, needs) is None for needs in others) else None)
+            has_other = any(lacks(target, needs) is None for needs in others)
+            return reason or (many_rows(spec, max(FEW_ROWS, sample[0].mr)) if has_other else None)
         step = inner.step_k
         return reason or (f"takes {step} k at a time, the groups have {spec.group}" if spec.group % step else None)
 
