@@ -144,6 +144,17 @@ def test_what_is_computed_with_zeros() -> None:
     assert chosen(single) == "gemm"  # rows are read once anyway
 
 
+def test_lines_that_fill_tiles_take_less_time_than_minimal_filtering() -> None:
+    zen4 = replace(X86_64_VNNI, features=X86_64_VNNI.features | {"avx512_bf16"})
+
+    def square(each: int, side: int, target: Target = X86_64_V4) -> str:
+        return chosen(Narrow(Images(1, side + 2, side + 2, 4 * each, groups=4), 1, each, each), f32, target)
+
+    assert [square(16, side) for side in (7, 14, 20, 28)] == ["winograd", "narrow", "winograd", "narrow"]
+    assert [square(24, side) for side in (7, 14, 20, 28)] == ["winograd", "narrow", "winograd", "winograd"]
+    assert square(32, 14) == square(16, 14, zen4) == "winograd"
+
+
 def test_rows_that_lie_one_after_the_other() -> None:
     """A convolution of 1 x 1 in groups, and one along a line, have no grid of places."""
     spec = GemmSpec(u8, i8, 50, 16, 16, Strides(0, 64), plain_store(16, acc_of(u8)), diagonal=(4, 4))
