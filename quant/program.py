@@ -232,6 +232,7 @@ def _torch_export(model: nn.Module, call: Call, axes: range, obliviously: bool) 
 def _program(model: nn.Module, exported: ExportedProgram, fixed: str) -> Program:
     module = exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
+    module.graph.eliminate_dead_code()  # an operation whose result nobody reads is none to quantize
     attributes = _own_attributes(module)
     _read_parts(module.graph, attributes)
     return Program(module.graph, attributes, _gate(model, exported, module), (fixed,) if fixed else (), fixed)

@@ -75,10 +75,7 @@ def prepare_qat(
     record = QuantRecord(scheme, results, left, found.batches, found.program.notes)
     module = QATModule.build(attributes, graph, found.program.gate, record)
     assert isinstance(module, QATModule)
-    # What nothing reads, as a pooler whose result is not used, is not in the graph any more: it keeps what calibration found.
-    activation_scales = {key: name for key, name in inserter.activation_scales.items() if name in attributes}
-    weight_scales = {site: name for site, name in inserter.weight_scales.items() if name in attributes}
-    module.meta[_QAT] = Plan(_settled(found, inserter.weight_schemes), activation_scales, weight_scales)
+    module.meta[_QAT] = Plan(_settled(found, inserter.weight_schemes), inserter.activation_scales, inserter.weight_scales)
     return module
 
 

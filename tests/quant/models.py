@@ -120,3 +120,17 @@ class IntegerExecution(Interpreter):
         with torch.no_grad():
             self.run(*args)
         return self.steps
+
+
+class Headed(nn.Module):
+    """With a part whose result nothing uses, as the pooler of an encoder under another head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.pooler, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        self.pooler(y[:, 0])
+        result: torch.Tensor = self.head(y)
+        return result

@@ -15,7 +15,7 @@ import sashiko
 from sashiko.diagnostics.errors import InputError, Unsupported
 from sashiko.platforms.catalogue import X86_64_VNNI
 from sashiko.quant import BF16, FP32, ActivationScheme, OpScheme, QATModule, QuantizedModule, Scheme, WeightScheme, prepare_qat, quantize
-from tests.quant.models import Attention, mlp
+from tests.quant.models import Attention, Headed, mlp
 from tests.sweeps import swept
 
 SCHEMES = {
@@ -213,20 +213,6 @@ def test_what_still_trains_is_not_stored_as_a_whole(store: Callable[[QATModule, 
     other = copy.deepcopy(trained)
     assert isinstance(other, QATModule) and all(p.requires_grad for p in other.parameters())
     assert isinstance(pickle.loads(pickle.dumps(other.convert())), QuantizedModule)
-
-
-class Headed(nn.Module):
-    """With a part whose result nothing uses, as the pooler of an encoder under another head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.pooler, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.body(x)
-        self.pooler(y[:, 0])
-        result: torch.Tensor = self.head(y)
-        return result
 
 
 @pytest.mark.parametrize("preset", ["int8", "int8-static", "int4-weight"])

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from sashiko.quant import FP32, ActivationScheme, OpScheme, Scheme, SmoothQuant, WeightScheme, calibrate, quantize, report
+from sashiko.quant import FP32, ActivationScheme, OpScheme, Scheme, SmoothQuant, WeightScheme, calibrate, measured, quantize, report
 from sashiko.quant.sensitivity import end_sqnr, float_results, site_sqnr
-from tests.quant.models import Attention, bert, mlp, tokens
+from tests.quant.models import Attention, Headed, bert, mlp, tokens
 
 ROW = OpScheme(ActivationScheme(granularity="row"))
 STATIC = OpScheme(ActivationScheme("minmax"))
@@ -187,3 +187,26 @@ def test_the_sample_is_bounded() -> None:
     found = calibrate(nn.Sequential(nn.Linear(8, 4)).eval(), stream(), Scheme(OpScheme(weight=WeightScheme(compensate=True)), sample=3))
     assert found.batches == 2000 and len(found.sample) == 3
     assert [float(call.tensors()[0][0, 0]) for call in found.sample] == [0, 1, 2]
+
+
+class Counts(Headed):
+    """Writes into a buffer what nothing else needs, and ignores an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor, ignored: torch.Tensor | None = None) -> torch.Tensor:
+        self.seen.add_(x.sum((0, 1)))
+        return super().forward(x)
+
+
+def test_what_nothing_reads_is_no_site_and_what_is_written_stays() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, 8)
+    found = calibrate(Counts().eval(), [(x, x)], "int8-static")
+    assert list(site_sqnr(found)) == ["body", "head"] and not found.placement.left_out
+    small = measured(found)
+    assert not any("pooler" in name for name in small.state_dict())
+    small(x, x)
+    torch.testing.assert_close(small.get_buffer("seen"), x.sum((0, 1)))
