@@ -15,12 +15,13 @@ _MS = 1e3
 @dataclass(frozen=True)
 class Trial:
     """One mix that was judged. score: of eval_fn, None without one. error: relative error of the results over the sample, or over its
-    first call when that has no bound."""
+    first call when that has no bound. simulated: whether it was the simulation, not the code."""
 
     mix: str
     meets: bool
     score: float | None
     error: float
+    simulated: bool
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,11 @@ class SearchResult:
         return table
 
     def _trials(self) -> Table:
-        table = _table("judged", "mix", "score", "relative error", "keeps the bound")
+        table = _table("judged", "mix", "as", "score", "relative error", "keeps the bound")
         for trial in self.trials:
             score = "" if trial.score is None else f"{trial.score:g}"
-            table.add_row(trial.mix, score, f"{trial.error:.3g}", "yes" if trial.meets else "no")
+            form = "simulation" if trial.simulated else "code"
+            table.add_row(trial.mix, form, score, f"{trial.error:.3g}", "yes" if trial.meets else "no")
         return table
 
     def _sites(self) -> Table:

@@ -1,7 +1,9 @@
 """The search for the fastest mix of precisions that is accurate enough.
 
 Speed is what this machine measures: the model is compiled once in each precision, and every operation takes the fastest that is measured
-to be faster than the more accurate ones. Accuracy is what the simulation of a mix gives, or its code where that is at hand or soon made.
+to be faster than the more accurate ones. Accuracy is what the simulation of a mix gives, or its code where that is at hand or soon made;
+what the simulation finds good is judged once more as code before it is relied on, and when the code is not good, only code is judged from
+then on.
 When the mix is not accurate enough, operations move to more accurate precisions, those first whose move takes the most error off per
 second lost. How many have to is found by a galloping search, and afterwards each is tried in its fast precision again while time is left.
 At last the mix is timed against bf16 and fp32, and the fastest that keeps the bound wins; a mix has to be faster by a margin.
@@ -15,11 +17,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from .found import Candidate, Trial
 from .judge import Judge, Verdict
-from .levels import FINE, FLOAT, LEVELS, NARROW, QUANTIZED, Lab, Mix, Runnable, Unit, in_words
+from .levels import FINE, FLOAT, LEVELS, NARROW, QUANTIZED, Lab, Mix, Unit, in_words
 from .measure import Timer
 from .mixing import MARGIN, Move, Rung, fewest, hull, moved, moves, worthwhile
 from .model import CompiledModel
@@ -76,8 +76,8 @@ class Found:
 class Search:
     """One search. narrow: whether bf16 may be used.
 
-    The first mix is judged whatever the budget, and bf16 when it would win; what else makes the answer better is done while time is
-    left. When nothing else is accurate enough, or nothing is faster, the answer is fp32.
+    The first mix is judged whatever the budget, bf16 when it would win, and the code of a mix that is to be the answer; what else makes
+    it better is done while time is left. When nothing else is accurate enough, or nothing is faster, the answer is fp32.
     """
 
     def __init__(self, lab: Lab, judge: Judge, timer: Timer, budget: Budget, narrow: bool = True) -> None:
@@ -89,9 +89,11 @@ class Search:
         self.trials: list[Trial] = []
         self.notes: list[str] = []
         self._verdicts: dict[tuple[str, ...], Verdict] = {}
+        self._simulated: set[tuple[str, ...]] = set()  # of the verdicts
         self._judging = judge.took
         self._compiling = 0.0
-        self._runnable: Runnable | None = None
+        self._refused = False  # whether code was called with other shapes
+        self._doubted = False  # whether code lost more than its simulation had promised
         self._hurried = False
 
     def run(self) -> Found:
@@ -101,7 +103,7 @@ class Search:
         for level, seconds in found.items():
             self._take_down(level, seconds)
         fastest = {unit.name: self._rungs(unit)[0].level for unit in self.units}
-        levels = fastest if self._meets(self._mix(fastest)) else self._repaired()
+        levels = fastest if self._holds(fastest) else self._repaired()
         return self._decided(self._mix(fastest), self._mix(levels))
 
     def _timed(self, *levels: str) -> Mapping[str, Mapping[str, float]]:
@@ -139,48 +141,74 @@ class Search:
         """Squared error with one unit alone at a level; nothing for floating point, which is tried before it is given up."""
         return self.errors.get((name, level), 1.0) if level in (QUANTIZED, FINE) else 0.0
 
+    def _holds(self, levels: Mapping[str, str]) -> bool:
+        """Whether levels keep the bound as code, which is made when their simulation does."""
+        mix = self._mix(levels)
+        if not self._meets(mix):
+            return False
+        self.lab.compiled(mix)
+        return self._meets(mix)
+
     def _meets(self, mix: Mix) -> bool:
-        """Whether a mix keeps the bound; fp32 does by definition."""
-        if set(mix.values()) <= {FLOAT}:
-            return True
-        key = self._key(mix)
-        if key not in self._verdicts:
-            before = self.budget.spent
-            words = in_words(mix, self.lab)
-            found = self._verdicts[key] = self.judge.verdict(self._model(mix), f"the mix {words}")
-            self.trials.append(Trial(words, found.meets, found.score, found.error))
-            self._judging = max(self._judging, self.budget.spent - before)
-        return self._verdicts[key].meets
+        """Whether a mix keeps the bound, as far as is known now; fp32 does by definition."""
+        if not self._known(mix):
+            self._judge(mix)
+        return set(mix.values()) <= {FLOAT} or self._verdicts[self._key(mix)].meets
 
-    def _model(self, mix: Mix) -> torch.nn.Module:
-        """A mix to be judged: compiled where that is done, or takes less time than to judge the model itself; else simulated.
+    def _judge(self, mix: Mix) -> None:
+        """Finds the verdict on a mix, and what one takes, without the time to compile."""
+        key, words, as_code = self._key(mix), in_words(mix, self.lab), self._as_code(mix)
+        runnable = self.lab.runnable(mix) if as_code else None
+        before = self.budget.spent
+        found = self.judge.verdict(runnable or self.lab.simulated(mix), f"the mix {words}")
+        self._judging = max(self._judging, self.budget.spent - before)
+        self.trials.append(Trial(words, found.meets, found.score, found.error, not as_code))
+        if runnable is None:
+            self._simulated.add(key)
+        else:
+            self._refused |= runnable.refused > 0
+            self._doubted |= key in self._simulated and not found.meets
+            self._simulated.discard(key)
+        self._verdicts[key] = found
 
-        The code is of no use when eval_fn's calls have other shapes, nor where they depend on what others wrote: some might be simulated.
+    def _as_code(self, mix: Mix) -> bool:
+        """Whether a mix is judged as code: where that is at hand, or is made for that; else it is simulated.
+
+        The code is of no use where calls depend on what others wrote: some might be simulated.
         """
-        stateful = self.lab.compiled(self.lab.all_at(FLOAT)).stateful
-        if stateful or (self._runnable is not None and self._runnable.refused):
-            return self.lab.simulated(mix)
-        if not self.lab.has_compiled(mix) and self._compiling > self.judge.took:
-            return self.lab.simulated(mix)
-        self._runnable = self.lab.runnable(mix)
-        return self._runnable
+        return not self.lab.compiled(self.lab.all_at(FLOAT)).stateful and (self._makes_code or self.lab.has_compiled(mix))
+
+    @property
+    def _makes_code(self) -> bool:
+        """Whether mixes are compiled to be judged: when the simulation was found too good, or where that takes less time than to judge the
+        model itself, unless eval_fn's calls have other shapes."""
+        return self._doubted or (self._compiling <= self.judge.took and not self._refused)
 
     def _known(self, mix: Mix) -> bool:
-        return set(mix.values()) <= {FLOAT} or self._key(mix) in self._verdicts
+        """Whether there is a verdict on a mix. That of a simulation that was found good does not count where there is to be code."""
+        found = self._verdicts.get(self._key(mix))
+        if found is None:
+            return set(mix.values()) <= {FLOAT}
+        return not (found.meets and self._key(mix) in self._simulated and self._as_code(mix))
 
     def _key(self, mix: Mix) -> tuple[str, ...]:
         return tuple(mix[site.name] for site in self.lab.sites)
 
     def _affordable(self, mix: Mix) -> bool | None:
         """As `_meets`; None when there is no time left to find out."""
-        if not self._known(mix) and self.budget.left < self._judging:
+        if not self._known(mix) and self.budget.left < self._cost:
             self._hurried = True
             return None
         return self._meets(mix)
 
+    @property
+    def _cost(self) -> float:
+        """About the seconds that a verdict on another mix takes."""
+        return self._judging + (self._compiling if self._makes_code else 0.0)
+
     def _repaired(self) -> Mapping[str, str]:
         """Levels that keep the bound, when the fastest do not. Without time to judge a single mix, those of fp32."""
-        if self.budget.left < self._judging:
+        if self.budget.left < self._cost:
             self._hurried = True
             return {unit.name: FLOAT for unit in self.units}
         if any(self.lab.level_of(unit, FINE) for unit in self.units) and self.budget.left > self.budget.reserve:
@@ -190,8 +218,16 @@ class Search:
         start = {name: rungs[0].level for name, rungs in ladders.items()}
         steps = moves(ladders)
         guess = self._guess(sum(rungs[0].error for rungs in ladders.values()), steps)
-        count = fewest(len(steps), guess, lambda n: self._affordable(self._mix(moved(start, steps[:n]))))
-        return self._refined(moved(start, steps[:count]))
+
+        def passes(n: int) -> bool | None:
+            return self._affordable(self._mix(moved(start, steps[:n])))
+
+        count = fewest(len(steps), guess, passes)
+        if not self._holds(moved(start, steps[:count])):
+            count = fewest(len(steps), count + 1, passes)
+        good = moved(start, steps[:count])
+        better = self._refined(good)
+        return better if self._holds(better) else self._refined(good)
 
     def _guess(self, whole: float, steps: Sequence[Move]) -> int:
         """How many steps will hardly be too few: squared errors add up, and what a metric loses grows with them.
@@ -276,5 +312,5 @@ class Search:
             self.notes.append(f"the best mix takes {seconds[MIXED] * 1e3:.3g} ms, {chosen} takes {seconds[chosen] * 1e3:.3g} ms")
         if self._hurried:
             self.notes.append("the time for the search ran out; with more of it a faster mix may be found")
-        if self._hurried and self._runnable is not None and self._runnable.refused:
+        if self._hurried and self._refused:
             self.notes.append("eval_fn's calls do not have the shapes that were compiled, so mixes were simulated; give dynamic_shapes")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import copy
 import math
+import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,101 +16,13 @@ from torch.export import Dim
 
 import sashiko
 from sashiko.diagnostics.errors import InputError
-from sashiko.driver.judge import Goal, goal_of
-from sashiko.driver.levels import FINE, FLOAT, NARROW, QUANTIZED, Capture, Lab, Runnable
+from sashiko.driver.judge import goal_of
+from sashiko.driver.levels import FINE, FLOAT, NARROW, QUANTIZED, Lab, Runnable
 from sashiko.driver.measure import Example, HostTimer
 from sashiko.driver.model import CompiledModel
 from sashiko.driver.quantized import find
 from sashiko.quant import FP32, PRESETS, Override, QuantizedModule, calibrate
-
-Level = Mapping[str, float]
-
-
-class Net(nn.Module):
-    """Three linears in a row; [B, 32] -> [B, 32]. The inputs of `bad` have one feature a thousand times as large as the others."""
-
-    def __init__(self, outlier: float = 1.0) -> None:
-        super().__init__()
-        self.first, self.bad, self.last = (nn.Linear(32, 32) for _ in range(3))
-        scale = torch.ones(32)
-        scale[5] = outlier
-        self.register_buffer("scale", scale)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # The large feature is undone by small weights, so that its values matter no more than any other's.
-        result: torch.Tensor = self.last(torch.relu(self.bad(torch.relu(self.first(x)) * self.scale)))
-        return result
-
-
-def net(outlier: float = 1.0) -> Net:
-    torch.manual_seed(0)
-    model = Net(outlier).eval()
-    with torch.no_grad():
-        model.bad.weight[:, 5] /= outlier
-    return model
-
-
-def data(count: int = 4) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(16, 32, generator=generator) for _ in range(count)]
-
-
-@dataclass
-class FakeTimer:
-    """Times from a table: seconds for each level, of a product and of a whole model, or of a product by its name."""
-
-    seconds: Level
-    own: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    whole: Mapping[str, float] = field(default_factory=dict)
-
-    def products(self, models: Mapping[str, CompiledModel]) -> Mapping[str, Mapping[str, float]]:
-        names = {level: [p.name for p in model.built.products if p] for level, model in models.items() if model.built}
-        return {level: {n: self.own.get((n, level), self.seconds[level]) for n in found} for level, found in names.items()}
-
-    def paired(self, models: Mapping[str, CompiledModel]) -> Mapping[str, float]:
-        return {name: self.whole.get(name, {"mix": 1.0, "bf16": 2.0, "fp32": 3.0}[name]) for name in models}
-
-
-FASTER = {QUANTIZED: 1.0, FINE: 1.5, NARROW: 5.0, FLOAT: 3.0}
-SLOWER = {QUANTIZED: 3.0, FINE: 3.0, NARROW: 5.0, FLOAT: 2.0}
-
-
-def capture(x: torch.Tensor) -> Capture:
-    """Compiles for calls like x."""
-
-    def make(module: nn.Module, precision: str, wide: frozenset[str]) -> CompiledModel:
-        del wide  # no mix of these tests has both bf16 and fp32
-        return sashiko.compile(module, (x,), precision=precision)
-
-    return lambda module: functools.partial(make, module)
-
-
-@functools.cache
-def lab(outlier: float, preset: str = "int8-symmetric") -> Lab:
-    """The models of `net(outlier)`, compiled once for all tests."""
-    x = data()[0]
-    calibration = calibrate(net(outlier), data(), PRESETS[preset])
-    return Lab(calibration, capture(x), frozenset(site.name for site in calibration.placement.sites))
-
-
-def searched(
-    timer: FakeTimer, goal: Goal | None = None, *, outlier: float = 1.0, budget: float = math.inf, narrow: bool = True,
-    preset: str = "int8-symmetric",
-) -> CompiledModel:
-    """The search on fake times, with all the real time it wants; without a goal, for an error of 2 %."""
-    return find(lab(outlier, preset), net(outlier), replace(goal or goal_of(None, None, 0.02), budget=budget), timer, narrow)
-
-
-def precisions(fast: CompiledModel) -> dict[str, str]:
-    assert fast.search is not None
-    return {site.name: site.precision for site in fast.search.sites}
-
-
-def relative_error(model: nn.Module, fast: Callable[..., Any]) -> float:
-    with torch.no_grad():
-        pairs = [(model(x).double(), fast(x).double()) for x in data()]
-    noise = sum((a - b).square().sum() for a, b in pairs)
-    return float(noise / sum(a.square().sum() for a, _ in pairs)) ** 0.5
+from tests.driver.searches import FASTER, SLOWER, FakeTimer, Net, capture, data, lab, net, precisions, relative_error, searched
 
 
 def test_only_the_bad_layer_is_taken_back() -> None:
@@ -213,6 +125,39 @@ def test_bf16_wins_where_it_is_fastest_and_accurate_enough(preset: str) -> None:
     assert strict.search.candidates[0].name == "bf16" and strict.search.candidates[0].meets is False
 
 
+def worse_as_code(module: QuantizedModule) -> Callable[[str, frozenset[str]], CompiledModel]:
+    """Code in which the scales of `last` are a tenth too large."""
+    other = copy.deepcopy(module)
+    for name, value in other.named_buffers():
+        if name == "last.weight_scale":
+            value.mul_(1.1)
+    return capture(data()[0])(other)
+
+
+@pytest.mark.parametrize("start", ["code", "simulation"])
+def test_code_that_loses_more_than_its_simulation_is_not_returned(start: str) -> None:
+    """Whether the first mix has its code from the beginning, or is simulated at first."""
+    model = net()
+    mixes = Lab(lab(1.0).calibration, worse_as_code, lab(1.0).quantized)
+    own = {("first", QUANTIZED): 2.95} if start == "simulation" else {}
+    fast = find(mixes, model, goal_of(None, None, 0.02, math.inf), FakeTimer({**FASTER, FINE: 3.5}, own), narrow=False)
+    assert precisions(fast) == {"first": "fp32" if own else "int8", "bad": "int8", "last": "fp32"}
+    assert relative_error(model, fast) <= 0.02
+    assert fast.search is not None and fast.search.chosen == "mix"
+    same = [t for t in fast.search.trials if t.simulated]
+    assert same and all(t.meets for t in same), "the simulation saw nothing"
+    assert any(not t.simulated and not t.meets and t.mix in {other.mix for other in same} for t in fast.search.trials)
+    assert not fast.search.trials[-1].simulated and re.search(r"int8 +code .* no\n", fast.search.text())
+
+
+def test_without_time_for_more_code_that_loses_too_much_gives_way_to_fp32() -> None:
+    mixes = Lab(lab(1.0).calibration, worse_as_code, lab(1.0).quantized)
+    times = FakeTimer(FASTER, {("first", QUANTIZED): 2.95})
+    fast = find(mixes, net(), goal_of(None, None, 0.02, 0.0), times, narrow=False)
+    assert fast.search is not None and fast.search.chosen == "fp32"
+    assert [(t.simulated, t.meets) for t in fast.search.trials] == [(True, True), (False, False)]
+
+
 class Scores:
     """An eval_fn that counts its calls: a number for how near a candidate is to a model."""
 
@@ -261,8 +206,8 @@ def test_an_expensive_eval_fn_judges_code_where_its_calls_fit(size: int, told: b
     slow = Lab(lab(1000.0).calibration, capture(data()[0]), lab(1000.0).quantized)
     fast = find(slow, net(1000.0), goal_of(eval_fn, 0.1, None, 3.0), FakeTimer({**FASTER, FINE: 3.5}), narrow=False)
     assert isinstance(seen[1], Runnable) and seen[1].refused == told
-    assert all(isinstance(model, QuantizedModule) for model in seen[2:]) or not told
     assert fast.search is not None and fast.search.chosen in ("mix", "fp32")
+    assert [trial.simulated for trial in fast.search.trials] == [isinstance(model, QuantizedModule) for model in seen[1:]]
 
 
 def test_without_time_there_is_one_look_and_an_answer() -> None:
