@@ -40,18 +40,29 @@ def transpose(c: Call, x: Value, first: int, second: int) -> Value:
 
 def movable(position: Dim, size: Dim) -> Dim:
     """A Python-style position as one in [0, size]."""
-    low, high = bounds(position)
+    high = bounds(position)[1]
+    if _either(position):
+        raise Unsupported(f"a position {position} of unknown sign")
     if high is not None and high < 0:
         position = maximum(position + size, 0)
-    elif low is None or low < 0:
-        raise Unsupported(f"a position {position} of unknown sign")
     return minimum(position, size)
 
 
+def _either(position: Dim) -> bool:
+    """Whether a position may count from the beginning or from the end, by its bounds."""
+    low, high = bounds(position)
+    return (low is None or low < 0) and (high is None or high >= 0)
+
+
 def cut(c: Call, x: Value, axis: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Value:
-    """slice: torch knows the length, so only the start is computed."""
+    """slice: torch knows the length, so only the start is computed: of one that may count from either side, by that and the end."""
     axis = b.axis_of(axis, x.tensor.rank)
-    return b.slice_(x, axis, movable(0 if start is None else start, x.shape[axis]), c.shape[axis], step)
+    size, length, first = x.shape[axis], c.shape[axis], 0 if start is None else start
+    if step == 1 and _either(first):
+        at = (size if end is None else movable(end, size)) - length
+    else:
+        at = movable(first, size)
+    return b.slice_(x, axis, at, length, step)
 
 
 def pick(c: Call, x: Value, axis: int, index: Dim) -> Value:

@@ -28,6 +28,11 @@ def _every_other(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x[:, ::2] + y
 
 
+def _those_after(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Whether the table is read from so far before its end is not told by the sizes' ranges."""
+    return y + BIAS[x.shape[1] - y.shape[1] : x.shape[1]] + x[:, -1:]
+
+
 def _hidden(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     x = x * 2
     x[~mask] = 0
@@ -66,6 +71,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[torch.Tensor, ...
     "without padding": (_padded, [_rows(64), _rows(16)], [_rows(18)]),
     "the first of a table": (lambda x: x + BIAS[: min(x.shape[1], 64)], [_rows(32), _rows(64), _rows(1)], [_rows(70)]),
     "the last of a table": (lambda x: x + BIAS[max(0, 64 - x.shape[1]) :], [_rows(32), _rows(64), _rows(1)], [_rows(70)]),
+    "a part of a table": (_those_after, [_rows(9, 3), _rows(9, 9), _rows(40, 7)], [_rows(3, 9)]),
     "every other": (_every_other, [_rows(8, 4), _rows(5, 3)], [_rows(8, 5)]),
     "mask": (_hidden, [_with_mask(8, 8), _with_mask(5, 5)], [_with_mask(5, 6)]),
     "pyramid": (_pyramid, [_image(64), _image(36)], [_image(34)]),
