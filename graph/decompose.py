@@ -32,9 +32,12 @@ aten = torch.ops.aten
 
 # Composites whose result is a tensor of its own. Of others without a word about it in their schema, type_as for one, it may be an argument.
 _NEW: frozenset[Any] = frozenset({
-    aten.batch_norm.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.group_norm.default,
-    aten.layer_norm.default, aten.linear.default, aten.log_softmax.int, aten.matmul.default, aten.pad.default,
-    aten.scaled_dot_product_attention.default, aten.softmax.int,
+    aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.avg_pool1d.default, aten.batch_norm.default,
+    aten.conv1d.default, aten.conv1d.padding, aten.conv2d.default, aten.conv2d.padding, aten.conv3d.default, aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input, aten.group_norm.default, aten.instance_norm.default, aten.layer_norm.default, aten.linear.default,
+    aten.log_softmax.int, aten.matmul.default, aten.max_pool1d.default, aten.max_pool2d.default, aten.pad.default, aten.prelu.default,
+    aten.rms_norm.default, aten.scaled_dot_product_attention.default, aten.softmax.int, aten.tensordot.default,
+    aten.upsample_bilinear2d.vec, aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.where.ScalarOther, aten.where.ScalarSelf,
 })
 _RENAMED: Mapping[Any, Any] = {
     aten.item.default: aten._local_scalar_dense.default, aten.concat.default: aten.cat.default, aten.concatenate.default: aten.cat.default,
@@ -262,6 +265,9 @@ def _alone(node: Node) -> bool:
     op = node.target
     if not isinstance(op, OpOverload) or op in _VIEWS or any(r.alias_info for r in op._schema.returns):
         return False
+    if op is aten.einsum.default:  # of one tensor it may be a view
+        operands: Any = node.args[1]
+        return len(operands) > 1
     return op in _NEW or not op._can_decompose()
 
 

@@ -13,7 +13,7 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
 from sashiko.graph import exporting
-from sashiko.graph.exporting import functional
+from sashiko.graph.exporting import functional, without_writes
 
 aten = torch.ops.aten
 
@@ -30,7 +30,9 @@ class Of(nn.Module):
         return self.function(self.weight, *args)
 
 
-def taken_apart(function: Callable[..., Any], *args: Tensor, dynamic_shapes: Any = None) -> tuple[ExportedProgram, bool]:
+def taken_apart(
+    function: Callable[..., Any], *args: Tensor, dynamic_shapes: Any = None, how: Callable[..., Any] = functional
+) -> tuple[ExportedProgram, bool]:
     """The functional program of a function, and whether it was made node by node."""
     found: list[bool] = []
     by_node = exporting.by_node
@@ -43,13 +45,16 @@ def taken_apart(function: Callable[..., Any], *args: Tensor, dynamic_shapes: Any
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(exporting, "by_node", seen)
         program = torch.export.export(Of(function).eval(), args, dynamic_shapes=dynamic_shapes, strict=False)
-        return functional(program), all(found)
+        return how(program), all(found)
 
 
-def check(function: Callable[..., Any], *args: Tensor, dynamic_shapes: Any = None, other: tuple[Tensor, ...] = ()) -> bool:
+def check(
+    function: Callable[..., Any], *args: Tensor, dynamic_shapes: Any = None, other: tuple[Tensor, ...] = (),
+    how: Callable[..., Any] = functional,
+) -> bool:
     """Checks the functional program against eager, and returns whether it was made node by node. other: arguments of other sizes."""
     torch.manual_seed(0)
-    program, apart = taken_apart(function, *(a.clone() for a in args), dynamic_shapes=dynamic_shapes)
+    program, apart = taken_apart(function, *(a.clone() for a in args), dynamic_shapes=dynamic_shapes, how=how)
     nodes = [n for n in program.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
     assert not any(n.target._schema.is_mutable for n in nodes)
     torch.manual_seed(0)
@@ -188,6 +193,23 @@ def test_writes_that_others_see(function: Callable[..., Any]) -> None:
 
 def test_what_is_written_under_two_names_is_left_to_torch() -> None:
     assert not check(of_the_same_type, torch.randn(3, 4, 6))
+
+
+@pytest.mark.parametrize("function", [
+    lambda w, x: torch.einsum("bij,j->bij", x, w).unsqueeze_(1).mul_(2),
+    lambda w, x: torch.einsum("bij,j->b", x, w).add_(w[:3]),
+    lambda w, x: F.conv_transpose1d(x, w.reshape(1, 1, 6).expand(4, 2, 6)).relu_(),
+    lambda w, x: F.interpolate(F.instance_norm(x).relu_(), scale_factor=2).add_(1),
+    lambda w, x: F.adaptive_avg_pool1d(F.prelu(x, w[:1]).add_(x), 1).mul_(3),
+    lambda w, x: torch.where(x > 0, x, 0.0).add_(x),
+], ids=range(6))
+def test_writes_to_what_composites_made(function: Callable[..., Any]) -> None:
+    """They are tensors of their own, and not perhaps arguments, which torch would have to see."""
+    assert check(function, torch.randn(3, 4, 6), how=without_writes)
+
+
+def test_a_product_of_one_tensor_may_be_a_view_of_it() -> None:
+    assert not taken_apart(lambda w, x: torch.einsum("bij->jib", x).mul_(2), torch.randn(3, 4, 6), how=without_writes)[1]
 
 
 @pytest.mark.parametrize("function", [
