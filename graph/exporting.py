@@ -32,6 +32,7 @@ from .decompose import by_node
 from .examples import refusal
 from .lower import CHECKS, PART_OF
 from .modes import in_training, to_evaluate
+from .oblivious import oblivious
 from .rebound import settled, storage
 from .refusals import translated, written_outside
 
@@ -201,8 +202,7 @@ def _decomposed(
     """The functional program, taken apart by `table` where a node does not stay. stays: None where it cannot be done node by node."""
     try:
         # torch asks things of sizes for its own sake, such as whether a result that is a view is like its base: no assumptions.
-        oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-        with quiet(), oblivious, torch.autocast("cpu", enabled=False):  # what it casts, the program does
+        with quiet(), oblivious(), torch.autocast("cpu", enabled=False):  # what it casts, the program does
             found = by_node(program, table, stays) if stays is not None else None
             # Without dropout: torch would copy there, and writes behind it would not reach what is before it.
             return found or _by_torch(by_node(program, {}, lambda node: True) or program, table)

@@ -14,6 +14,7 @@ import sympy
 import torch
 from sympy.core.function import Application
 from torch import nn
+from torch._guards import detect_fake_mode
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import Graph, GraphModule, Node
 from torch.overrides import TorchFunctionMode
@@ -27,6 +28,7 @@ from ..graph.examples import called, first_line, unchanged
 from ..graph.exporting import any_names, quiet, traced, tracing, without_writes
 from ..graph.lower import PART_OF
 from ..graph.nesting import parts
+from ..graph.oblivious import oblivious
 from ..graph.refusals import raised_at, translated
 from . import edit
 from .masking import MaskArgument
@@ -186,6 +188,9 @@ class _PlainSizes(TorchFunctionMode):
     """Raises Unsupported once a size is a longer expression of the free ones than a model computes that serves many sizes. Windows that
     pad and cut an image of any size make each layer's sizes functions of those before: torch would reason about them for minutes. Sums
     and products, such as the number of places on all levels of a detector, are as easy as the functions in them.
+
+    While sizes are such functions, torch does not keep what it finds for an operation to give it again for the same one: it would make
+    each result twice, the second time from what it keeps, and reason about its sizes each time.
     """
 
     def __init__(self, longest: int) -> None:
@@ -196,10 +201,15 @@ class _PlainSizes(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        sizes: tuple[object, ...] = tuple(result.shape) if isinstance(result, torch.Tensor) else ()  # int or SymInt
-        for size in sizes:
-            if isinstance(size, torch.SymInt) and _longest_function(size.node.expr) > self._longest:
-                raise Unsupported(f"a size is a quotient or remainder of more than {self._longest} operations, too long to prove")
+        if not isinstance(result, torch.Tensor):
+            return result
+        sizes: tuple[object, ...] = tuple(result.shape)  # int or SymInt
+        longest = max((_longest_function(size.node.expr) for size in sizes if isinstance(size, torch.SymInt)), default=0)
+        if longest > self._longest:
+            raise Unsupported(f"a size is a quotient or remainder of more than {self._longest} operations, too long to prove")
+        mode = detect_fake_mode(result)
+        if mode is not None:
+            mode.cache_enabled = not longest
         return result
 
 
@@ -221,9 +231,9 @@ def _torch_export(model: nn.Module, call: Call, axes: range, obliviously: bool) 
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=obliviously)  # type: ignore[attr-defined]
         # Sizes that are expressions where none is free come from data, and torch says whether it can capture what is done with them.
-        with oblivious, _PlainSizes(_LONGEST if obliviously else _LONG) if axes else nullcontext():
+        plain = _PlainSizes(_LONGEST if obliviously else _LONG) if axes else nullcontext()
+        with oblivious() if obliviously else nullcontext(), plain:
             return traced(model, call.args, kwargs, dynamic_shapes)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
