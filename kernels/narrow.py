@@ -170,9 +170,9 @@ def why_not(target: Target, spec: GemmSpec, inner: VectorMicro) -> str | None:
 
 
 def _fills_tiles(target: Target, places: int, each: int) -> bool:
-    """Whether lines of so many places, and the columns of a group, fill the tallest tile so well that minimal filtering takes longer, with
-    fewer products but sums around them. Emerald Rapids, us here and there: 16 channels of each group, 14 x 14: 203 and 272; 20 x 20: 101
-    and 93; 28 x 28: 195 and 207; 24 channels, 14 x 14: 286 and 353; 28 x 28: 483 and 419."""
+    """Whether lines of so many places, and the columns of a group, fill tiles so well that minimal filtering takes longer, with fewer
+    products but sums around them. Emerald Rapids, us here and there: 16 channels of each group, 14 x 14: 203 and 272; 20 x 20: 101 and 93;
+    28 x 28: 195 and 207; 24 channels, 14 x 14: 286 and 353; 28 x 28: 483 and 419. Not measured where vectors are halved."""
     widest = target.lanes(8 * WORD)
     fits = each <= widest or (places == _TALLEST and each < 2 * widest)
     return fits and places % _TALLEST == 0 and not target.halves_vectors

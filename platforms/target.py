@@ -115,7 +115,7 @@ class Target:
     @cached_property
     def golden_cove(self) -> bool:
         """Whether its cores are Intel's of Sapphire Rapids or later ones, known by what came with them: tiles, which hypervisors and old
-        kernels hide, or half-precision arithmetic of vectors."""
+        kernels hide, or half-precision arithmetic of vectors. (Others' cores that have it are taken for them.)"""
         return self.has("amx_tile") or self.has("avx512_fp16")
 
     @cached_property

@@ -23,12 +23,10 @@ from sashiko.platforms.target import Target
 from sashiko.stitch.loops import COLUMN, ROW, Body, BodyBuilder, Node
 from tests.emulation import Runner, runners
 from tests.kernels.products import Case, M, array, compare, exact, plain_store, random, spec_of
+from tests.machines import HIDDEN, ZEN4
 from tests.sweeps import swept
 
 FEW = symbol("M", 1, 4)
-# Tiles are hidden by hypervisors and by kernels before Linux 5.16.
-HIDDEN = replace(X86_64_AMX, name="hidden", features=frozenset(f for f in X86_64_AMX.features if not f.startswith("amx")))
-ZEN4 = replace(X86_64_VNNI, name="zen4", features=X86_64_VNNI.features | {"avx512_bf16"})
 WINNERS: tuple[tuple[Target, DType, DType, Dim, str], ...] = (
     (X86_64_AMX, i8, i8, M, "gemm_i32_i8_i8_32x32x4_amxint8"),
     (X86_64_AMX, i8, i8, FEW, "gemm_i32_i8_i8_4x64x4_avx512vnni"),

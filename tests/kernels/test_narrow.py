@@ -22,6 +22,7 @@ from sashiko.platforms.target import Target
 from tests.emulation import Array, Runner, runners
 from tests.kernels.images import Images
 from tests.kernels.products import Case, M, Together, acc_of, array, compare, plain_store, random
+from tests.machines import ZEN4
 from tests.sweeps import left_to_sweep
 
 
@@ -145,14 +146,13 @@ def test_what_is_computed_with_zeros() -> None:
 
 
 def test_lines_that_fill_tiles_take_less_time_than_minimal_filtering() -> None:
-    zen4 = replace(X86_64_VNNI, features=X86_64_VNNI.features | {"avx512_bf16"})
 
     def square(each: int, side: int, target: Target = X86_64_V4) -> str:
         return chosen(Narrow(Images(1, side + 2, side + 2, 4 * each, groups=4), 1, each, each), f32, target)
 
     assert [square(16, side) for side in (7, 14, 20, 28)] == ["winograd", "narrow", "winograd", "narrow"]
     assert [square(24, side) for side in (7, 14, 20, 28)] == ["winograd", "narrow", "winograd", "winograd"]
-    assert square(32, 14) == square(16, 14, zen4) == "winograd"
+    assert square(32, 14) == square(16, 14, ZEN4) == "winograd"
 
 
 def test_rows_that_lie_one_after_the_other() -> None:
@@ -166,8 +166,7 @@ def test_rows_that_lie_one_after_the_other() -> None:
 
 def test_vectors_of_one_group_each_where_they_are_as_fast() -> None:
     case = Narrow(Images(2, 9, 8, 32, groups=2), 2, 8, 8)
-    zen4 = replace(X86_64_VNNI, features=X86_64_VNNI.features | {"avx512_bf16"})
-    names = [table.select(target, case.spec(u8)).kernel.name for target in (X86_64_VNNI, zen4)]
+    names = [table.select(target, case.spec(u8)).kernel.name for target in (X86_64_VNNI, ZEN4)]
     assert names == ["narrow_i32_u8_i8_16_avx512vnni", "narrow_i32_u8_i8_8_avxvnni"]
     few = Narrow(Images(2, 9, 8, 16, groups=2), 1, 8, 8)
     assert table.select(X86_64_VNNI, few.spec(u8)).kernel.name == names[1]
