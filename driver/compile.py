@@ -40,12 +40,12 @@ def compile(
     example_inputs: a tuple of positional or a dict of keyword arguments, or the only argument, a tensor. dynamic_shapes: as in
     torch.export; without it the shapes are those of the example. precision: of matrix products and attention, "fp32", "bf16" (sums stay
     fp32, and everything else but residuals that the next product reads without a norm in between, as in convolution networks) or "auto"
-    (bf16 where the machine multiplies it natively). target: a machine of `sashiko.platforms`, by value or name; the host by default.
-    What is compiled for a machine with more than this one has can be explained and saved; a call of it is an InputError.
-    strict: raise Unsupported instead of leaving an operation to PyTorch. rules: rewrite rules of your own, tried before ours. kernels:
-    code for the `call`s that such rules make. tune: measure other ways to compute each matrix product on this machine, with the example and
-    as many threads as torch has now, for 10 seconds or as many as are given, and keep what is faster; explain() tells, and what was found
-    is kept on disk.
+    (bf16 where the machine multiplies it faster, which may be in attention alone). target: a machine of `sashiko.platforms`, by value or
+    name; the host by default. What is compiled for a machine with more than this one has can be explained and saved; a call of it is an
+    InputError. strict: raise Unsupported instead of leaving an operation to PyTorch. rules: rewrite rules of your own, tried before ours.
+    kernels: code for the `call`s that such rules make. tune: measure other ways to compute each matrix product on this machine, with the
+    example and as many threads as torch has now, for 10 seconds or as many as are given, and keep what is faster; explain() tells, and what
+    was found is kept on disk.
 
     Raises InputError for arguments that do not fit and for a model in training mode; Unsupported for a model that torch.export cannot
     trace, such as one whose control flow depends on data.

@@ -13,6 +13,7 @@ from ..graph.simplify import canonical, cse
 from ..graph.sites import site_of
 from ..graph.types import bf16
 from ..graph.updates import concatenated, read_between_writes, separated
+from ..kernels.attention_words import worth_packing
 from ..kernels.table import unsigned_step
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
@@ -51,6 +52,13 @@ def fast_bf16(target: Target) -> bool:
     return target.bf16_dots or any(target.has(feature) for feature in ("amx_bf16", "bf16"))
 
 
+def _fast_in_bf16(target: Target, product: Value) -> bool:
+    """Whether that one is: attention may be where other products are not, as integers."""
+    if fast_bf16(target) or product.op != "attention":
+        return fast_bf16(target)
+    return target.word_pairs and worth_packing(product.inputs[0].shape[2], product.inputs[1].shape[2])
+
+
 def passes(
     precision: str, target: Target, rules: RuleSet = (), trace: Trace | None = None, wide: frozenset[str] = frozenset(),
     writes: Mapping[int, int] = MappingProxyType({}),
@@ -65,7 +73,8 @@ def passes(
         return Pass(name, lambda graph: apply(graph, chosen, trace))
 
     def narrows(product: Value) -> bool:
-        return narrow and not is_dot(product) and not asks_little(product) and site_of(product.origin) not in wide
+        chosen = precision == "bf16" or (precision == "auto" and _fast_in_bf16(target, product))
+        return chosen and not is_dot(product) and not asks_little(product) and site_of(product.origin) not in wide
 
     def narrowed(graph: Graph) -> Graph:
         return rounded_once(lower_precision(graph, bf16, narrows), bf16)
@@ -75,7 +84,6 @@ def passes(
         return expand_unsupported(graph, lambda value: has_kernel(value, value in whole, panel_in_place(target)), has_kernel)
 
     step = unsigned_step(target)
-    narrow = precision == "bf16" or (precision == "auto" and fast_bf16(target))
     return (
         Pass("bands", lambda graph: by_bands(graph, narrows, _TILE_ROWS if target.has("amx_tile") else 1)),
         Pass("canonical", canonical),
@@ -85,7 +93,7 @@ def passes(
         rewrite("rewrite", (*rules, *CANONICAL)),  # the user's first: they are written over the operations that capture gives
         rewrite("integer", INTEGER),
         rewrite("weights", WEIGHTS),
-        *((Pass("precision", narrowed),) if narrow else ()),
+        *((Pass("precision", narrowed),) if precision != "fp32" else ()),
         Pass("unsupported", spelled_out),
         Pass("contractions", expand_contractions),
         *((Pass("unsigned", lambda graph: unsigned_rows(graph, step)),) if step else ()),

@@ -115,6 +115,7 @@ class ScoreEmitter:
         self._factor = None if found is None else found[1]
         self._products = self.accumulators if found is None else [*self.accumulators, found[0]]
         self.plain = self.result in self._products  # products are scores
+        self.proportional = self.plain or found is not None  # scores are as many times larger as products are
         self.emitter = BodyEmitter(fn, target, body, slots, FIRST_SCORE_BUFFER)
         self._from_acc = sum(1 << n for n in self.accumulators)
 

@@ -33,6 +33,15 @@ def short_weight(fn: Function, target: Target, x: Val, rate: Val, top: Val) -> V
     return power(fn, target, fn.fma(x, rate, fn.neg(top)), EXP2_SHORT_WEIGHT, EXP2_SHORT_WEIGHT_UP)
 
 
+def bounded_weight(fn: Function, target: Target, x: Val, factor: Val | None, octave: int) -> Val:
+    """e^(x * factor) 2^octave for f32 x <= 0, the difference of a score and the largest; factor None: 1. Otherwise as `short_weight`.
+
+    Never larger than for x = 0, however large the score, for which it takes that difference, one instruction more.
+    """
+    rate = k(x, LOG2_E) if factor is None else fn.mul(factor, k(x, LOG2_E))
+    return short_weight(fn, target, x, rate, k(x, float(-octave)))
+
+
 def short_pair(fn: Function, even: Val, odd: Val) -> Val:
     """Vectors of weights in f32 as one of 32-bit units: each rounded to bf16, half away from 0, the even one in the low half.
 

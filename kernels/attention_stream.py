@@ -15,7 +15,7 @@ softmax: Milakov and Gimelshein, 2018; blocks as in Rabe and Staats, 2021.)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 
 from ..cpu_codegen import convert, elementwise
@@ -31,7 +31,7 @@ from .attention_finish import write_results
 from .attention_result import Results
 from .attention_rows import emit_transpose, head_start, read_row
 from .attention_score import ScoreEmitter, is_causal, minus_infinity
-from .attention_softmax import octaves, short_weight
+from .attention_softmax import bounded_weight, octaves, short_weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
 from .attention_tiling import PADDING, Tiling, up
 
@@ -43,6 +43,10 @@ class Stream(ABC):
     """Keys are padded to a multiple of it inside a block."""
     short = False
     """Whether weights are rounded to 16 bits."""
+    octave = 0
+    """0, or that weights are times 2 to this power, and none is larger: those that are rounded to integers."""
+    apart = False
+    """Whether the largest weight of every block of keys is that, not only the largest of all."""
     margin = 0
     """Rows of scratch before the first score that `products` may overwrite."""
     overlaps = False
@@ -53,6 +57,7 @@ class Stream(ABC):
         self.head, self.first, self.rows = fn.args[1:4]
         self.vector = F32.vec(tiling.lanes)
         self.results = Results(fn, target, spec, slots)
+        self.share: list[Val] = []  # of the weights of a block in all, by which its sums are to be multiplied, where blocks are `apart`
         self.score = ScoreEmitter(fn, target, slots, body, self.short)
         self.beside = Beside(fn, slots, self.score, tiling.lanes, tiling.vectors)
         self.causal = is_causal(spec, body)
@@ -99,6 +104,10 @@ class Stream(ABC):
         """weights(), of keys from `at` of that block, and the weighted values of those before them."""
         raise AssertionError("nothing goes beside them")
 
+    def factors_of_scores(self, factor: Val | None) -> list[Val | None]:
+        """What the scores of each vector of queries lack, a positive factor, or None. factor: what those of all queries lack."""
+        return [factor] * self.tiling.vectors
+
     # -- the common part ----------------------------------------------------------------------------------------
     def emit(self) -> None:
         fn, tiling = self.fn, self.tiling
@@ -118,7 +127,7 @@ class Stream(ABC):
         self.points = [self._point(v) for v in range(tiling.vectors)]
         for point in self.points:
             self.score.prepare(point)
-        self.factor = self.score.factor(self.points[0])
+        self.factors = self.factors_of_scores(self.score.factor(self.points[0]))
         start = [minus_infinity(const(self.vector, 0))] * tiling.vectors + [const(self.vector, 0.0)] * tiling.vectors
         state = fn.loop(i64(0), self.limit, tiling.block, start, self._block)
         write_results(self, state[tiling.vectors :])
@@ -173,19 +182,32 @@ class Stream(ABC):
         found = self._scores(start, count)
         self._pad(count)
         new = [self._larger(a, b) for a, b in zip(found, old)]
-        # Where everything is -inf so far, -inf - -inf would be NaN.
-        safe = [fn.select(fn.fcmp("oeq", x, minus_infinity(x)), const(x.ty, 0.0), x) for x in new]
-        alpha = [] if self.once else [exp_weight(fn, self.target, self._scaled(fn.sub(x, y))) for x, y in zip(old, safe)]
+        safe = [self._finite(x) for x in new]
+        alpha = [] if self.once else self._ratios(old, safe)
+        tops = safe
+        if self.apart and not self.once:
+            tops = [self._finite(x) for x in found]
+            self.share = self._ratios(found, safe)
         if self.overlaps:
             self.before_weights(alpha)
-        totals = self._weights(start, count, safe)
+        totals = self._weights(start, count, tops)
         self.accumulate(start, count, alpha)
         if self.once:
             return new + totals
+        if self.apart:
+            totals = [fn.mul(total, share) for total, share in zip(totals, self.share)]
         return new + [fn.fma(x, a, total) for x, a, total in zip(sums, alpha, totals)]
 
-    def _scaled(self, score: Val) -> Val:
-        return score if self.factor is None else self.fn.mul(score, self.factor)
+    def _finite(self, largest: Val) -> Val:
+        """Where everything is -inf, -inf - -inf would be NaN."""
+        return self.fn.select(self.fn.fcmp("oeq", largest, minus_infinity(largest)), const(largest.ty, 0.0), largest)
+
+    def _ratios(self, scores: Sequence[Val], largest: Sequence[Val]) -> list[Val]:
+        """exp(score - largest), of each query."""
+        fn = self.fn
+        differences = [fn.sub(x, y) for x, y in zip(scores, largest, strict=True)]
+        scaled = [x if factor is None else fn.mul(x, factor) for x, factor in zip(differences, self.factors, strict=True)]
+        return [exp_weight(fn, self.target, x) for x in scaled]
 
     def _larger(self, x: Val, y: Val) -> Val:
         """Maximum in one instruction; a NaN may get lost, and is found again in the weights."""
@@ -197,7 +219,7 @@ class Stream(ABC):
         return max(1, min(4, 8 // self.tiling.vectors))
 
     def _scores(self, start: Val, count: Val) -> list[Val]:
-        """Turns products into scores, in place; returns the largest of each query. All of them lack `factor`."""
+        """Turns products into scores, in place; returns the largest of each query. All of them lack their factor."""
         fn, tiling = self.fn, self.tiling
         last, step = fn.sub(count, i64(1)), self.unit if self.overlaps else TURNED
 
@@ -244,11 +266,13 @@ class Stream(ABC):
     def _weights(self, start: Val, count: Val, largest: list[Val]) -> list[Val]:
         """exp(score - largest) for all keys of the block that begins at key `start`; returns their totals."""
         fn, tiling = self.fn, self.tiling
-        rates = [octaves(fn, top, self.factor) for top in largest] if self.short else []
+        rates = list(map(partial(octaves, fn), largest, self.factors)) if self.short and not self.octave else []
         tops = [fn.mul(top, rate) for top, rate in zip(largest, rates)]
 
         def of_key(row: Val, v: int) -> Val:
             score = fn.load(self.vector, self.place(self.scores, row, v))
+            if self.octave:
+                return bounded_weight(fn, self.target, fn.sub(score, largest[v]), self.factors[v], self.octave)
             if self.short:
                 return short_weight(fn, self.target, score, rates[v], tops[v])
             return exp_weight(fn, self.target, fn.sub(score, largest[v]))

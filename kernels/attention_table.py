@@ -14,11 +14,13 @@ from .attention_pairs import emit_dots
 from .attention_reference import emit_reference
 from .attention_spec import AttentionCode, AttentionSpec, heads_as_queries
 from .attention_vector import VectorFamily
+from .attention_words import emit_words, why_not_words
 from .selection import Selection, first_accepting, lacks
 
 # Rows of scratch are on the stack; longer ones are left to the reference.
 LONGEST = 1024
 Emit = Callable[[Module, Target, AttentionSpec, str], AttentionCode]
+When = Callable[[Target, AttentionSpec], str | None]
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class AttentionKernel:
     """
 
     name: str
-    when: Callable[[Target, AttentionSpec], str | None]
+    when: When
     emit: Emit
 
 
@@ -39,7 +41,9 @@ def select(target: Target, spec: AttentionSpec) -> Selection[AttentionKernel]:
     return first_accepting(ATTENTION, target, spec)
 
 
-def _row(dtype: DType, isa: str, features: tuple[str, ...], emit: Emit) -> AttentionKernel:
+def _row(dtype: DType, isa: str, features: tuple[str, ...], emit: Emit, refusal: When = lambda target, spec: None) -> AttentionKernel:
+    """refusal: other reasons why the row does not apply."""
+
     def when(target: Target, spec: AttentionSpec) -> str | None:
         if spec.dtype != dtype:
             return f"computes {dtype}, not {spec.dtype}"
@@ -47,7 +51,9 @@ def _row(dtype: DType, isa: str, features: tuple[str, ...], emit: Emit) -> Atten
         if missing:
             return missing
         longest = max(spec.depth, spec.width)
-        return f"keeps rows of at most {LONGEST} elements on the stack, here they have {longest}" if longest > LONGEST else None
+        if longest > LONGEST:
+            return f"keeps rows of at most {LONGEST} elements on the stack, here they have {longest}"
+        return refusal(target, spec)
 
     return AttentionKernel(f"attention_{dtype}_{dtype}_{isa}", when, emit)
 
@@ -66,6 +72,9 @@ _VECTORS = (("avx512", _AVX512), ("avx2", ("avx2", "fma", "f16c")), ("neon", ("n
 ATTENTION: tuple[AttentionKernel, ...] = (
     _row(bf16, "amxbf16", ("amx_bf16", *_AVX512), emit_amx),
     _row(bf16, "avx512bf16", ("avx512_bf16", *_AVX512), emit_dots),
+    _row(bf16, "avx512vnni", ("avx512_vnni", *_AVX512), emit_words, why_not_words),
+    _row(bf16, "avxvnni", ("avx_vnni", "avx2", "fma"), emit_words, why_not_words),
+    _row(bf16, "avx2madd", ("avx2", "fma"), emit_words, why_not_words),
     _row(bf16, "bfdot", ("bf16", "neon"), emit_dots),
     *(_row(dtype, isa, features, _blocks(VectorFamily())) for dtype in (f32, bf16, f16) for isa, features in _VECTORS),
     AttentionKernel("attention_reference", lambda target, spec: None, _reference),

@@ -53,6 +53,7 @@ class VectorStream(Stream):
 
     def __init__(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> None:
         super().__init__(fn, target, spec, slots, body, tiling)
+        self.sum = self.vector  # what a register tile adds up in
         # A register holds a few neighbours to multiply by, one lane after the other, where that is an instruction.
         self.by_lane = "neon" in target.features
         self.ahead = tiling.lanes if self.by_lane else _UNROLL if target.registers > 16 else 1
@@ -130,14 +131,18 @@ class VectorStream(Stream):
                 values = self.multiplied(values, (column[d]() for column in columns), query)
             return values
 
-        start = [const(self.vector, 0.0)] * (len(keys) * vectors)
+        start = [const(self.sum, 0)] * (len(keys) * vectors)
         full = depth // self.ahead * self.ahead
         values = fn.loop(i64(0), i64(full), self.ahead, start, lambda index, values: steps(index, values, self.ahead))
         if depth > full:
             values = steps(i64(full), values, depth - full)
-        for n in range(len(keys)):
+        for n, key in enumerate(keys):
             for v in range(vectors):
-                fn.store(values[n * vectors + v], self.place(self.scores, self.row(fn.add(at, i64(n))), v))
+                fn.store(self.whole_product(values[n * vectors + v], key, v), self.place(self.scores, self.row(fn.add(at, i64(n))), v))
+
+    def whole_product(self, total: Val, key: Val, v: int) -> Val:
+        """The products, in f32, of vector v of the queries with the key at this address, from their sums."""
+        return total
 
     def multiplied(self, values: list[Val], scalars: Iterable[Val], vectors: Sequence[Val]) -> list[Val]:
         """values[scalar][vector] + scalar * vector. The scalars are asked for one by one: LLVM keeps about to the order of loads and
@@ -194,14 +199,22 @@ class VectorStream(Stream):
         """A tile of `height` columns of v, which begins at `base`."""
         fn, vectors = self.fn, self.tiling.vectors
         places = [self.place(self.sums, self.row(fn.add(at, i64(n))), v) for n in range(height) for v in range(vectors)]
-        start = [const(self.vector, 0.0)] * len(places)
-        if not self.once:
-            start = [fn.mul(fn.load(self.vector, place), alpha[n % vectors]) for n, place in enumerate(places)]
+        start = self.first_sums(places, alpha)
 
         def key(index: Val, values: list[Val]) -> list[Val]:
             scalars = self.scalars(fn.gep(base, fn.mul(index, pitch)), height)
             weights = [fn.load(self.vector, self.place(self.scores, self.row(index), v)) for v in range(vectors)]
             return self.multiplied(values, (scalar() for scalar in scalars), weights)
 
-        for place, value in zip(places, fn.loop(i64(0), steps, 1, start, key)):
+        for place, value in zip(places, self.last_sums(fn.loop(i64(0), steps, 1, start, key), places, at, alpha)):
             fn.store(value, place)
+
+    def first_sums(self, places: Sequence[Val], alpha: Sequence[Val]) -> list[Val]:
+        """What the weighted values of a block are added to, of the sums at these places: those of a column side by side."""
+        if self.once:
+            return [const(self.sum, 0)] * len(places)
+        return [self.fn.mul(self.fn.load(self.vector, place), alpha[n % len(alpha)]) for n, place in enumerate(places)]
+
+    def last_sums(self, values: list[Val], places: Sequence[Val], at: Val, alpha: Sequence[Val]) -> list[Val]:
+        """The sums from what these have become. at: their first column."""
+        return values

@@ -125,6 +125,13 @@ class Target:
         return self.has("avx512_bf16") and not self.golden_cove
 
     @cached_property
+    def word_pairs(self) -> bool:
+        """Whether products of pairs of 16-bit integers, added in 32 bits, take less time than multiply-adds of f32: VPDPWSSD does as many
+        pairs at a time as VFMADD numbers, and in vectors of 256 bits VPMADDWD and VPADDD share more units than VFMADD has (not in Haswell
+        and Zen 2, where they take as long)."""
+        return any(self.has(name) for name in ("avx512_vnni", "avx_vnni")) or (self.has("avx2", "fma") and self.vector_bits == 256)
+
+    @cached_property
     def tiles(self) -> int:
         """How many matrix tile registers there are: 8 with AMX, else 0."""
         return 8 if self.has("amx_tile") else 0

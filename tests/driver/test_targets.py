@@ -20,7 +20,7 @@ import sashiko
 from sashiko.diagnostics.errors import ArtifactError, InputError
 from sashiko.kernels.amx import TileInstructions
 from sashiko.platforms import host as detection
-from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX
+from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_VNNI
 from sashiko.platforms.target import Target
 from tests.kernels.tile_emulation import EmulatedTiles
 from tests.sweeps import swept
@@ -197,3 +197,22 @@ def test_a_quantized_model_on_tiles(amx: Target, kind: type[nn.Module], preset: 
     # Beside what int8 costs anyway, attention in bf16.
     most = (simulated - expected).norm() + 4 * 2**-8 * expected.norm()
     assert (compiled(*example) - expected).norm() < most
+
+
+@pytest.mark.parametrize(("target", "isa"), [(X86_64_V3, "avx2madd"), (X86_64_VNNI, "avx512vnni")], ids=lambda p: getattr(p, "name", p))
+@pytest.mark.parametrize("quantized", [False, True], ids=["floats", "int8"])
+@torch.no_grad()
+def test_auto_takes_bf16_for_attention_alone_where_integers_stand_for_it(target: Target, isa: str, quantized: bool) -> None:
+    if target.why_not_on(detection.host()):
+        pytest.skip(f"this machine runs no code for {target.name}")
+    model = Encoder().eval()
+    example = inputs(model)
+    chosen = sashiko.quantize(model, [example], target=target) if quantized else model
+    exact, compiled = (sashiko.compile(chosen, example, precision=precision, target=target) for precision in ("fp32", "auto"))
+    explanation = sashiko.explain(compiled)
+    assert f"attention_bf16_bf16_{isa}" in explanation and "attention_f32" not in explanation and "gemm_f32_bf16" not in explanation
+    assert "attention_f32" in sashiko.explain(exact)
+    expected = exact(*example)
+    difference = (compiled(*example) - expected).norm() / expected.norm()
+    # Two layers, of which each rounds queries, keys, values and results; what is quantized of these may come out a step further.
+    assert 0 < difference < (4 if quantized else 1) * 2**-8

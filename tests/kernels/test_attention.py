@@ -16,7 +16,7 @@ from sashiko.kernels.attention_amx import emit_amx
 from sashiko.kernels.attention_score import by_query, is_causal
 from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec
 from sashiko.kernels.attention_table import ATTENTION, select
-from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4
+from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.target import Target
 from tests.emulation import Runner, runners
 from tests.kernels.attention_cases import CASES, Case, Emit, check, check_quantized, problem, run
@@ -167,13 +167,19 @@ def test_selection_tells_why() -> None:
     bf16_spec, f32_spec, f64_spec = (problem(BY_NAME["bert"], dtype).spec for dtype in (bf16, f32, f64))
     assert select(X86_64_AMX, bf16_spec).kernel.name == "attention_bf16_bf16_amxbf16"
     assert select(DOTS, bf16_spec).kernel.name == "attention_bf16_bf16_avx512bf16"
+    assert select(X86_64_VNNI, bf16_spec).kernel.name == "attention_bf16_bf16_avx512vnni"
     chosen = select(replace(DOTS, features=DOTS.features | {"avx512_fp16"}), bf16_spec)
     assert chosen.kernel.name == "attention_bf16_bf16_avx512" and "half as fast" in dict(chosen.refusals)["attention_bf16_bf16_avx512bf16"]
     assert select(NEOVERSE_N2, bf16_spec).kernel.name == "attention_bf16_bf16_bfdot"
     assert select(NEOVERSE_N1, bf16_spec).kernel.name == "attention_bf16_bf16_neon"
     assert select(DOTS, f32_spec).kernel.name == "attention_f32_f32_avx512"
-    chosen = select(X86_64_V3, bf16_spec)
+    chosen = select(X86_64_V4, bf16_spec)
+    assert chosen.kernel.name == "attention_bf16_bf16_avx512" and "in two steps" in dict(chosen.refusals)["attention_bf16_bf16_avx2madd"]
+    chosen = select(X86_64_V3, problem(BY_NAME["odd"], bf16).spec)
     assert chosen.kernel.name == "attention_bf16_bf16_avx2"
+    assert "7 queries and 11 keys" in dict(chosen.refusals)["attention_bf16_bf16_avx2madd"]
+    chosen = select(X86_64_V3, bf16_spec)
+    assert chosen.kernel.name == "attention_bf16_bf16_avx2madd"
     assert dict(chosen.refusals)["attention_bf16_bf16_amxbf16"] == "x86_64_v3 lacks amx_bf16, avx512f, avx512bw, avx512vl, avx512dq"
     assert select(X86_64_V4, f32_spec).kernel.name == "attention_f32_f32_avx512"
     assert select(NEOVERSE_N1, f32_spec).kernel.name == "attention_f32_f32_neon"
