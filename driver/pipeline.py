@@ -17,6 +17,7 @@ from ..kernels.attention_words import worth_packing
 from ..kernels.table import unsigned_step
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
+from ..rewrite.query import is_weight
 from ..rewrite.rules import CANONICAL, INTEGER, WEIGHTS
 from ..rewrite.rules.bands import by_bands
 from ..rewrite.rules.moments import in_blocks
@@ -47,16 +48,16 @@ def check_settings(precision: object, **flags: object) -> None:
             raise InputError(f"{name} is {given!r:.60}", hint="True or False")
 
 
-def fast_bf16(target: Target) -> bool:
-    """Whether products in bf16 are faster than in fp32 on a target: it multiplies them natively."""
-    return target.bf16_dots or any(target.has(feature) for feature in ("amx_bf16", "bf16"))
-
-
-def _fast_in_bf16(target: Target, product: Value) -> bool:
-    """Whether that one is: attention may be where other products are not, as integers."""
-    if fast_bf16(target) or product.op != "attention":
-        return fast_bf16(target)
-    return target.word_pairs and worth_packing(product.inputs[0].shape[2], product.inputs[1].shape[2])
+def fast_bf16(target: Target, product: Value) -> bool:
+    """Whether a product is faster in bf16 than in fp32 on a target: it multiplies bf16 natively, or 16-bit integers in its place, which are
+    made of constant weights before, and of the operands of attention if these are many. product: may be the sum of a depthwise convolution,
+    which waits for its image."""
+    if target.bf16_dots or any(target.has(feature) for feature in ("amx_bf16", "bf16")):
+        return True
+    if product.op == "attention":
+        return target.word_pairs and worth_packing(product.inputs[0].shape[2], product.inputs[1].shape[2])
+    weight = product.inputs[1] if len(product.inputs) > 1 else None
+    return target.word_pairs and (weight is None or (weight.dtype.is_float and is_weight(weight)))
 
 
 def passes(
@@ -73,7 +74,7 @@ def passes(
         return Pass(name, lambda graph: apply(graph, chosen, trace))
 
     def narrows(product: Value) -> bool:
-        chosen = precision == "bf16" or (precision == "auto" and _fast_in_bf16(target, product))
+        chosen = precision == "bf16" or (precision == "auto" and fast_bf16(target, product))
         return chosen and not is_dot(product) and not asks_little(product) and site_of(product.origin) not in wide
 
     def narrowed(graph: Graph) -> Graph:

@@ -88,7 +88,7 @@ def measure_kind(target: Target, kind: str, effort: Effort = USUAL) -> ProductPe
 
 def steps_in_l1(target: Target, micro: MicroKernel) -> int:
     """How many steps of a tile have operands that fit into half of L1."""
-    return max(1, target.l1d // 2 // (_lhs_bytes(micro) * micro.mr + micro.step_k * micro.rhs.bytes * micro.nr))
+    return max(1, target.l1d // 2 // (micro.step_bytes * micro.mr + _panel_bytes(micro) * micro.panels))
 
 
 def emit(micro: MicroKernel, steps: int) -> Module:
@@ -96,7 +96,7 @@ def emit(micro: MicroKernel, steps: int) -> Module:
     module = Module()
     fn = Function(module, "product", VOID, [PTR, PTR, PTR, I64])
     lhs, rhs, out, passes = fn.args
-    panel = micro.packing.nr * micro.step_k * micro.rhs.bytes * steps
+    panel = _panel_bytes(micro) * steps
     panels = tuple(fn.gep(rhs, i64(panel * p)) for p in range(micro.panels))
     tile = Tile(lhs, i64(_pitch(micro, steps)), out, i64(steps), i64(0), panels, (), micro.nr, 0)
 
@@ -108,28 +108,48 @@ def emit(micro: MicroKernel, steps: int) -> Module:
     micro.leave(fn)
     fn.ret()
     fn.finish()
+    if micro.layout.step_bytes:
+        _emit_rows(module, micro)
     return module
+
+
+def _emit_rows(module: Module, micro: MicroKernel) -> None:
+    """The function void rows(ptr elements, ptr to, i64 steps) for a tile that reads more than elements: packs a row."""
+    fn = Function(module, "rows", VOID, [PTR, PTR, I64])
+
+    def step(index: Val, _: list[Val]) -> list[Val]:
+        elements = fn.gep(fn.args[0], fn.mul(index, i64(micro.step_k)), micro.layout.element)
+        micro.pack_step(fn, elements, fn.gep(fn.args[1], index, scale=micro.step_bytes))
+        return []
+
+    fn.loop(i64(0), fn.args[2], 1, [], step)
+    fn.ret()
+    fn.finish()
 
 
 def _measured(target: Target, micro: MicroKernel, effort: Effort) -> float:
     """10^9 operations per second of a tile's inner loop."""
     steps = steps_in_l1(target, micro)
-    lhs = _random(_lhs_values(micro), micro.mr * _pitch(micro, steps))
-    rhs = _random(_OPERANDS[micro.rhs], micro.nr * micro.step_k * steps * micro.rhs.bytes)
+    library, pitch = loaded(emit(micro, steps), target), _pitch(micro, steps)
+    lhs = _random(_lhs_values(micro), micro.mr * pitch)
+    if micro.layout.step_bytes:
+        elements = _random(_lhs_values(micro), micro.step_k * steps * micro.layout.element.bits // 8)
+        for row in range(micro.mr):
+            Bound(library, "rows", (elements.ctypes.data, lhs.ctypes.data + row * pitch))(steps)
+    rhs = _random(_OPERANDS[micro.rhs], _panel_bytes(micro) * micro.panels * steps)
     out = aligned(4 * micro.mr * micro.nr)
     work = 2 * micro.mr * micro.nr * micro.step_k * steps
-    run = Bound(loaded(emit(micro, steps), target), "product", (lhs.ctypes.data, rhs.ctypes.data, out.ctypes.data))
-    return best_rate(run, work, effort) / 1e9
+    return best_rate(Bound(library, "product", (lhs.ctypes.data, rhs.ctypes.data, out.ctypes.data)), work, effort) / 1e9
 
 
-def _lhs_bytes(micro: MicroKernel) -> int:
-    """Bytes of one row of the lhs in one step."""
-    return micro.step_k * micro.layout.element.bits // 8
+def _panel_bytes(micro: MicroKernel) -> int:
+    """Bytes of a panel in one step, scales included."""
+    return micro.packing.unit_bytes(micro.rhs) * micro.step_k // micro.packing.unit_k
 
 
 def _pitch(micro: MicroKernel, steps: int) -> int:
     """Bytes from row to row of the lhs; a line more than needed, so that the rows are not a power of two apart."""
-    return _lhs_bytes(micro) * steps + LINE
+    return micro.step_bytes * steps + LINE
 
 
 def _lhs_values(micro: MicroKernel) -> str:

@@ -18,7 +18,7 @@ from ..graph.dims import bounds
 from ..graph.types import DType, bf16, f16, f32, i4, i8, u8
 from ..platforms.target import Target
 from ..stitch.loops import Body
-from . import amx, gemm, mkl, narrow, neon, packing, reference, weight_only, winograd, winograd_emit, x86_vector
+from . import amx, gemm, mkl, narrow, neon, packing, reference, weight_only, winograd, winograd_emit, x86_vector, x86_words
 from .micro import MicroKernel
 from .selection import Selection, first_accepting, lacks
 from .spec import GemmCode, GemmSpec, dense
@@ -183,6 +183,15 @@ def _narrow(inner: VectorMicro, features: _Features, rate: float, unless: tuple[
     return Kernel(name, when, lambda weight: narrow.pack(weight, inner), emit, rate, narrow=True)
 
 
+def _words(lanes: int, fused: bool, features: tuple[str, ...], rate: float) -> Kernel:
+    """The row of some instructions that multiply pairs of 16-bit integers."""
+    row = _row(x86_words.family(x86_words.SAMPLE, lanes, fused), features, rate)
+    return replace(
+        row, when=lambda target, spec: row.when(target, spec) or (None if spec.constant_rhs else "is for constant weights"),
+        pack=x86_words.packed, emit=x86_words.emitter(lanes, fused),
+    )
+
+
 def _packer(micros: Micros) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda weight: packing.pack_rhs(weight, micros[0].packing)
 
@@ -268,7 +277,10 @@ _BF16 = (
     _unless_near(_small(x86_vector.widen(16), _AVX512, 32), "amx_bf16"),
     _row(amx.amx(bf16, bf16), ("amx_bf16", *_AVX512), 512),
     _row(x86_vector.dot_bf16(), ("avx512_bf16",), 64),
+    _words(16, True, ("avx512_vnni", *_AVX512), 56),
+    _words(8, True, ("avx_vnni", *_AVX2), 28),
     _row(x86_vector.widen(16), _AVX512, 32),
+    _words(8, False, _AVX2, 22),
     _row(x86_vector.widen(8), _AVX2, 16),
     _small(neon.bfmmla(), ("bf16",), 16),
     _row(neon.bfmmla(), ("bf16",), 32),

@@ -14,7 +14,7 @@ from sashiko.cpu_codegen.contract import BufferSlot, KernelCode, ParamSlot
 from sashiko.graph import sums16
 from sashiko.graph.dims import Dim, evaluate, symbol
 from sashiko.graph.types import DType, f32, i32, u8
-from sashiko.kernels import gemm
+from sashiko.kernels import gemm, x86_words
 from sashiko.kernels.micro import MicroKernel
 from sashiko.kernels.packing import pack_rhs
 from sashiko.kernels.spec import Choice, GemmCode, GemmSpec, Strides
@@ -106,6 +106,21 @@ def bound(lhs: torch.Tensor, rhs: torch.Tensor, terms: int) -> torch.Tensor:
     return (terms + 2) * 2.0**-24 * (lhs.double().abs() @ rhs.double().abs().mT)
 
 
+def words_bound(lhs: torch.Tensor, rhs: torch.Tensor, step: int) -> torch.Tensor:
+    """What rounding both operands to integers adds to that: half of what 1 stands for, of either times the other's magnitudes."""
+    x, w = lhs.double().abs(), rhs.double().abs()
+    half = 0.5001 / x86_words.most_of(step)
+    of_x, of_w = (half * each.amax(1) for each in (x, w))
+    return of_x[:, None] * w.sum(1) + x.sum(1)[:, None] * of_w + x.shape[1] * of_x[:, None] * of_w
+
+
+def packed_of(weight: torch.Tensor, micro: MicroKernel) -> torch.Tensor:
+    """A weight as a family reads it."""
+    if isinstance(micro, x86_words.WordMicro):
+        return x86_words.pack(weight, micro.packing)
+    return pack_rhs(weight, micro.packing)
+
+
 class Together:
     """Products in one module that run in one process, which costs less than a module and a process for each."""
 
@@ -168,10 +183,10 @@ def run(runner: Runner, micros: Micros, cases: Sequence[Case], known_rows: bool 
             codes[known] = gemm.emit(products.module, target, spec, micros, products.name())
         code = codes[known]
         (stored, x), w = case.lhs(lhs), weight((case.n, case.k), micros, 2)
-        packed, sizes = pack_rhs(w, micros[0].packing), {"M": case.m}
+        packed, sizes = packed_of(w, micros[0]), {"M": case.m}
         assert packed.numel() == evaluate(code.packed_bytes, sizes)
         out = np.full((case.m, case.n), 77, np.float32 if lhs.is_float else np.int32)
-        check = partial(compare, x=x, w=w, case=case)
+        check = partial(compare, x=x, w=w, case=case, micro=micros[0])
         products.add(kernels_of(code), products.place(array(stored)), products.place(packed.numpy()), out, sizes, check)
     products.run()
 
@@ -180,10 +195,12 @@ def kernels_of(code: GemmCode) -> list[KernelCode]:
     return [code.rows] if code.columns is None else [code.rows, code.columns]
 
 
-def compare(result: Array, x: torch.Tensor, w: torch.Tensor, case: Case) -> None:
-    """Integers must be equal, floats within the bound of their number of terms."""
+def compare(result: Array, x: torch.Tensor, w: torch.Tensor, case: Case, micro: MicroKernel | None = None) -> None:
+    """Integers must be equal, floats within the bound of their number of terms, and of the integers that a family makes of them."""
     reference = exact(x, w)
     difference = (torch.from_numpy(result).double() - reference).abs()
     allowed = bound(x, w, case.k) if x.dtype.is_floating_point else torch.zeros_like(reference)
+    if isinstance(micro, x86_words.WordMicro):
+        allowed = allowed + words_bound(x, w, micro.step_k)
     worst = (difference - allowed).max().item()
     assert worst <= 0, f"{case}: off by {difference.max().item()}, {int((difference > allowed).sum())} of {difference.numel()} elements"

@@ -15,7 +15,7 @@ from sashiko.cpu_codegen.builder import Module
 from sashiko.graph import sums16
 from sashiko.graph.dims import Dim, evaluate, floordiv, mod, symbol
 from sashiko.graph.types import DType, bf16, f16, f32, i8, u8
-from sashiko.kernels import amx, gemm, neon, reference, x86_vector
+from sashiko.kernels import amx, gemm, neon, reference, x86_vector, x86_words
 from sashiko.kernels.blocking import choose
 from sashiko.kernels.pack_across import transposes
 from sashiko.kernels.packing import int_of, pack_rhs
@@ -25,7 +25,22 @@ from sashiko.kernels.tile import BLOCK
 from sashiko.kernels.x86_vector import MaddubsMicro
 from sashiko.platforms.target import Target
 from tests.emulation import Array, Native, Runner, runners, runners_in_turn
-from tests.kernels.products import Case, M, Micros, Together, array, call, compare, exact, plain_store, random, run, spec_of, weight
+from tests.kernels.products import (
+    Case,
+    M,
+    Micros,
+    Together,
+    array,
+    call,
+    compare,
+    exact,
+    packed_of,
+    plain_store,
+    random,
+    run,
+    spec_of,
+    weight,
+)
 from tests.kernels.tile_emulation import EmulatedTiles, tiles_on
 from tests.sweeps import left_to_sweep, swept
 
@@ -39,6 +54,9 @@ FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
     "half16": (x86_vector.half(16), _AVX512),
     "half8": (x86_vector.half(8), ("avx2", "fma", "f16c")),
     "dot_bf16": (x86_vector.dot_bf16(), ("avx512_bf16",)),
+    "words16": (x86_words.family(x86_words.SAMPLE, 16, fused=True), _VNNI),
+    "words8": (x86_words.family(64, 8, fused=True), _VNNI),
+    "wordsmadd8": (x86_words.family(80, 8, fused=False), ("avx2", "fma")),
     **{f"vnni16_{lhs}": (x86_vector.vnni(lhs, 16), _VNNI) for lhs in (i8, u8)},
     **{f"vnni8_{lhs}": (x86_vector.vnni(lhs, 8), _VNNI) for lhs in (i8, u8)},
     **{f"madd16_{lhs}": (x86_vector.madd(lhs, 16), _AVX512) for lhs in (i8, u8)},
@@ -61,7 +79,7 @@ FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
 CASES = (Case(1, 1, 1), Case(3, 70, 7, 5), Case(37, 49, 66, 3), Case(64, 96, 128))
 # Are cut and read as maddubs4_16, widen16, fma8, vnni16, fmla_bf16 and the first of their kind are.
 LIKE_OTHERS: tuple[str, ...] = ("madd16", "madd8", "maddubs2", "maddubs4_8", "maddubs4_16_u8", "half", "widen8", "vnni8")
-LIKE_OTHERS += ("fmla_f16", "sdot_u8", "smmla_u8", "vnni16_u8", "amx_emulated_u8")
+LIKE_OTHERS += ("words8", "wordsmadd8", "fmla_f16", "sdot_u8", "smmla_u8", "vnni16_u8", "amx_emulated_u8")
 # Stand in for tile registers where there are none.
 STAND_INS = ("amx_emulated",) if runners(host_only=True, needs=("amx_int8", "amx_bf16")) else ()
 
@@ -208,7 +226,7 @@ def batched(micros: Micros, heads: int, transposed: bool) -> tuple[GemmSpec, Str
     return spec, rhs
 
 
-@pytest.mark.parametrize(("micros", "runner"), FEW)
+@pytest.mark.parametrize(("micros", "runner"), [pair for pair in FEW if not isinstance(pair.values[0][0], x86_words.WordMicro)])
 @pytest.mark.parametrize("transposed", [False, True], ids=["n_by_k", "k_by_n"])
 def test_batches_with_a_dynamic_rhs(micros: Micros, runner: Runner, transposed: bool) -> None:
     heads, sizes, depth = 3, {"B": 2, "S": 17, "T": 21}, 40
@@ -240,9 +258,9 @@ def test_columns_are_cut_where_tiles_for_few_rows_end(micros: Micros, runner: Ru
     spec = spec_of(case, micros[0].lhs, micros[0].rhs, m=symbol("M", 1, most))
     code = gemm.emit(product.module, runner.target, spec, micros, "few")
     out = np.full((case.m, case.n), 77, np.float32 if spec.lhs.is_float else np.int32)
-    packed = product.place(pack_rhs(w, micros[0].packing).numpy())
+    packed = product.place(packed_of(w, micros[0]).numpy())
     assert code.columns is not None
-    check = partial(compare, x=x[:, : case.k], w=w, case=case)
+    check = partial(compare, x=x[:, : case.k], w=w, case=case, micro=micros[0])
     product.add((code.rows, code.columns), product.place(array(x)), packed, out, {"M": most}, check)
     product.run()
 
@@ -258,14 +276,14 @@ def test_rows_that_choose_a_weight(micros: Micros, runner: Runner, m: Dim) -> No
     assert code.columns is not None
     x, w = random((case.m, case.k + case.pitch), spec.lhs, 1), weight((count, case.n, case.k), micros, 2)
     lhs = product.place(array(x))
-    rhs = product.place(np.concatenate([pack_rhs(each, micros[0].packing).numpy() for each in w]))
+    rhs = product.place(np.concatenate([packed_of(each, micros[0]).numpy() for each in w]))
     out = np.full((case.m, case.n), 77, np.float32 if spec.lhs.is_float else np.int32)
     for ends in ((1, 3, 4, case.m), (0, case.m, case.m, case.m), (0, 0, 2, 2), (case.m + 9, 1, -3, 2**40)):
         stops = np.maximum.accumulate(np.clip([*ends[:-1], case.m], 0, case.m))
 
         def check(result: Array, stops: Array = stops) -> None:
             for start, stop, matrix in ((a, b, c) for a, b, c in zip((0, *stops[:-1]), stops, w, strict=True) if a < b):
-                compare(result[start:stop], x[start:stop, : case.k], matrix, Case(int(stop - start), case.n, case.k))
+                compare(result[start:stop], x[start:stop, : case.k], matrix, Case(int(stop - start), case.n, case.k), micros[0])
 
         product.add((code.rows, code.columns), lhs, rhs, out, {"M": case.m}, check, product.place(np.array(ends, np.int64)))
     product.run()
@@ -281,7 +299,7 @@ def unpack_rhs(packed: torch.Tensor, packing: Packing, n: int, k: int, dtype: DT
 
 @pytest.mark.parametrize("case", [(1, 1), (16, 64), (33, 130), (7, 3)])
 def test_packing_round_trip(case: tuple[int, int]) -> None:
-    for packing in {micros[0].packing for micros, _ in FAMILIES.values()}:
+    for packing in {micros[0].packing for micros, _ in FAMILIES.values() if not micros[0].packing.group}:
         for dtype in (f32, bf16, i8):
             w = random(case, dtype, 5)
             packed = pack_rhs(w, packing)

@@ -12,11 +12,10 @@ from sashiko.diagnostics.errors import InvalidGraph
 from sashiko.graph.dims import evaluate, floordiv, mod
 from sashiko.graph.types import f32
 from sashiko.kernels import gemm
-from sashiko.kernels.packing import pack_rhs
 from sashiko.kernels.spec import BATCH, GemmSpec, Pieces, Strides
 from tests.emulation import Array, Runner
 from tests.kernels.images import Images
-from tests.kernels.products import Case, M, Micros, Together, acc_of, array, compare, plain_store, random, weight
+from tests.kernels.products import Case, M, Micros, Together, acc_of, array, compare, packed_of, plain_store, random, weight
 from tests.kernels.test_gemm import FEW
 
 
@@ -39,8 +38,8 @@ def check(runner: Runner, micros: Micros, cases: Sequence[Images], n: int, cache
         assert code.columns is not None and evaluate(code.rows.domain, {"M": m}) == m
         image, w = random((1, case.height, case.width, case.channels), lhs, 1), weight((n, k), micros, 2)
         out = np.full((m, n), 77, np.float32 if lhs.is_float else np.int32)
-        operands = products.place(array(image)), products.place(pack_rhs(w, micros[0].packing).numpy())
-        alike = partial(compare, x=case.windows(image)[0], w=w, case=product)
+        operands = products.place(array(image)), products.place(packed_of(w, micros[0]).numpy())
+        alike = partial(compare, x=case.windows(image)[0], w=w, case=product, micro=micros[0])
         products.add((code.rows, code.columns), *operands, out, {"M": m}, alike)
     products.run()
 
@@ -69,14 +68,14 @@ def test_parts_of_rows_times_weights_in_turn(micros: Micros, runner: Runner) -> 
     code = gemm.emit(product.module, runner.target, spec, micros, product.name())
     assert code.columns is not None
     image, w = random((case.height, case.width, case.channels), lhs, 1), weight((groups, n, k), micros, 2)
-    packed = np.concatenate([pack_rhs(each, micros[0].packing).numpy() for each in w])
+    packed = np.concatenate([packed_of(each, micros[0]).numpy() for each in w])
     assert packed.size == evaluate(code.packed_bytes, {"M": m})
     out = np.full((groups, m, n), 77, np.float32 if lhs.is_float else np.int32)
 
     def alike(result: Array) -> None:
         for g in range(groups):
             part = image[..., g * width : (g + 1) * width].unfold(0, 3, 1).unfold(1, 3, 1).permute(0, 1, 3, 4, 2)
-            compare(result[g], part.reshape(m, k), w[g], Case(m, n, k))
+            compare(result[g], part.reshape(m, k), w[g], Case(m, n, k), micros[0])
 
     product.add((code.rows, code.columns), product.place(array(image)), product.place(packed), out, {"M": m}, alike)
     product.run()
