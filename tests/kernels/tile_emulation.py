@@ -15,12 +15,13 @@ from sashiko.cpu_codegen.builder import F32, I8, I16, I32, PTR, Function, Val, c
 from sashiko.kernels.amx import INSTRUCTIONS, ROW_BYTES, ROWS, TILE_BYTES, Tiles, register_rows, register_widths
 from sashiko.platforms.target import Target
 
+_MEMORY = np.zeros(9 * TILE_BYTES, np.int8)  # code that has its address may be called at any time
+
 
 class EmulatedTiles(Tiles):
     """Tiles without AMX. `calls` counts what was emitted; that of tiles with fewer rows is the same."""
 
     def __init__(self) -> None:
-        self._memory = np.zeros(9 * TILE_BYTES, np.int8)
         self._heights, self._widths = register_rows(2 * ROWS), register_widths(2 * ROWS)
         self.calls: dict[str, int] = {}
 
@@ -33,7 +34,7 @@ class EmulatedTiles(Tiles):
         self.calls[name] = self.calls.get(name, 0) + 1
 
     def _tile(self, fn: Function, tile: int) -> Val:
-        first = -(-self._memory.ctypes.data // TILE_BYTES) * TILE_BYTES
+        first = -(-_MEMORY.ctypes.data // TILE_BYTES) * TILE_BYTES
         return fn.gep(Val(PTR, f"inttoptr (i64 {first} to ptr)"), i64(tile * TILE_BYTES))
 
     def configure(self, fn: Function) -> None:
