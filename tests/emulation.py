@@ -17,7 +17,7 @@ It fails the test, with the reason, when the kernel
   writes) and precedes it, so over-reads are found as well. `align` is by default the size of an element: the contract promises no more.
 - executes an instruction its target does not have (emulated Neoverse N1 and x86; natively by nature),
 - leaves another status word than `status`.
-Arrays are C-contiguous; bfloat16 is uint16. Native calls run in a forked child, so that a crash is a failed test.
+Arrays are C-contiguous; bfloat16 is uint16. Native calls run in a child process, so that a crash is a failed test.
 The emulators and the cross compiler (which only links) are needed by tests alone; without them the test is skipped with that reason.
 With TEST_ON_BOCHS in the environment, x86 targets that this machine cannot run are there, too: AVX-512 on a machine without it.
 """
@@ -25,7 +25,6 @@ With TEST_ON_BOCHS in the environment, x86 targets that this machine cannot run 
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import hashlib
 import mmap
 import os
@@ -53,12 +52,12 @@ from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_V3, X86
 from sashiko.platforms.host import host
 from sashiko.platforms.target import Target
 from tests.sweeps import left_to_sweep
+from tests.vforked import TIMEOUT_S, status_of
 from tests.x86 import bochs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 QEMU, GCC = "qemu-aarch64-static", "aarch64-linux-gnu-gcc"
 DRIVER = Path(__file__).parent / "aarch64" / "driver.c"
-TIMEOUT_S = 300
 ON_BOCHS = "TEST_ON_BOCHS" in os.environ
 _PAGE = mmap.PAGESIZE
 _CANARY = 0xA5
@@ -178,9 +177,6 @@ class Guarded:
         return value
 
 
-_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-
-
 class Native(Runner):
     """Runs kernels on this machine."""
 
@@ -200,18 +196,7 @@ class Native(Runner):
 
     def _call(self, calls: Sequence[tuple[int, int, int, int]], buffers: Sequence[Guarded]) -> None:
         """Calls kernels: address, slots, begin and end of each."""
-        child = os.fork()
-        if child == 0:
-            try:
-                faulthandler.disable()
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(TIMEOUT_S)
-                for address, *arguments in calls:
-                    _KERNEL(address)(*arguments)
-                os._exit(0)
-            finally:
-                os._exit(3)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = status_of(calls)
         if code:
             raise died(self.target, code)
 
