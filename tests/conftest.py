@@ -103,6 +103,14 @@ def fixed_threads() -> Iterator[None]:
 
 
 @pytest.fixture
+def own_garbage() -> Iterator[None]:
+    """`gc.collect()` looks at what the test makes alone: to go through all that torch has traced until then takes a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of the test's own, empty."""
     monkeypatch.setenv("SASHIKO_CACHE", str(tmp_path))

@@ -295,7 +295,7 @@ def test_equal_layers_compile_once_each(monkeypatch: pytest.MonkeyPatch, by_laye
     assert len(built) == 4
 
 
-def test_weights_that_nobody_brings_are_given_back() -> None:
+def test_weights_that_nobody_brings_are_given_back(own_garbage: None) -> None:
     model, x = Net().eval(), torch.randn(3, 16)
     compiled = torch.compile(model, backend="sashiko")
     check(model, compiled, x)

@@ -38,6 +38,7 @@ class Reading(nn.Module):
         return x * self.scale + self.shift
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_static_tensors_that_are_no_weights_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any cache of any length, in code that keeps none alive; parameters, buffers and other attributes stay part of it."""
     built: list[Any] = []

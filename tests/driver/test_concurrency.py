@@ -85,6 +85,7 @@ def hammer(seconds: float) -> tuple[int, int, int]:
     return sum(c for c, _ in counts), sum(w for _, w in counts), growth
 
 
+@pytest.mark.usefixtures("own_garbage")
 @pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_eight_threads_in_one_model(seconds: int) -> None:
     calls, wrong, growth = hammer(seconds)

@@ -86,6 +86,7 @@ class Counting(nn.Module):
         return self.inner(x)
 
 
+@pytest.mark.usefixtures("own_garbage")
 @torch.no_grad()
 @pytest.mark.parametrize("preset", swept(PRODUCTS, ("int8-dynamic",)))
 def test_the_backend_compiles_again_for_other_scales(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:

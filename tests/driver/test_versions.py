@@ -22,7 +22,7 @@ MANY = 20  # tensors in turn, more than a graph is compiled for
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
+def built(own_garbage: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
     """What is compiled in a test, which starts without what Dynamo remembers."""
     torch._dynamo.reset()
     torch.manual_seed(0)

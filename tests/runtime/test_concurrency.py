@@ -142,6 +142,7 @@ def test_a_forked_child_sees_weights_that_another_thread_of_its_parent_was_deriv
         deriving.join()
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_memory_stays_flat_over_many_shapes(affine: Executable, expected: Reference) -> None:
     def call(n: int) -> None:
         x = torch.randn(1 + n % 300, 200)

@@ -200,6 +200,7 @@ def test_another_shape_is_an_error(weights: Weights) -> None:
     weights.check()
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_nothing_is_kept_alive_afterwards(code: Code, chain: type) -> None:
     w = torch.nn.Parameter(torch.randn(3, 4))
     holder = Weights(code, chain, w, torch.zeros(3, 4))

@@ -132,6 +132,7 @@ def test_small_results_are_torch_s_own() -> None:
         large.resize_(4 * ROWS, COLUMNS)
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_results_outlive_the_model(affine: Executable, expected: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], code: Code) -> None:
     executable = Executable(affine.plan, code)
     x, y = torch.randn(2 * ROWS, COLUMNS), torch.randn(2 * ROWS, COLUMNS)
@@ -147,6 +148,7 @@ def test_results_outlive_the_model(affine: Executable, expected: Callable[[torch
     torch.testing.assert_close(kept, expected(x, y), rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_two_threads_never_get_one_memory(affine: Executable, expected: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
     start = threading.Barrier(4)
 

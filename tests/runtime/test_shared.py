@@ -63,6 +63,7 @@ def test_changed_weights_are_in_common_again(model: nn.Module) -> None:
     assert is_right(many, model, 40) and packed(one) == packed(many)
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_what_nobody_uses_is_forgotten(model: nn.Module) -> None:
     gc.collect()
     before = len(shared._known)
