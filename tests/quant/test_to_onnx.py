@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,23 @@ STATIC = Scheme(OpScheme(ActivationScheme("minmax")), operations=("linear", "con
 # Without VNNI its products of activations saturate. Those with small weights (`graph.sums16`) do not, as most of ours are there.
 EXACT = not host().sums16
 AFFINE_ROWS = Scheme(OpScheme(ActivationScheme(signed=False, granularity="row")))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def operations_found_once() -> Iterator[None]:
+    """For each file torch gathers all operations of ONNX again, and onnxscript parses their sources, which takes a third of a second."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    found = cache(ONNXRegistry.from_torchlib)
+
+    def again(**options: Any) -> ONNXRegistry:
+        registry = copy(found(**options))
+        registry.functions = {target: [*functions] for target, functions in registry.functions.items()}  # an export adds its own
+        return registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(again))
+        yield
 
 
 def cnn() -> nn.Sequential:
