@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import shutil
@@ -33,6 +34,11 @@ _TEMPORARY: dict[str, str] = {}
 # torch keeps what it traced for as long as the process lives. The collector of cycles goes through all of it again and again, which
 # would take a tenth of the tests' time.
 gc.set_threshold(200_000, 20, 100)
+
+# pytest listens to each logger that hands nothing on. For this one, torch then makes records of all that it traces, with stacks and graphs.
+_TRACES = logging.getLogger("torch.__trace")
+_TRACES.handlers.clear()
+_TRACES.propagate = True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
