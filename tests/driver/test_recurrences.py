@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,11 @@ def test_one_compilation_serves_every_length(cell: str) -> None:
     agree(compiled, model, torch.randn(0, 3, 12))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("cell", swept(LAYERS, ("lstm", "gru")))
+@pytest.mark.parametrize(
+    ("cell", "dtype"),
+    swept(list(product(LAYERS, (torch.bfloat16, torch.float16))), [("lstm", torch.bfloat16), ("gru", torch.float16)]),
+    ids=str,
+)
 def test_models_of_narrow_floats(cell: str, dtype: torch.dtype) -> None:
     """PyTorch needs oneDNN for an LSTM of them, and writes out the steps of the others. The state is f32 between the steps here."""
     model = layer(cell, num_layers=2, bidirectional=True).to(dtype)
