@@ -40,7 +40,7 @@ def compile(
     example_inputs: a tuple of positional or a dict of keyword arguments, or the only argument, a tensor. dynamic_shapes: as in
     torch.export; without it the shapes are those of the example. precision: of matrix products and attention, "fp32", "bf16" (sums stay
     fp32, and everything else but residuals that the next product reads without a norm in between, as in convolution networks) or "auto"
-    (bf16 where the machine multiplies it faster, which may be in attention alone). target: a machine of `sashiko.platforms`, by value or
+    (bf16 where the machine multiplies it faster, or 16-bit integers in its place). target: a machine of `sashiko.platforms`, by value or
     name; the host by default. What is compiled for a machine with more than this one has can be explained and saved; a call of it is an
     InputError. strict: raise Unsupported instead of leaving an operation to PyTorch. rules: rewrite rules of your own, tried before ours.
     kernels: code for the `call`s that such rules make. tune: measure other ways to compute each matrix product on this machine, with the

@@ -11,9 +11,8 @@ from ..graph.ir import Graph, Value
 from ..graph.passes import Pass
 from ..graph.simplify import canonical, cse
 from ..graph.sites import site_of
-from ..graph.types import bf16
+from ..graph.types import bf16, f32
 from ..graph.updates import concatenated, read_between_writes, separated
-from ..kernels.attention_words import worth_packing
 from ..kernels.table import unsigned_step
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
@@ -33,7 +32,7 @@ from ..rewrite.rules.weighted import sums_of_bytes
 from ..stitch.constants import constant_values, own_results
 from ..stitch.expand import expand_contractions, expand_unsupported
 from ..stitch.steps import together
-from .contractions import asks_little, has_kernel, is_dot, panel_in_place
+from .contractions import asks_little, has_kernel, is_dot, panel_in_place, worth_rounding
 
 PRECISIONS = ("fp32", "bf16", "auto")
 _TILE_ROWS = 16  # of tile registers, which take as long for fewer
@@ -54,10 +53,12 @@ def fast_bf16(target: Target, product: Value) -> bool:
     which waits for its image."""
     if target.bf16_dots or any(target.has(feature) for feature in ("amx_bf16", "bf16")):
         return True
+    if not target.word_pairs or product.inputs[0].dtype != f32:  # f16 has more digits
+        return False
     if product.op == "attention":
-        return target.word_pairs and worth_packing(product.inputs[0].shape[2], product.inputs[1].shape[2])
+        return worth_rounding(product)
     weight = product.inputs[1] if len(product.inputs) > 1 else None
-    return target.word_pairs and (weight is None or (weight.dtype.is_float and is_weight(weight)))
+    return weight is None or (weight.dtype.is_float and is_weight(weight))
 
 
 def passes(

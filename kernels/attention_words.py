@@ -27,10 +27,11 @@ from .attention_blocks import emit_blocks
 from .attention_pairs import PairStream
 from .attention_spec import WORKSPACE, AttentionCode, AttentionSpec, heads_as_queries
 from .attention_stream import Stream
-from .attention_tiling import Tiling
+from .attention_tiling import Tiling, even_block
 from .attention_vector import VectorFamily, VectorStream
 from .attention_words_pack import OCTAVE, WordLayout, emit_word_pack, halves, larger, scales, words_together
 
+_BLOCK = 96  # keys, about
 _FEWEST = 1024  # scores of a head, from where on it takes no longer than widening: 4 heads of 32 x 32, depth 32, on an Emerald Rapids
 
 
@@ -92,6 +93,9 @@ class WordStream(PairStream, VectorStream):
 
     def values(self, start: Val, count: Val) -> tuple[Val, Val]:
         fn, pitch = self.fn, self.layout.value_pitch
+        block = fn.add(fn.mul(self.group(), self.slots.dim(self.layout.blocks)), fn.udiv(start, i64(self.tiling.block)))
+        steps = fn.gep(self.slots.buffer(WORKSPACE), self.slots.dim(self.layout.steps_at))
+        self.column_steps = fn.gep(steps, block, scale=self.layout.step_pitch)
         pair = fn.add(fn.mul(self.group(), self.slots.dim(self.layout.pairs)), fn.udiv(start, i64(2)))
         first = fn.gep(self.slots.buffer(WORKSPACE), self.slots.dim(self.layout.values_at))
         return fn.gep(first, pair, scale=pitch), i64(pitch)
@@ -123,7 +127,7 @@ class WordStream(PairStream, VectorStream):
     def last_sums(self, values: list[Val], places: Sequence[Val], at: Val, alpha: Sequence[Val]) -> list[Val]:
         """Times the step of their column and the share of this block, beside what earlier ones have come to."""
         fn, vectors, found = self.fn, self.tiling.vectors, list[Val]()
-        column = fn.gep(self._column_steps(), at, F32)
+        column = fn.gep(self.column_steps, at, F32)
         for n, (value, place) in enumerate(zip(values, places, strict=True)):
             step = fn.splat(fn.load(F32, fn.gep(column, i64(4 * (n // vectors)))), self.tiling.lanes)
             total = fn.convert("sitofp", value, self.vector)
@@ -134,10 +138,6 @@ class WordStream(PairStream, VectorStream):
             found.append(fn.fma(total, fn.mul(step, self.share[n % vectors]), before))
         return found
 
-    def _column_steps(self) -> Val:
-        first = self.fn.gep(self.slots.buffer(WORKSPACE), self.slots.dim(self.layout.steps_at))
-        return self.fn.gep(first, self.group(), scale=self.layout.step_pitch)
-
 
 @dataclass(frozen=True)
 class WordFamily(VectorFamily):
@@ -146,17 +146,18 @@ class WordFamily(VectorFamily):
     layout: WordLayout | None = None
 
     def tilings(self, target: Target, spec: AttentionSpec) -> tuple[Tiling, ...]:
-        """Of 8 keys, as for pairs of bf16."""
-        return tuple(replace(tiling, keys=min(8, tiling.keys)) for tiling in super().tilings(target, spec))
+        """Of 8 keys, as for pairs of bf16, and alike blocks of keys: fewer of them have more bits and know less of each other."""
+        block = even_block(spec, _BLOCK, 4)
+        return tuple(replace(tiling, keys=min(8, tiling.keys), block=block) for tiling in super().tilings(target, spec))
 
     def stream(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> Stream:
         assert self.layout is not None
         return WordStream(fn, target, spec, slots, body, tiling, self.layout)
 
 
-def worth_packing(m: Dim, s: Dim) -> bool:
-    """Whether the rows of q and k are so many, where that is known, that integers are made in less time than they save."""
-    scores = product((m, s))
+def worth_packing(queries: Dim, keys: Dim) -> bool:
+    """Whether so many queries of a head of k and v, and so many keys, take longer than making integers of them, as far as that is known."""
+    scores = product((queries, keys))
     return not isinstance(scores, int) or scores >= _FEWEST
 
 
@@ -172,6 +173,6 @@ def why_not_words(target: Target, spec: AttentionSpec) -> str | None:
 def emit_words(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
     """Adds the kernel, and the one that makes integers of k and v."""
     spec = heads_as_queries(spec)
-    layout = WordLayout(spec, max(tiling.block for tiling in WordFamily().tilings(target, spec)))
+    layout = WordLayout(spec, even_block(spec, _BLOCK, 4))
     run = emit_blocks(module, target, spec, name, WordFamily(layout))
     return AttentionCode(run, emit_word_pack(module, target, layout, f"{name}.pack"), layout.bytes)

@@ -2,7 +2,7 @@
 
     workspace   [batch * groups][keys][pairs of depth][2], the step of each key behind it
                 [batch * groups][pairs of keys][columns of v][2]
-                [batch * groups][steps of columns]
+                [batch * groups][blocks of keys][steps of columns]
 
 A step is what 1 stands for. Where a row or a column has a NaN or an infinity its step is none either, and neither are its products.
 """
@@ -27,12 +27,13 @@ from .attention_tiling import PADDING
 OCTAVE = 14  # the largest weight is 2 to this power
 _MOST = 2**31 - 1  # of a sum
 _ROUNDING = 16  # how much larger a weight may be for its error
-_LEAST = 0x0D80  # 2^-100 in bf16, the least number that counts as the largest of its row
+_LEAST = 0x0780  # 2^-112 in bf16, the least number that counts as the largest of its row
+_STAGED = 16  # rows that are copied at a time
 
 
 @dataclass(frozen=True)
 class WordLayout:
-    """Where integers lie in the workspace, and how large they are. block: the most keys of a block. Sizes are bytes."""
+    """Where integers lie in the workspace, and how large they are. block: keys of a block. Sizes are bytes."""
 
     spec: AttentionSpec
     block: int
@@ -51,6 +52,11 @@ class WordLayout:
     def pairs(self) -> Dim:
         """Of keys."""
         return ceildiv(self.spec.s, 2)
+
+    @property
+    def blocks(self) -> Dim:
+        """Of keys."""
+        return ceildiv(self.spec.s, self.block)
 
     @property
     def key_step(self) -> int:
@@ -73,7 +79,7 @@ class WordLayout:
 
     @property
     def step_pitch(self) -> int:
-        """From the steps of a head's columns to the next ones."""
+        """From the steps of the columns of a block to the next ones."""
         return 4 * self.value_columns
 
     @property
@@ -86,7 +92,7 @@ class WordLayout:
 
     @property
     def bytes(self) -> Dim:
-        return self.steps_at + product((self.spec.all_groups, self.step_pitch))
+        return self.steps_at + product((self.spec.all_groups, self.blocks, self.step_pitch))
 
 
 def halves(fn: Function, pairs: Val) -> tuple[Val, Val]:
@@ -135,6 +141,19 @@ def emit_word_pack(module: Module, target: Target, layout: WordLayout, name: str
     return KernelCode(name, packing.slots.order, spec.all_groups * 2, 1, product((spec.all_groups, spec.s, spec.depth + spec.width)))
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a head: where the first one is, bytes from one to the next, elements from number to number, how many numbers, whole vectors
+    of them, and room for copies if they are copied."""
+
+    first: Val
+    row_bytes: Val
+    col: Val
+    length: int
+    padded: int
+    scratch: Val | None
+
+
 class _Packing:
     """Emits the packing of one head, inside one function."""
 
@@ -146,13 +165,11 @@ class _Packing:
     def keys(self, group: Val) -> list[Val]:
         """Each with the scale of its largest number."""
         fn, spec, layout = self.fn, self.spec, self.layout
-        row = self._rows(K, spec.k, group, spec.depth)
         to = fn.gep(self.slots.buffer(WORKSPACE), fn.mul(group, self.slots.dim(spec.s)), scale=layout.key_pitch)
         parts = range(-(-spec.depth // (2 * self.lanes)))
 
-        def key(index: Val, _: list[Val]) -> list[Val]:
-            source, target = row(index), fn.gep(to, index, scale=layout.key_pitch)
-            largest = const(self.half, 0)
+        def key(index: Val, source: Val) -> None:
+            target, largest = fn.gep(to, index, scale=layout.key_pitch), const(self.half, 0)
             for n in parts:
                 largest = larger(fn, largest, fn.load(self.half, self._part(source, n)))
             one = fn.call(f"llvm.vector.reduce.umax.{self.half.mangled}", I16, [largest])
@@ -162,67 +179,116 @@ class _Packing:
                 numbers = halves(fn, fn.load(self.integer, self._part(source, n)))
                 fn.store(words_together(fn, *(fn.mul(number, every) for number in numbers)), self._part(target, n))
             fn.store(step, fn.gep(target, i64(layout.key_step)))
-            return []
 
-        return fn.loop(i64(0), self.slots.dim(spec.s), 1, [], key)
+        def some(start: Val, first: Val, pitch: Val, count: Val) -> None:
+            def one(n: Val, _: list[Val]) -> list[Val]:
+                key(fn.add(start, n), fn.gep(first, fn.mul(n, pitch)))
+                return []
+
+            fn.loop(i64(0), count, 1, [], one)
+
+        self._each(self._rows(K, spec.k, group, spec.depth), i64(0), self.slots.dim(spec.s), some)
+        return []
 
     def values(self, group: Val) -> list[Val]:
-        """Each column with the scale of its largest number."""
-        fn, spec, layout, workspace = self.fn, self.spec, self.layout, self.slots.buffer(WORKSPACE)
-        row, keys = self._rows(V, spec.v, group, spec.width), self.slots.dim(spec.s)
-        count = -(-spec.width // (2 * self.lanes))
-        parts = range(2 * count)
+        """Each column of a block of keys with the scale of its largest number."""
+        fn, layout = self.fn, self.layout
+        rows, keys = self._rows(V, self.spec.v, group, self.spec.width), self.slots.dim(self.spec.s)
+        steps = fn.gep(self.slots.buffer(WORKSPACE), self.slots.dim(layout.steps_at))
+        first_block = fn.mul(group, self.slots.dim(layout.blocks))
 
-        def largest_of(index: Val, largest: list[Val]) -> list[Val]:
-            source = row(index)
-            return [larger(fn, top, fn.load(self.half, self._part(source, n))) for n, top in enumerate(largest)]
+        def block(start: Val, _: list[Val]) -> list[Val]:
+            number = fn.add(first_block, fn.udiv(start, i64(layout.block)))
+            end = fn.smin(fn.add(start, i64(layout.block)), keys)
+            factors = self._steps_of(rows, start, end, fn.gep(steps, number, scale=layout.step_pitch))
+            self._words_of(rows, group, start, end, factors)
+            return []
 
-        tops = fn.loop(i64(0), keys, 1, [const(self.half, 0)] * count, largest_of)
+        return fn.loop(i64(0), keys, layout.block, [], block)
+
+    def _steps_of(self, rows: Rows, start: Val, end: Val, steps: Val) -> list[Val]:
+        """Writes the steps of the columns of some keys; returns what to multiply their numbers by."""
+        fn, count = self.fn, -(-self.spec.width // (2 * self.lanes))
+        place = fn.alloca(4 * self.lanes * count)
+        for n in range(count):
+            fn.store(const(self.half, 0), self._part(place, n))
+
+        def some(_: Val, first: Val, pitch: Val, count_of_rows: Val) -> None:
+            def one(index: Val, tops: list[Val]) -> list[Val]:
+                source = fn.gep(first, fn.mul(index, pitch))
+                return [larger(fn, top, fn.load(self.half, self._part(source, n))) for n, top in enumerate(tops)]
+
+            tops = [fn.load(self.half, self._part(place, n)) for n in range(count)]
+            for n, top in enumerate(fn.loop(i64(0), count_of_rows, 1, tops, one)):
+                fn.store(top, self._part(place, n))
+
+        self._each(rows, start, end, some)
+        tops = [fn.load(self.half, self._part(place, n)) for n in range(count)]
         each = [fn.shuffle(top, top, range(at, at + self.lanes)) for top in tops for at in (0, self.lanes)]
-        factors, steps = zip(*(scales(fn, top, layout.most_value) for top in each), strict=True)
-        of_group = fn.gep(fn.gep(workspace, self.slots.dim(layout.steps_at)), group, scale=layout.step_pitch)
-        first = fn.gep(workspace, self.slots.dim(layout.values_at))
-        to = fn.gep(first, fn.mul(group, self.slots.dim(layout.pairs)), scale=layout.value_pitch)
-        for n in parts:
-            fn.store(steps[n], self._part(of_group, n))
+        factors, found = zip(*(scales(fn, top, self.layout.most_value) for top in each), strict=True)
+        for n, step in enumerate(found):
+            fn.store(step, self._part(steps, n))
+        return list(factors)
+
+    def _words_of(self, rows: Rows, group: Val, start: Val, end: Val, factors: list[Val]) -> None:
+        """Writes pairs of some keys; the neighbour of an odd last one is 0."""
+        fn, layout = self.fn, self.layout
+        first_pair = fn.gep(self.slots.buffer(WORKSPACE), self.slots.dim(layout.values_at))
+        to = fn.gep(first_pair, fn.mul(group, self.slots.dim(layout.pairs)), scale=layout.value_pitch)
 
         def number(source: Val, n: int) -> Val:
             bits = fn.load(I16.vec(self.lanes), fn.gep(source, i64(2 * self.lanes * n)))
             return fn.mul(widened(fn, bits), factors[n])
 
-        def pair(index: Val, even: Val, odd: Val | None) -> list[Val]:
-            target = fn.gep(to, index, scale=layout.value_pitch)
-            for n in parts:
+        def pair(key: Val, even: Val, odd: Val | None) -> list[Val]:
+            target = fn.gep(to, fn.udiv(key, i64(2)), scale=layout.value_pitch)
+            for n in range(len(factors)):
                 other = const(self.vector, 0.0) if odd is None else number(odd, n)
                 fn.store(words_together(fn, number(even, n), other), self._part(target, n))
             return []
 
-        def two(index: Val, _: list[Val]) -> list[Val]:
-            key = fn.mul(index, i64(2))
-            return pair(index, row(key), row(fn.add(key, i64(1)), 1))
+        def some(key: Val, first: Val, pitch: Val, count: Val) -> None:
+            def two(n: Val, _: list[Val]) -> list[Val]:
+                source = fn.gep(first, fn.mul(n, pitch))
+                return pair(fn.add(key, n), source, fn.gep(source, pitch))
 
-        whole = fn.udiv(keys, i64(2))
-        fn.loop(i64(0), whole, 1, [], two)
-        odd = fn.icmp("ne", fn.and_(keys, i64(1)), i64(0))
-        return fn.branch(odd, lambda: pair(whole, row(fn.sub(keys, i64(1))), None))
+            whole = fn.and_(count, i64(-2))
+            fn.loop(i64(0), whole, 2, [], two)
+            last = fn.gep(first, fn.mul(whole, pitch))
+            fn.branch(fn.icmp("slt", whole, count), lambda: pair(fn.add(key, whole), last, None))
 
-    def _rows(self, operand: int, strides: HeadStrides, group: Val, length: int) -> Callable[..., Val]:
-        """What says where a row of a head is, or a copy of it (number 0 or 1), whole vectors of its numbers side by side."""
-        fn, spec, groups = self.fn, self.spec, self.slots.dim(self.spec.groups)
+        self._each(rows, start, end, some)
+
+    def _rows(self, operand: int, strides: HeadStrides, group: Val, length: int) -> Rows:
+        """Where the rows of a head are."""
+        fn, groups = self.fn, self.slots.dim(self.spec.groups)
         first = head_start(fn, self.slots, operand, strides, I16, fn.udiv(group, groups), fn.urem(group, groups))
-        row_bytes, col = self.slots.dim(strides.row * 2), self.slots.dim(strides.col)
         padded = -(-length // (2 * self.lanes)) * 2 * self.lanes
-        in_place = strides.col == 1 and length == padded
-        scratch = [] if in_place else [fn.alloca(padded * 2) for _ in range(2)]
+        scratch = None if strides.col == 1 and length == padded else fn.alloca(_STAGED * padded * 2)
+        return Rows(first, self.slots.dim(strides.row * 2), self.slots.dim(strides.col), length, padded, scratch)
 
-        def row(index: Val, copy: int = 0) -> Val:
-            source = fn.gep(first, fn.mul(index, row_bytes))
-            if in_place:
-                return source
-            copy_row(fn, spec.dtype, source, col, length, scratch[copy], padded, 2 * self.lanes)
-            return scratch[copy]
+    def _each(self, rows: Rows, start: Val, end: Val, act: Callable[[Val, Val, Val, Val], None]) -> None:
+        """Calls act(number of the first, address of the first, bytes from one to the next, count) for rows from start on: all of them
+        where they lie, if they are whole vectors, or copies of a few at a time: to read a copy right after it was written takes long."""
+        fn, scratch = self.fn, rows.scratch
+        if scratch is None:
+            act(start, fn.gep(rows.first, fn.mul(start, rows.row_bytes)), rows.row_bytes, fn.sub(end, start))
+            return
 
-        return row
+        def some(index: Val, _: list[Val]) -> list[Val]:
+            count = fn.smin(fn.sub(end, index), i64(_STAGED))
+
+            def copy(n: Val, _: list[Val]) -> list[Val]:
+                source = fn.gep(rows.first, fn.mul(fn.add(index, n), rows.row_bytes))
+                to = fn.gep(scratch, n, scale=rows.padded * 2)
+                copy_row(fn, self.spec.dtype, source, rows.col, rows.length, to, rows.padded, 2 * self.lanes)
+                return []
+
+            fn.loop(i64(0), count, 1, [], copy)
+            act(index, scratch, i64(rows.padded * 2), count)
+            return []
+
+        fn.loop(start, end, _STAGED, [], some)
 
     def _part(self, base: Val, n: int) -> Val:
         return self.fn.gep(base, i64(4 * self.lanes * n)) if n else base
