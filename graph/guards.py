@@ -8,11 +8,12 @@ from collections.abc import Container, Mapping, Sequence
 import sympy
 import torch
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 
 from ..diagnostics.errors import InputError
 
+_ATTENTION = (torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default)
 _FOR_STRIDES = {"_reshape_view_helper_core_alg", "matmul"}
 """Functions of PyTorch that reshape what may or may not be contiguous."""
 
@@ -28,9 +29,9 @@ def ask(module: GraphModule) -> None:
     """Makes guards of what operations need of sizes that torch does not ask for as it traces them: keys of attention and their values are
     equally many, and a mask has the sizes of what it chooses from."""
     for node in module.graph.nodes:
-        if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+        if node.target in _ATTENTION:
             key, value = (argument.meta["val"].shape for argument in node.args[1:3])
-            _are_equal(key[2:3], value[2:3])
+            _are_equal(key[-2:-1], value[-2:-1])
         elif node.target in (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default):
             (at, mask), *more = [(axis, index) for axis, index in enumerate(node.args[1]) if index is not None] or [(0, None)]
             if mask is not None and not more and mask.meta["val"].dtype in (torch.bool, torch.uint8):
@@ -39,8 +40,9 @@ def ask(module: GraphModule) -> None:
 
 def _are_equal(sizes: Sequence[int | torch.SymInt], others: Sequence[int | torch.SymInt]) -> None:
     for size, other in zip(sizes, others):
-        if not any(isinstance(each, torch.SymInt) and free_unbacked_symbols(each) for each in (size, other)):  # data say those
-            bool(size == other)  # of symbols, a guard where that is not known
+        equal: object = size == other  # bool or SymBool
+        if isinstance(equal, torch.SymBool) and equal.node.hint:  # none of what data say, False where the example itself is wrong
+            bool(equal)  # a guard where that is not known
 
 
 def same(equal: Sequence[tuple[sympy.Expr, sympy.Expr]]) -> tuple[sympy.Symbol, sympy.Symbol] | None:

@@ -26,6 +26,7 @@ from ..graph.alone import alone
 from ..graph.capture import assumptions
 from ..graph.examples import called, first_line, unchanged
 from ..graph.exporting import any_names, quiet, traced, tracing, without_writes
+from ..graph.guards import ask
 from ..graph.lower import PART_OF
 from ..graph.nesting import parts
 from ..graph.oblivious import oblivious
@@ -240,6 +241,7 @@ def _torch_export(model: nn.Module, call: Call, axes: range, obliviously: bool) 
 
 
 def _program(model: nn.Module, exported: ExportedProgram, fixed: str) -> Program:
+    ask(exported.graph_module)
     module = exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
     module.graph.eliminate_dead_code()  # an operation whose result nobody reads is none to quantize

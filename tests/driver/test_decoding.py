@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +94,81 @@ def test_a_decoder_with_caches_as_arguments(kind: str) -> None:
     share = 1e-5 if kind == "fp32" else 1e-2
     for mine, theirs in zip(got, wanted, strict=True):
         assert (mine - theirs).norm() <= share * theirs.norm()
+
+
+class Grown(nn.Module):
+    """A step of attention that returns its caches with one position more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, 3 * HEADS * DEPTH)
+
+    def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v = self.project(x).unflatten(2, (3, HEADS, DEPTH)).permute(2, 0, 3, 1, 4)
+        keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        return F.scaled_dot_product_attention(q, keys, values), keys, values
+
+
+def grown(keys: int, values: int) -> tuple[torch.Tensor, ...]:
+    return torch.randn(1, 1, WIDTH), *(torch.randn(1, HEADS, length, DEPTH) for length in (keys, values))
+
+
+@pytest.mark.parametrize("preset", [None, "int8-dynamic"])
+def test_caches_that_grow(preset: str | None, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model: nn.Module = Grown().eval()
+    if preset is not None:
+        model = sashiko.quantize(model, [grown(5, 5), grown(9, 9)], preset=preset, progress=False)
+    step = sashiko.compile(model, grown(5, 5), dynamic_shapes=(None, {2: Dim.AUTO}, {2: Dim.AUTO}), strict=True)
+    step.save(tmp_path / "step")
+    loaded = sashiko.load(tmp_path / "step")
+    for length in (1, 5, 12):
+        given = grown(length, length)
+        with torch.no_grad():
+            wanted = model(*given)
+        for result in (step(*given), loaded(*given)):
+            assert_close(result, wanted, rtol=1e-2 if preset else 1e-4, atol=1e-2 if preset else 1e-5)
+    for call in (step, loaded, *([model] if preset else [])):
+        with pytest.raises(sashiko.InputError, match=r"size 7\b.* 5\b"):
+            call(*grown(5, 7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", [None, "int8-dynamic"])
+def test_the_growing_cache_of_transformers(preset: str | None) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=128
+    )
+    llama = transformers.LlamaForCausalLM(config)
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.llama = llama
+
+        def forward(self, tokens: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            cache = transformers.DynamicCache(config=config)
+            for layer, pair in enumerate(zip(keys, values, strict=True)):
+                cache.update(*pair, layer)
+            logits = self.llama(tokens, past_key_values=cache, use_cache=True).logits
+            return logits, *(t for layer in cache.layers for t in (layer.keys, layer.values))
+
+    def example(length: int) -> tuple[Any, ...]:
+        return torch.randint(0, 256, (1, 1)), *([torch.randn(1, 2, length, 16) for _ in range(2)] for _ in range(2))
+
+    model: nn.Module = Step().eval()
+    if preset is not None:
+        model = sashiko.quantize(model, [example(5), example(9)], preset=preset, progress=False)
+    grows = [{2: Dim.AUTO}] * 2
+    step = sashiko.compile(model, example(5), dynamic_shapes=(None, grows, grows), strict=True)
+    for length in (2, 5, 11):
+        given = example(length)
+        with torch.no_grad():
+            wanted = model(*given)
+        for mine, theirs in zip(step(*given), wanted, strict=True):
+            assert (mine - theirs).norm() <= (2e-2 if preset else 1e-5) * theirs.norm()
 
 
 @pytest.mark.slow

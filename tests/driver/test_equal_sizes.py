@@ -39,6 +39,12 @@ def _hidden(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+def _grown(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
+    """A step with caches that grow. PyTorch's attention asks nothing of their lengths, and reads what is not there where they differ."""
+    q, k, v = (t.unflatten(2, (2, 4)).transpose(1, 2) for t in (x, torch.cat([keys, x], 1), torch.cat([values, x], 1)))
+    return F.scaled_dot_product_attention(q, k, v, None if hidden is None else hidden.mT.unsqueeze(1))
+
+
 def _pyramid(x: torch.Tensor) -> torch.Tensor:
     down = DOWN(x)
     return torch.cat([down, F.interpolate(DOWN(down[:, :3]), scale_factor=2.0)], 1)
@@ -50,6 +56,10 @@ def _rows(*sizes: int) -> tuple[torch.Tensor, ...]:
 
 def _with_mask(length: int, masked: int) -> tuple[torch.Tensor, ...]:
     return torch.randn(2, length, 8), torch.rand(2, masked) > 0.5
+
+
+def _step(length: int, masked: int) -> tuple[torch.Tensor, ...]:
+    return *_rows(3, length, length), torch.randn(2, masked, 3)
 
 
 def _image(size: int) -> tuple[torch.Tensor, ...]:
@@ -74,6 +84,8 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[torch.Tensor, ...
     "a part of a table": (_those_after, [_rows(9, 3), _rows(9, 9), _rows(40, 7)], [_rows(3, 9)]),
     "every other": (_every_other, [_rows(8, 4), _rows(5, 3)], [_rows(8, 5)]),
     "mask": (_hidden, [_with_mask(8, 8), _with_mask(5, 5)], [_with_mask(5, 6)]),
+    "caches that grow": (_grown, [_rows(3, 8, 8), _rows(3, 5, 5), _rows(2, 1, 1)], []),
+    "caches that grow, and a mask": (_grown, [_step(8, 11), _step(1, 4)], [_step(5, 9)]),
     "pyramid": (_pyramid, [_image(64), _image(36)], [_image(34)]),
 }
 
