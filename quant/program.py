@@ -318,11 +318,10 @@ def _leaf(value: object, ranges: Mapping[str, Any]) -> Leaf:
             dims.append(int(text))
             continue
         seen = size.node.hint if isinstance(size, torch.SymInt) and size.node.has_hint() else 0
-        if limits is None:
-            dims.append(FreeDim(text, 0, None, seen))
-        else:
-            high = limits.upper
-            dims.append(FreeDim(text, int(limits.lower), int(high) if high.is_Integer and high < 2**62 else None, seen))
+        # What is expressed by other sizes is as small as these let it be: torch traces for sizes from 2 on.
+        low = int(limits.lower) if limits is not None and text.isidentifier() else 0
+        high = int(limits.upper) if limits is not None and limits.upper.is_Integer and limits.upper < 2**62 else None
+        dims.append(FreeDim(text, low, high, seen))
     return TensorLeaf(value.dtype, tuple(dims))
 
 

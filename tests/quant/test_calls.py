@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
+import sashiko
 from sashiko.quant import quantize, quantize_
 from tests.quant.models import mlp
 
@@ -72,3 +74,26 @@ def test_an_exported_module_called_by_name_in_another_order() -> None:
     model = torch.export.export(Plain().eval(), (), {"x": x, "shift": shift}).module()
     small = quantize(model, [{"shift": shift, "x": x}])
     assert near(small(x, shift), model(x=x, shift=shift))
+
+
+@torch.no_grad()
+def test_a_size_of_one_and_what_is_made_of_it() -> None:
+    class Behind(nn.Module):
+        """A position behind the others, and something to add to each."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, self.linear(x[:, -1:])], 1) + more
+
+    def example(length: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(2, length, 8), torch.randn(2, length + 1, 8)
+
+    model = Behind().eval()
+    small = quantize(model, [example(5)], preset="int8-weight", progress=False)
+    step = sashiko.compile(small, example(5), dynamic_shapes=({1: Dim.AUTO}, {1: Dim.AUTO}))
+    given = example(1)
+    for call in (small, step):
+        torch.testing.assert_close(call(*given), model(*given), rtol=0, atol=0.1)
