@@ -17,9 +17,9 @@ from sashiko.platforms.catalogue import X86_64_V4
 from sashiko.platforms.target import Target
 from tests.emulation import Array, Native, Runner
 from tests.kernels.products import Case, M, Micros, Together, array, call, compare, plain_store, random, weight
-from tests.kernels.test_gemm import FEW
+from tests.kernels.test_gemm import DYNAMIC
 
-FLOATS = tuple(each for each in FEW if each.values[0][0].rhs.is_float)
+FLOATS = tuple(each for each in DYNAMIC if each.values[0][0].rhs.is_float)
 FMA = x86_vector.fma(16)
 
 
