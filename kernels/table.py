@@ -113,7 +113,7 @@ def _row(micros: Micros, features: tuple[str, ...], rate: float) -> Kernel:
     def when(target: Target, spec: GemmSpec) -> str | None:
         return operands(first.lhs, first.rhs, spec) or lacks(target, features)
 
-    return Kernel(first.name, when, _packer(micros), _emitter(micros), rate, micros)
+    return Kernel(first.name, when, lambda weight: packing.pack_rhs(weight, first.packing), _emitter(micros), rate, micros)
 
 
 def _small(micros: Micros, features: tuple[str, ...], rate: float) -> Kernel:
@@ -184,16 +184,14 @@ def _narrow(inner: VectorMicro, features: _Features, rate: float, unless: tuple[
 
 
 def _words(lanes: int, fused: bool, features: tuple[str, ...], rate: float) -> Kernel:
-    """The row of some instructions that multiply pairs of 16-bit integers."""
+    """The row of some instructions that multiply pairs of 16-bit integers, where none multiplies bf16 faster."""
     row = _row(x86_words.family(x86_words.SAMPLE, lanes, fused), features, rate)
-    return replace(
-        row, when=lambda target, spec: row.when(target, spec) or (None if spec.constant_rhs else "is for constant weights"),
-        pack=x86_words.packed, emit=x86_words.emitter(lanes, fused),
-    )
 
+    def when(target: Target, spec: GemmSpec) -> str | None:
+        faster = next((f"products are faster with {name}" for name in ("amx_bf16", "avx512_bf16") if not lacks(target, (name,))), None)
+        return row.when(target, spec) or faster or (None if spec.constant_rhs else "is for constant weights")
 
-def _packer(micros: Micros) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda weight: packing.pack_rhs(weight, micros[0].packing)
+    return replace(row, when=when, pack=x86_words.packed, emit=x86_words.emitter(lanes, fused))
 
 
 def _emitter(micros: Micros) -> Callable[[Module, Target, GemmSpec, str], GemmCode]:
@@ -274,11 +272,11 @@ _BF16 = (
     _windows(bf16, bf16, x86_vector.fma(8), _AVX2, 16, ("avx512_bf16", "amx_bf16")),
     _windows(bf16, bf16, neon.fmla(), ("neon",), 8, ("bf16",)),
     _small(x86_vector.dot_bf16(), ("avx512_bf16",), 64),
+    _words(16, True, ("avx512_vnni", *_AVX512), 56),
+    _words(8, True, ("avx_vnni", *_AVX2), 28),
     _unless_near(_small(x86_vector.widen(16), _AVX512, 32), "amx_bf16"),
     _row(amx.amx(bf16, bf16), ("amx_bf16", *_AVX512), 512),
     _row(x86_vector.dot_bf16(), ("avx512_bf16",), 64),
-    _words(16, True, ("avx512_vnni", *_AVX512), 56),
-    _words(8, True, ("avx_vnni", *_AVX2), 28),
     _row(x86_vector.widen(16), _AVX512, 32),
     _words(8, False, _AVX2, 22),
     _row(x86_vector.widen(8), _AVX2, 16),
