@@ -13,6 +13,7 @@ from ..graph.simplify import canonical, cse
 from ..graph.sites import site_of
 from ..graph.types import bf16, f32
 from ..graph.updates import concatenated, read_between_writes, separated
+from ..kernels import x86_words
 from ..kernels.table import unsigned_step
 from ..platforms.target import Target
 from ..rewrite import RuleSet, Trace, apply
@@ -57,8 +58,10 @@ def fast_bf16(target: Target, product: Value) -> bool:
         return False
     if product.op == "attention":
         return worth_rounding(product)
-    weight = product.inputs[1] if len(product.inputs) > 1 else None
-    return weight is None or (weight.dtype.is_float and is_weight(weight))
+    if product.op not in ("linear", "routed_linear"):
+        return product.op == "reduce"
+    weight = product.inputs[1]
+    return weight.dtype.is_float and is_weight(weight) and x86_words.enough(target, *weight.shape[-2:])
 
 
 def passes(

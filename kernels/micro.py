@@ -179,8 +179,8 @@ class MicroKernel(ABC):
         """Bytes of a row of the lhs in one step."""
         return self.layout.step_bytes or self.step_k * self.layout.element.bits // 8
 
-    def pack_step(self, fn: Function, elements: Val, to: Val) -> None:
-        """Writes a step of a row, `layout.step_bytes` bytes, from its `step_k` elements."""
+    def pack_step(self, fn: Function, elements: Val, to: Val, powers: Val | None) -> None:
+        """Writes a step of a row, `layout.step_bytes` bytes, from its `step_k` elements. powers: those of `Packing.balanced`, if it is."""
         raise AssertionError(f"{self.name} reads rows as elements")
 
     @abstractmethod

@@ -66,7 +66,7 @@ class Body:
         self.panels = self.packing.panels(spec.n)
         # Tiles take turns at distances that are no multiple of 4096, so that stores of one do not stall loads of the other.
         self.tiles = fn.alloca(max(blocking.scratch_tiles_bytes(v, v.narrow(self.panels) is not None) for v in blocking.variants))
-        self.rows = RowReader(fn, slots, target, spec, blocking, lhs)
+        self.rows = RowReader(fn, slots, target, spec, blocking, lhs, rhs)
         self.columns = PanelReader(fn, slots, target, spec, blocking, rhs, self.p0)
 
     def emit(self) -> None:

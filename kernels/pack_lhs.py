@@ -1,10 +1,10 @@
 """Generated functions that copy a block of rows of the lhs into scratch memory, in the form that a micro-kernel reads.
 
-    void name(ptr source, i64 row_bytes, i64 col_bytes, i64 valid, i64 total, i64 count, ptr target)
+    void name(ptr source, i64 row_bytes, i64 col_bytes, i64 valid, i64 total, i64 count, ptr target[, ptr powers])
 
 `source` points to the first element of the block, `count` is the number of k, `total` a multiple of mr. Rows from `valid` on repeat the
 last valid one, or are zeros: whatever a tile computes beyond the end is thrown away, but nothing beyond the end is read. The scratch is
-padded with zeros to whole steps of k.
+padded with zeros to whole steps of k. powers: from the first k on, for a balanced weight (`Packing.balanced`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from math import gcd
 
-from ..cpu_codegen.builder import I64, PTR, VOID, Function, Module, Ty, Val, const, i64
+from ..cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Ty, Val, const, i64
 from ..cpu_codegen.intrinsics import prefetch
 from ..cpu_codegen.sweep import tail_mask
 from ..cpu_codegen.transpose import transposed
@@ -39,7 +39,7 @@ def emit_pack_lhs(
     way = "" if contiguous else f".across{micro.mr}" if across else ".strided"
     name = f"pack_lhs.{micro.isa}.{micro.lhs}.{shape}{way}" + ".plain" * plain
     if name not in module.functions:
-        fn = Function(module, name, VOID, [PTR, I64, I64, I64, I64, I64, PTR], internal=True)
+        fn = Function(module, name, VOID, [PTR, I64, I64, I64, I64, I64, PTR, *[PTR] * micro.packing.balanced], internal=True)
         if across:
             emit_across(fn, target, micro, pitch)
         elif grouped * micro.layout.element.bits > _SQUARE:
@@ -54,7 +54,7 @@ def emit_pack_lhs(
 
 
 def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguous: bool, plain: bool) -> None:
-    source, row_bytes, col_bytes, valid, total, count, scratch = fn.args
+    source, row_bytes, col_bytes, valid, total, count, scratch, *powers = fn.args
     lanes = widths(target, max(micro.layout.element.bits, micro.lhs.bits))
     last, pitch_of_k = fn.sub(valid, i64(1)), None if contiguous else col_bytes
     steps = micro.layout.step_bytes
@@ -67,7 +67,7 @@ def _rows(fn: Function, target: Target, micro: MicroKernel, pitch: int, contiguo
         def step(k: Val, at: list[Val]) -> list[Val]:
             first = fn.gep(start, k, memory_type(micro.lhs)) if contiguous else fn.gep(start, fn.mul(k, col_bytes))
             copy_elements(fn, micro, first, elements, fn.smin(fn.sub(count, k), i64(micro.step_k)), lanes, pitch_of_k)
-            micro.pack_step(fn, elements, at[0])
+            micro.pack_step(fn, elements, at[0], fn.gep(powers[0], k, F32) if powers else None)
             return [fn.gep(at[0], i64(steps))]
 
         if steps:

@@ -119,7 +119,7 @@ def _emit_rows(module: Module, micro: MicroKernel) -> None:
 
     def step(index: Val, _: list[Val]) -> list[Val]:
         elements = fn.gep(fn.args[0], fn.mul(index, i64(micro.step_k)), micro.layout.element)
-        micro.pack_step(fn, elements, fn.gep(fn.args[1], index, scale=micro.step_bytes))
+        micro.pack_step(fn, elements, fn.gep(fn.args[1], index, scale=micro.step_bytes), elements)
         return []
 
     fn.loop(i64(0), fn.args[2], 1, [], step)

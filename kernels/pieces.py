@@ -11,6 +11,7 @@ the pieces are short, such as those of an image with three colours, a row is wri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..cpu_codegen.builder import I64, PTR, VOID, Function, Module, Val, const, i64
@@ -135,8 +136,10 @@ class PieceReader:
         """Looks up the rows [row, row + rows), which the next copies are of."""
         self._table(self.rows, row, rows, self.pieces.row)
 
-    def pack(self, variant: Variant, source: Val, rows: Val, total: Val, k0: Val, count: Val, to: Val) -> None:
-        """Packs `count` k from k0 on of the rows of the block, up to `total` rows."""
+    def pack(
+        self, variant: Variant, source: Val, rows: Val, total: Val, k0: Val, count: Val, to: Val, powers: Sequence[Val] = ()
+    ) -> None:
+        """Packs `count` k from k0 on of the rows of the block, up to `total` rows. powers: of `emit_pack_lhs`."""
         fn, micro = self.fn, variant.micro
         if not (micro.layout.group or micro.layout.step_bytes):
             name = emit_gather(fn.module, self.target, micro, variant.pitch, False, self.whole)
@@ -154,7 +157,7 @@ class PieceReader:
             valid = fn.smin(fn.sub(rows, i), i64(micro.mr))
             fn.call(gather, VOID, [source, fn.gep(self.rows, i, I64), self.starts, i64(self.pieces.run), valid, valid, k0, count, at])
             size = i64(self.spec.lhs.bytes)
-            fn.call(pack, VOID, [at, i64(pitch), size, valid, i64(micro.mr), count, fn.gep(to, fn.mul(i, row_bytes))])
+            fn.call(pack, VOID, [at, i64(pitch), size, valid, i64(micro.mr), count, fn.gep(to, fn.mul(i, row_bytes)), *powers])
             return []
 
         fn.loop(i64(0), total, micro.mr, [], tile)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..cpu_codegen.builder import VOID, Function, Val, i64
+from ..cpu_codegen.builder import F32, VOID, Function, Val, i64
 from ..cpu_codegen.slots import Slots
 from ..platforms.target import Target
 from .blocking import Blocking, Variant
@@ -27,10 +27,12 @@ class Rows:
 
 
 class RowReader:
-    """lhs: the matrix. Rows that a tile does not read in place are packed into scratch memory."""
+    """lhs: the matrix; rhs: the packed weight. Rows that a tile does not read in place are packed into scratch memory."""
 
-    def __init__(self, fn: Function, slots: Slots, target: Target, spec: GemmSpec, blocking: Blocking, lhs: Val) -> None:
+    def __init__(self, fn: Function, slots: Slots, target: Target, spec: GemmSpec, blocking: Blocking, lhs: Val, rhs: Val) -> None:
         self.fn, self.target, self.spec, self.blocking, self.lhs = fn, target, spec, blocking, lhs
+        packing = blocking.variants[0].micro.packing
+        self.powers = fn.gep(rhs, slots.dim(packing.sums_offset(spec.n, spec.k, spec.rhs))) if packing.balanced else None
         self.row_bytes = slots.dim(spec.lhs_strides.row * spec.lhs.bytes)
         self.col_bytes = slots.dim(spec.lhs_strides.col * spec.lhs.bytes)
         self.k = slots.dim(spec.k)
@@ -67,13 +69,14 @@ class RowReader:
     def _pack(self, variant: Variant, start: Val, rows: Val, k0: Val, to: Val) -> None:
         fn, micro, count = self.fn, variant.micro, self.count(k0)
         total = fn.mul(fn.udiv(fn.add(rows, i64(micro.mr - 1)), i64(micro.mr)), i64(micro.mr))
+        powers = [] if self.powers is None else [fn.gep(self.powers, k0, F32)]
         if self.pieces is not None:
-            self.pieces.pack(variant, start, rows, total, k0, count, to)
+            self.pieces.pack(variant, start, rows, total, k0, count, to, powers)
             return
         row, col = self.spec.lhs_strides.row, self.spec.lhs_strides.col
         name = emit_pack_lhs(fn.module, self.target, micro, variant.pitch, col == 1, variant.direct, row == 1)
         first = fn.gep(start, fn.mul(k0, self.col_bytes))
-        fn.call(name, VOID, [first, self.row_bytes, self.col_bytes, rows, total, count, to])
+        fn.call(name, VOID, [first, self.row_bytes, self.col_bytes, rows, total, count, to, *powers])
 
     def piece(self, variant: Variant, rows: Rows, k0: Val) -> Rows:
         """The piece of k of a block that begins at k0."""

@@ -155,7 +155,8 @@ class Packing:
 
     pad: k is padded to a multiple of it (a multiple of kr). sums: packed i8 ends with the sums of all columns, i32 [ceil(n / nr) * nr].
     group: in a panel, before each `group` neighbours along k stand their scales, f32 [nr]; 0: there are none. pitch: panels are columns
-    of a matrix [k][n] whose rows are so many bytes apart, where they are not packed; 0: they are.
+    of a matrix [k][n] whose rows are so many bytes apart, where they are not packed; 0: they are. balanced: it ends with a power of two for
+    each k, f32 [k_padded], that rows are to be multiplied by.
     """
 
     nr: int
@@ -164,6 +165,7 @@ class Packing:
     sums: bool = True
     group: int = 0
     pitch: int = 0
+    balanced: bool = False
 
     def panels(self, n: Dim) -> Dim:
         return ceildiv(n, self.nr)
@@ -195,7 +197,8 @@ class Packing:
     def bytes(self, n: Dim, k: Dim, dtype: DType) -> Dim:
         """Size of one packed [n, k] matrix, a multiple of 64."""
         sums = self.panels(n) * (self.nr * 4) if dtype == i8 and self.sums else 0
-        return ceildiv(self.sums_offset(n, k, dtype) + sums, 64) * 64
+        powers = self.k_padded(k) * 4 if self.balanced else 0
+        return ceildiv(self.sums_offset(n, k, dtype) + sums + powers, 64) * 64
 
 
 @dataclass(frozen=True)

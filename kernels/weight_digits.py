@@ -103,7 +103,7 @@ class DigitMicro(WeightMicro):
         return k % self.quads * 4 + k // self.quads
 
     # -- rows ---------------------------------------------------------------------------------------------------
-    def pack_step(self, fn: Function, floats: Val, to: Val) -> None:
+    def pack_step(self, fn: Function, floats: Val, to: Val, powers: Val | None) -> None:
         lanes = gcd(self.step_k, 16)
         ints = I32.vec(lanes)
         bits = [fn.load(ints, offset(fn, floats, 4 * at)) for at in range(0, self.step_k, lanes)]

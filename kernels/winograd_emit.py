@@ -188,8 +188,30 @@ class _Body:
         fn.loop(i64(0), count, 1, [], patches)
         if made.grouped:
             fn.loop(i64(0), i64(POINTS), 1, [], lambda point, _: self._packed(point, rows))
+        else:
+            self._fill(rows)
         fn.loop(self.p0, self.p1, self.micro.panels, [], panels)
         return []
+
+    def _fill(self, rows: Val) -> None:
+        """Zeros in what the last tile reads beyond the patches: whatever was there may be numbers that are slow to multiply."""
+        fn, made, lanes = self.fn, self.made, finished.lanes(self.micro)
+        whole = fn.mul(fn.udiv(fn.add(rows, i64(self.micro.mr - 1)), i64(self.micro.mr)), i64(self.micro.mr))
+        nothing = const(F32.vec(lanes), 0.0)
+
+        def row(index: Val, _: list[Val]) -> list[Val]:
+            def point(n: Val, _: list[Val]) -> list[Val]:
+                place = fn.gep(fn.gep(self.v, n, scale=made.matrix), index, scale=made.pitch)
+
+                def some(at: Val, _: list[Val]) -> list[Val]:
+                    fn.store(nothing, fn.gep(place, at), 4)
+                    return []
+
+                return fn.loop(i64(0), i64(made.pitch), 4 * lanes, [], some)
+
+            return fn.loop(i64(0), i64(POINTS), 1, [], point)
+
+        fn.loop(rows, whole, 1, [], row)
 
     def _packed(self, point: Val, rows: Val) -> list[Val]:
         """A matrix of V, tile by tile, in the form that these read."""

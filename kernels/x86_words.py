@@ -3,15 +3,16 @@ these, where multiply-adds of f32 take one number at a time and no faster instru
 
 The numbers of a row that share a step are X * scale, where the largest X is the largest integer of which a step of products with others
 like it fits 32 bits, 4095 for 128 k; so are those of a column, once. What a step adds up is multiplied by both scales and added in f32.
-All roundings of a step together are off by less than those to bf16: these err by 2^-9 of each number, and so of the largest, the integers
-by 2^-13 of the largest.
 
-That counts the largest number for the error, though a weight may hide it. So where few numbers are far above all others of their step
-(fewer than half of `LANES` parts of it have one above `_FAR` of the largest), as a few channels of language models are, what rounding took
-off the row becomes integers, too, of a unit that is 2^12 times as small, and their products are added.
+Rounding is off by 2^-13 of the largest number, which is less than what rounding it to bf16 was off by, where it counts: a weight may hide
+a large number, or make much of a small one. So each k has a power of two, by which weights are divided, so that the largest there is next
+to 1, and rows multiplied: their numbers are then as large as they count for results. And where few numbers of a row are far above all
+others of their step even so (fewer than half of `LANES` parts of it have one above 2^-`_FAR` of the largest), what rounding took off the
+row becomes integers, too, of a unit that is 2^12 times as small, and their products are added.
 
 A step of a packed row is [scale: f32][scale of what was taken off, or 0: f32][X: step_k * i16][what was taken off: step_k * i16], one of a
-panel [scale: nr * f32][step_k / 2][nr][2: i16]. An infinity or NaN makes NaN of all that its row, or its column, gives.
+panel [scale: nr * f32][step_k / 2][nr][2: i16]; the powers follow the panels. An infinity or NaN makes NaN of all that its row, or its
+column, gives.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ import torch
 from ..cpu_codegen.builder import F32, I16, I32, Function, Module, Val, const, i64
 from ..cpu_codegen.convert import round_to_int, widen
 from ..cpu_codegen.intrinsics import prefetch
+from ..graph.dims import Dim
 from ..graph.types import bf16
 from ..platforms.target import Target
 from . import gemm
 from .micro import Lhs, Tile, offset
 from .packing import int_of
+from .selection import lacks
 from .spec import GemmCode, GemmSpec, Packing
 from .vector_micro import VectorMicro
 from .x86_vector import pairs_added
@@ -43,6 +46,8 @@ _HEADER = 8
 _FINER = 1 << 12
 _LEAST = 2.0**-100  # counts as the largest of a step of smaller numbers
 _LEAST_BITS = 0x0D800000
+_LEAST_POWER = -40
+_AT_ONCE = 8  # panels
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,13 @@ class WordMicro(VectorMicro):
     def convert(self, fn: Function, value: Val) -> Val:
         return widen(fn, value, bf16)
 
-    def pack_step(self, fn: Function, elements: Val, to: Val) -> None:
+    def pack_step(self, fn: Function, elements: Val, to: Val, powers: Val | None) -> None:
+        assert powers is not None
         ints, floats, most = I32.vec(LANES), F32.vec(LANES), float(most_of(self.step_k))
         places = [offset(fn, elements, 4 * at) for at in range(0, self.step_k, LANES)]
+        for n, place in enumerate(places):
+            balanced = fn.mul(fn.load(floats, place), fn.load(floats, offset(fn, powers, 4 * LANES * n), 4))
+            fn.store(balanced, place)
         sizes = (fn.and_(fn.load(ints, place), const(ints, 0x7FFFFFFF)) for place in places)
         tops = reduce(fn.smax, sizes)
         bits = fn.smax(fn.call(f"llvm.vector.reduce.smax.{ints.mangled}", I32, [tops]), const(I32, _LEAST_BITS))
@@ -153,6 +162,24 @@ class WordMicro(VectorMicro):
         return pairs_added(fn, acc, *(fn.convert("bitcast", value, half) for value in (a, b)))
 
 
+def enough(target: Target, n: Dim, k: Dim) -> bool:
+    """Whether a weight [n, k] is so large that making integers of rows takes less time than they save."""
+    least = 64 if any(target.has(name) for name in ("avx512_vnni", "avx_vnni")) else 96
+    return isinstance(n, int) and isinstance(k, int) and n >= least and k >= 64
+
+
+def why_not(target: Target, spec: GemmSpec) -> str | None:
+    """Why other products of bf16 are faster; None where they are not."""
+    for name in ("amx_bf16", "avx512_bf16"):
+        if lacks(target, (name,)) is None:
+            return f"products are faster with {name}"
+    if not spec.constant_rhs:
+        return "is for constant weights"
+    if spec.lhs_pieces is None and spec.lhs_strides.col != 1:
+        return "rows have to lie one after another"
+    return None if enough(target, spec.n, spec.k) else f"making integers takes longer than they save with a weight of {spec.n} x {spec.k}"
+
+
 @cache
 def step_of(k: int) -> int:
     """How many of k neighbours share a scale: so many that few k are added to fill the last step, and few steps to join."""
@@ -172,22 +199,49 @@ def family(k: int, lanes: int, fused: bool) -> tuple[WordMicro, ...]:
 
 def packing(k: int) -> Packing:
     """The form of a weight."""
-    return Packing(LANES, 2, step_of(k), False, step_of(k))
+    return Packing(LANES, 2, step_of(k), False, step_of(k), balanced=True)
 
 
 def pack(weight: torch.Tensor, form: Packing) -> torch.Tensor:
     """A weight [n, k] in that form, as one-dimensional int8."""
     n, k = weight.shape
-    step, panels, steps = form.group, int_of(form.panels(n)), int_of(form.k_padded(k)) // form.group
-    missing = (0, steps * step - k, 0, panels * LANES - n)
-    numbers = torch.nn.functional.pad(weight.detach().float(), missing).view(panels, LANES, steps, step)
+    panels, steps = int_of(form.panels(n)), int_of(form.k_padded(k)) // form.group
+    packed = torch.zeros(int_of(form.bytes(n, k, bf16)), dtype=torch.int8)
+    data = packed[: int_of(form.sums_offset(n, k, bf16))].view(torch.int16).view(panels, steps, form.group // 2 + 1, LANES, 2)
+    powers = powers_of(weight)
+    packed[data.numel() * 2 :].view(torch.float32)[:k] = powers
+    # Zero times what a row has is zero.
+    factors = torch.where(powers == 0, 0.0, 1 / powers)
+    for first in range(0, panels, _AT_ONCE):
+        _pack_some(weight[first * LANES : (first + _AT_ONCE) * LANES].float() * factors, form.group, data[first : first + _AT_ONCE])
+    return packed
+
+
+def powers_of(weight: torch.Tensor) -> torch.Tensor:
+    """For each k the power of two next to the largest magnitude there of a weight [n, k], each column [k] as large as others, 0 for 0.
+
+    Not below 2^-40: what a row has then would not be seen beside others anyway.
+    """
+    parts = []
+    for part in torch.split(weight, _AT_ONCE * LANES):
+        sizes = part.float().abs_()
+        parts.append(sizes.mul_(1 / sizes.amax(1, keepdim=True).clamp_(min=_LEAST)).amax(0))
+    largest = torch.stack(parts).amax(0)
+    powers = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent.clamp(min=_LEAST_POWER))
+    return torch.where(largest == 0, 0.0, powers)
+
+
+def _pack_some(numbers: torch.Tensor, step: int, data: torch.Tensor) -> None:
+    """Some panels, of f32: few enough for them to stay in the cache."""
+    (panels, steps), (n, k) = data.shape[:2], numbers.shape
+    if n < panels * LANES or k < steps * step:
+        numbers = torch.nn.functional.pad(numbers, (0, steps * step - k, 0, panels * LANES - n))
+    numbers = numbers.view(panels, LANES, steps, step)
     scales = numbers.abs().amax(-1).clamp_(min=_LEAST) / most_of(step)
-    words = numbers.div_(scales[..., None]).round_().nan_to_num_(0.0).to(torch.int16)
-    data = torch.empty(panels, steps, (step // 2 + 1) * LANES, 2, dtype=torch.int16)
-    data[:, :, :LANES] = scales.transpose(1, 2).contiguous().view(torch.int16).view(panels, steps, LANES, 2)
-    data[:, :, LANES:].view(panels, steps, step // 2, LANES, 2).copy_(words.view(panels, LANES, steps, step // 2, 2).permute(0, 2, 3, 1, 4))
-    packed = data.view(-1).view(torch.int8)
-    return torch.nn.functional.pad(packed, (0, int_of(form.bytes(n, k, bf16)) - packed.numel()))
+    words = numbers.mul_(1 / scales[..., None]).round_().nan_to_num_(0.0, 0.0, 0.0).to(torch.int16)
+    data[:, :, 0] = scales.transpose(1, 2).contiguous().view(torch.int16).view(panels, steps, LANES, 2)
+    pairs = words.view(torch.int32).view(panels, LANES, steps, step // 2)
+    data[:, :, 1:].view(torch.int32).squeeze(-1).copy_(pairs.permute(0, 2, 3, 1))
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:

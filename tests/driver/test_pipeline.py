@@ -28,13 +28,14 @@ def test_bf16_is_chosen_where_its_products_are_faster() -> None:
     """By instructions for all, or by integers, for attention of some size and for constant weights of floats."""
     x, y, half = b.input_(0, f32, (1, 2, 60, 64)), b.input_(1, f32, (1, 2, 40, 64)), b.input_(4, f16, (1, 2, 60, 64))
     made, few = b.relu(y), b.relu(b.input_(5, f32, (1, 2, 5, 64)))
-    rows, weight = b.input_(2, f32, (40, 64)), torch.randn(30, 64)
-    integers = torch.ones(30, 64, dtype=torch.int8)
+    rows, weight = b.input_(2, f32, (40, 64)), torch.randn(100, 64)
+    integers = torch.ones(100, 64, dtype=torch.int8)
     products = {
         "attention": b.attention(made, made, made, scale=1.0), "few": b.attention(few, made, made, scale=1.0),
         "stored": b.attention(x, x, x, scale=1.0), "few stored": b.attention(made, y, y, scale=1.0),
         "halves": b.attention(half, half, half, scale=1.0), "linear": b.linear(rows, b.constant(weight)),
-        "integers": b.linear(rows, b.constant(integers)), "activations": b.linear(rows, b.input_(3, f32, (30, 64))),
+        "integers": b.linear(rows, b.constant(integers)), "activations": b.linear(rows, b.input_(3, f32, (100, 64))),
+        "few columns": b.linear(rows, b.constant(weight[:30])), "few k": b.linear(b.input_(6, f32, (40, 32)), b.constant(weight[:, :32])),
     }
     native, words = set(products), {"attention", "stored", "linear"}
     wanted = {"x86_64_amx": native, "neoverse_n2": native, "zen4": native, "x86_64_v3": words, "x86_64_vnni": words, HIDDEN.name: words}

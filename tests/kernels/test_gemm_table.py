@@ -44,7 +44,7 @@ WINNERS: tuple[tuple[Target, DType, DType, Dim, str], ...] = (
     (X86_64_V4, i8, i8, M, "gemm_i32_i8_i8_14x32x2_avx512madd"),
     (X86_64_V4, f32, f32, M, "gemm_f32_f32_f32_14x32x1_avx512"),
     (X86_64_V3, i8, i8, M, "gemm_i32_i8_i8_6x16x2_avx2madd"),
-    (X86_64_V3, bf16, bf16, M, "gemm_f32_bf16_bf16_5x16x2_avx2madd"),
+    (X86_64_V3, bf16, bf16, M, "gemm_f32_bf16_bf16_5x16x2_avx2widen"),
     (X86_64_V3, f32, f32, M, "gemm_f32_f32_f32_6x16x1_avx2"),
     (NEOVERSE_N1, i8, i8, M, "gemm_i32_i8_i8_8x12x4_sdot"),
     (NEOVERSE_N1, bf16, bf16, M, "gemm_f32_bf16_bf16_8x12x1_fmlabf16"),
@@ -64,6 +64,14 @@ def test_the_fastest_row_is_selected(target: Target, lhs: DType, rhs: DType, m: 
     names = [row.name for row in table.TABLE]
     assert [refused for refused, _ in selection.refusals] == names[: names.index(name)]
     assert all(reason for _, reason in selection.refusals)
+
+
+def test_integers_stand_for_bf16_where_weights_are_large_enough() -> None:
+    for target, n, k, isa in ((X86_64_V3, 96, 64, "avx2madd"), (X86_64_VNNI, 63, 64, "avx512widen"), (X86_64_VNNI, 64, 48, "avx512widen")):
+        assert table.select(target, spec_of(Case(1, n, k), bf16, bf16)).kernel.name.endswith(f"x2_{isa}")
+    across = replace(spec_of(Case(1, 64, 64), bf16, bf16), lhs_strides=Strides(0, 1, 100))
+    selection = table.select(X86_64_VNNI, across)
+    assert selection.kernel.name.endswith("avx512widen") and "one after another" in str(selection.refusals)
 
 
 def test_few_rows_of_bf16_take_vectors_where_weights_come_from_beyond_l2() -> None:
