@@ -271,7 +271,7 @@ def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
 _BF16 = (
     *(_narrow(x86_vector.dot_bf16(lanes)[0], (("avx512_bf16",),), 4 * lanes) for lanes in (16, 8)),
     _windows(bf16, bf16, x86_vector.fma(16), _AVX512, 32, ("avx512_bf16", "amx_bf16"), ("avx512_vnni",)),
-    _windows(bf16, bf16, x86_vector.fma(8), _AVX2, 16, ("avx512_bf16", "amx_bf16")),
+    _windows(bf16, bf16, x86_vector.fma(8), _AVX2, 16, ("avx512_bf16", "amx_bf16"), ("avx512_vnni",)),
     _windows(bf16, bf16, neon.fmla(), ("neon",), 8, ("bf16",)),
     _small(x86_vector.dot_bf16(), ("avx512_bf16",), 64),
     _words(16, True, ("avx512_vnni", *_AVX512), 56),
