@@ -5,11 +5,11 @@ these faster than f32, and bf16 no faster.
     sums       [columns of v][queries] += v pair [pairs of keys][columns of v][2]        .  weights [pairs of keys][queries][2]
 
 Each query and each key has a scale, by which its largest number becomes the largest integer whose products add up in 32 bits, and so has
-each column of v. Integers of a query and a key have 12 bits beside the sign for a depth of 128, 12.5 for 64: they are nearer to what they
-stand for than bf16 is, but for those that are much smaller than the largest of their row, which matter less to its products. Weights have
-14 bits, and of each block of keys the largest is the largest integer, so that many keys of small weights are not lost beside a single one
-in another block. (Scales of rows and of blocks after Zhang et al., "SageAttention: Accurate 8-bit Attention for Plug-and-play Inference
-Acceleration", ICLR 2025.)
+each column of v in a block of keys. Integers of a query and a key have 12 bits beside the sign for a depth of 128, 12.5 for 64: they are
+nearer to what they stand for than bf16 is, but for those that are much smaller than the largest of their row, which matter less to its
+products. Weights have 14 bits, and of each block of keys the largest is the largest integer, so that many keys of small weights are not
+lost beside a single one in another block. (Scales of rows and of blocks after Zhang et al., "SageAttention: Accurate 8-bit Attention for
+Plug-and-play Inference Acceleration", ICLR 2025.)
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class WordStream(PairStream, VectorStream):
         super().__init__(fn, target, spec, slots, body, tiling)
         self.layout = layout
         self.sum = I32.vec(tiling.lanes)
-        # Of sums that go on in a block of code LLVM makes VPMADDWD and VPADDD, which are later done sooner but take twice the units.
+        # Where sums go on in the same block of code LLVM makes VPMADDWD and VPADDD of each step: the last one is done sooner then, but they
+        # take twice the units.
         self.ahead = 1
 
     def load_queries(self) -> None:
@@ -71,7 +72,7 @@ class WordStream(PairStream, VectorStream):
 
         def converted(pair: Val, _: list[Val]) -> list[Val]:
             for v in count:
-                even, odd = (fn.mul(half, factors[v]) for half in halves(fn, fn.load(self.sum, place(pair, v))))
+                even, odd = (fn.mul(number, factors[v]) for number in halves(fn, fn.load(self.sum, place(pair, v))))
                 fn.store(words_together(fn, even, odd), place(pair, v))
             return []
 
@@ -143,15 +144,13 @@ class WordStream(PairStream, VectorStream):
 class WordFamily(VectorFamily):
     """Blocks by `WordStream`."""
 
-    layout: WordLayout | None = None
+    layout: WordLayout
 
     def tilings(self, target: Target, spec: AttentionSpec) -> tuple[Tiling, ...]:
         """Of 8 keys, as for pairs of bf16, and alike blocks of keys: fewer of them have more bits and know less of each other."""
-        block = even_block(spec, _BLOCK, 4)
-        return tuple(replace(tiling, keys=min(8, tiling.keys), block=block) for tiling in super().tilings(target, spec))
+        return tuple(replace(tiling, keys=min(8, tiling.keys), block=self.layout.block) for tiling in super().tilings(target, spec))
 
     def stream(self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling) -> Stream:
-        assert self.layout is not None
         return WordStream(fn, target, spec, slots, body, tiling, self.layout)
 
 
