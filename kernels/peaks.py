@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..cpu_codegen import bandwidth, cache
+from ..cpu_codegen import bandwidth, cache, jit
 from ..cpu_codegen.bandwidth import Bandwidth
 from ..cpu_codegen.builder import F32, I16, I32, I64, PTR, VOID, Function, Module, Val, i64
 from ..cpu_codegen.rate import LINE, USUAL, Bound, Effort, aligned, best_rate, loaded
@@ -130,16 +130,22 @@ def _emit_rows(module: Module, micro: MicroKernel) -> None:
 def _measured(target: Target, micro: MicroKernel, effort: Effort) -> float:
     """10^9 operations per second of a tile's inner loop."""
     steps = steps_in_l1(target, micro)
-    library, pitch = loaded(emit(micro, steps), target), _pitch(micro, steps)
-    lhs = _random(_lhs_values(micro), micro.mr * pitch)
-    if micro.layout.step_bytes:
-        elements = _random(_lhs_values(micro), micro.step_k * steps * micro.layout.element.bits // 8)
-        for row in range(micro.mr):
-            Bound(library, "rows", (elements.ctypes.data, lhs.ctypes.data + row * pitch))(steps)
+    library = loaded(emit(micro, steps), target)
+    lhs = rows(library, micro, steps)
     rhs = _random(_OPERANDS[micro.rhs], _panel_bytes(micro) * micro.panels * steps)
     out = aligned(4 * micro.mr * micro.nr)
     work = 2 * micro.mr * micro.nr * micro.step_k * steps
     return best_rate(Bound(library, "product", (lhs.ctypes.data, rhs.ctypes.data, out.ctypes.data)), work, effort) / 1e9
+
+
+def rows(library: jit.Library, micro: MicroKernel, steps: int) -> npt.NDArray[np.uint8]:
+    """Random rows as a tile reads them. library: of `emit`."""
+    pitch = _pitch(micro, steps)
+    found = _random(_lhs_values(micro), micro.mr * pitch)
+    for row in range(micro.mr if micro.layout.step_bytes else 0):
+        elements = _random(_lhs_values(micro), micro.step_k * steps * micro.layout.element.bits // 8)  # packing may change them
+        Bound(library, "rows", (elements.ctypes.data, found.ctypes.data + row * pitch))(steps)
+    return found
 
 
 def _panel_bytes(micro: MicroKernel) -> int:

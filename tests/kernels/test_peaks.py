@@ -12,7 +12,7 @@ from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.builder import Module
 from sashiko.cpu_codegen.rate import Bound, Effort, aligned, loaded
 from sashiko.graph.types import bf16, f32, i8
-from sashiko.kernels import peaks, table
+from sashiko.kernels import peaks, table, x86_words
 from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N2, X86_64_AMX, X86_64_V3
 from sashiko.platforms.target import Target
 
@@ -49,6 +49,16 @@ def test_there_is_code_for_every_machine(machine: Target) -> None:
 def test_operands_fit_into_half_of_l1() -> None:
     (micro, *_) = table.tiles(X86_64_AMX, i8, i8)
     assert peaks.steps_in_l1(X86_64_AMX, micro) * micro.step_k * (micro.mr + micro.nr) <= X86_64_AMX.l1d // 2
+
+
+@pytest.mark.isa("avx2")
+def test_rows_of_integers_are_usual_ones(target: Target) -> None:
+    """None has numbers far above all others in a step, which would be multiplied twice."""
+    micro = x86_words.family(x86_words.SAMPLE, 8, fused=False)[0]
+    steps = peaks.steps_in_l1(target, micro)
+    found = peaks.rows(loaded(peaks.emit(micro, steps), target), micro, steps).reshape(micro.mr, -1)[:, : steps * micro.step_bytes]
+    scales = found.reshape(-1, micro.step_bytes)[:, :8].copy().view(np.float32)
+    assert (scales[:, 0] > 0).all() and not scales[:, 1].any()
 
 
 def test_each_pass_adds_the_whole_product(target: Target) -> None:
