@@ -163,7 +163,7 @@ def worth_packing(queries: Dim, keys: Dim) -> bool:
 def why_not_words(target: Target, spec: AttentionSpec) -> str | None:
     """Why integers would take longer than floats; None where they do not."""
     if not target.word_pairs:
-        return f"{target.name} adds products of integers in two steps, which are no faster than one with floats"
+        return f"{target.name} multiplies integers no faster than floats"
     if not worth_packing(spec.m, spec.s):
         return f"making integers takes longer than they save with {spec.m} queries and {spec.s} keys"
     return None

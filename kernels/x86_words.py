@@ -173,6 +173,8 @@ def why_not(target: Target, spec: GemmSpec) -> str | None:
     for name in ("amx_bf16", "avx512_bf16"):
         if lacks(target, (name,)) is None:
             return f"products are faster with {name}"
+    if not target.word_pairs:
+        return f"{target.name} multiplies integers no faster than floats"
     if not spec.constant_rhs:
         return "is for constant weights"
     if spec.lhs_pieces is None and spec.lhs_strides.col != 1:

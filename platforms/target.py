@@ -11,6 +11,8 @@ from functools import cached_property
 from ..diagnostics.errors import InputError
 from .features import ARM, FEATURES, NVPTX, X86, Feature, closed
 
+# LLVM's names of processors with AVX2 and one unit for VPMADDWD.
+_ONE_MADD = ("haswell", "broadwell", "znver1", "znver2")
 # What every machine has, and LLVM takes from the cpu alone: where it does not know the cpu, it would end the process for want of it.
 _BASE = {X86: ("64bit", "cmov", "cx8", "sse2", "x87")}
 
@@ -127,9 +129,11 @@ class Target:
     @cached_property
     def word_pairs(self) -> bool:
         """Whether products of pairs of 16-bit integers, added in 32 bits, take less time than multiply-adds of f32: VPDPWSSD does as many
-        pairs at a time as VFMADD numbers, and in vectors of 256 bits VPMADDWD and VPADDD share more units than VFMADD has (not in Haswell
-        and Zen 2, where they take as long)."""
-        return any(self.has(name) for name in ("avx512_vnni", "avx_vnni")) or (self.has("avx2", "fma") and self.vector_bits == 256)
+        pairs at a time as VFMADD numbers, and in vectors of 256 bits VPMADDWD and VPADDD share more units than VFMADD has, but in the
+        processors that have a single one for VPMADDWD."""
+        if any(self.has(name) for name in ("avx512_vnni", "avx_vnni")):
+            return True
+        return self.has("avx2", "fma") and self.vector_bits == 256 and self.cpu not in _ONE_MADD
 
     @cached_property
     def tiles(self) -> int:

@@ -32,6 +32,12 @@ def test_cores_are_told_apart_though_tiles_are_hidden() -> None:
     assert [each.halves_vectors for each in (X86_64_AMX, HIDDEN, ZEN4)] == [False, False, True]
 
 
+def test_pairs_of_integers_are_fast_where_units_are_enough() -> None:
+    machines = (X86_64_V3, X86_64_V4, X86_64_VNNI, X86_64_AMX, HIDDEN, ZEN4, NEOVERSE_N2)
+    assert [each.word_pairs for each in machines] == [True, False, True, True, True, True, False]
+    assert [replace(X86_64_V3, cpu=cpu).word_pairs for cpu in ("haswell", "skylake", "znver2", "znver3")] == [False, True, False, True]
+
+
 def test_a_misspelt_feature_is_an_error_and_not_false() -> None:
     with pytest.raises(InputError, match="avx512vnni"):
         X86_64_VNNI.has("avx512vnni")
