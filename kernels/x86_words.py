@@ -215,7 +215,8 @@ def pack(weight: torch.Tensor, form: Packing) -> torch.Tensor:
     # Zero times what a row has is zero.
     factors = torch.where(powers == 0, 0.0, 1 / powers)
     for first in range(0, panels, _AT_ONCE):
-        _pack_some(weight[first * LANES : (first + _AT_ONCE) * LANES].float() * factors, form.group, data[first : first + _AT_ONCE])
+        part = (weight[first * LANES : (first + _AT_ONCE) * LANES].float() * factors).contiguous()  # it may be a transposed one
+        _pack_some(part, form.group, data[first : first + _AT_ONCE])
     return packed
 
 
@@ -226,7 +227,7 @@ def powers_of(weight: torch.Tensor) -> torch.Tensor:
     """
     parts = []
     for part in torch.split(weight, _AT_ONCE * LANES):
-        sizes = part.float().abs_()
+        sizes = part.float().abs()
         parts.append(sizes.mul_(1 / sizes.amax(1, keepdim=True).clamp_(min=_LEAST)).amax(0))
     largest = torch.stack(parts).amax(0)
     powers = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent.clamp(min=_LEAST_POWER))

@@ -140,6 +140,12 @@ def test_packed_weights_are_integers_times_scales() -> None:
     assert not values[n:].any() and not values[:, k:].any() and words.abs().max() == most_of(step)
 
 
+@pytest.mark.parametrize(("n", "k"), [(37, 200), (64, 256)])
+def test_a_transposed_weight_is_packed_alike(n: int, k: int) -> None:
+    w = normal(n, k, 5)
+    assert torch.equal(pack(w.T.contiguous().T, packing(k)), pack(w, packing(k)))
+
+
 @pytest.mark.parametrize("target", [X86_64_VNNI, AVX_VNNI, X86_64_V3], ids=lambda target: target.name)
 def test_one_instruction_for_a_product_and_its_sum(target: Target) -> None:
     """LLVM splits it into two where sums go on in a block of code, to have the last one sooner."""
