@@ -30,6 +30,7 @@ from .attention_stream import Stream
 from .attention_tiling import Tiling, even_block
 from .attention_vector import VectorFamily, VectorStream
 from .attention_words_pack import OCTAVE, WordLayout, emit_word_pack, halves, larger, scales, words_together
+from .x86_words import has_fused, pairs_multiplied
 
 _BLOCK = 96  # keys, about
 _FEWEST = 1024  # scores of a head, from where on it takes no longer than widening: 4 heads of 32 x 32, depth 32, on an Emerald Rapids
@@ -102,12 +103,8 @@ class WordStream(PairStream, VectorStream):
         return fn.gep(first, pair, scale=pitch), i64(pitch)
 
     def product(self, value: Val, scalar: Val, vector: Val) -> Val:
-        fn, ty = self.fn, self.sum
-        pairs = [fn.convert("bitcast", operand, ty) for operand in (scalar, vector)]
-        if any(self.target.has(name) for name in ("avx512_vnni", "avx_vnni")):
-            return fn.call(f"llvm.x86.avx512.vpdpwssd.{32 * ty.lanes}", ty, [value, *pairs])
-        half = I16.vec(2 * ty.lanes)
-        return fn.add(value, fn.call("llvm.x86.avx2.pmadd.wd", ty, [fn.convert("bitcast", pair, half) for pair in pairs]))
+        key, query = (self.fn.convert("bitcast", operand, self.sum) for operand in (scalar, vector))
+        return pairs_multiplied(self.fn, value, key, query, has_fused(self.target))
 
     def whole_product(self, total: Val, key: Val, v: int) -> Val:
         fn = self.fn

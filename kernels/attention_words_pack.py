@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isqrt
 
 from ..cpu_codegen import convert
 from ..cpu_codegen.builder import F32, I16, I32, I64, PTR, VOID, Function, Module, Val, const, i64
@@ -23,6 +22,7 @@ from ..platforms.target import Target
 from .attention_rows import copy_row, head_start
 from .attention_spec import WORKSPACE, AttentionSpec, HeadStrides, K, V
 from .attention_tiling import PADDING
+from .x86_words import most_of
 
 OCTAVE = 14  # the largest weight is 2 to this power
 _MOST = 2**31 - 1  # of a sum
@@ -41,7 +41,7 @@ class WordLayout:
     @property
     def most(self) -> int:
         """Of a number of a query or a key, so that no product of these overflows."""
-        return min(32767, isqrt(_MOST // self.spec.depth))
+        return most_of(self.spec.depth)
 
     @property
     def most_value(self) -> int:

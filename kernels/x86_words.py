@@ -156,15 +156,25 @@ class WordMicro(VectorMicro):
         return fn.load(I32.vec(self.lanes), offset(fn, group, 4 * self.lanes * vector))
 
     def product(self, fn: Function, acc: Val, a: Val, b: Val) -> Val:
-        if self.fused:
-            return fn.call(f"llvm.x86.avx512.vpdpwssd.{32 * self.lanes}", acc.ty, [acc, b, a])
-        half = I16.vec(2 * self.lanes)
-        return pairs_added(fn, acc, *(fn.convert("bitcast", value, half) for value in (a, b)))
+        return pairs_multiplied(fn, acc, a, b, self.fused)
+
+
+def pairs_multiplied(fn: Function, total: Val, a: Val, b: Val, fused: bool) -> Val:
+    """`total` and the products of the pairs of 16-bit integers in the words of a and b. fused: by the instruction that adds them, too."""
+    if fused:
+        return fn.call(f"llvm.x86.avx512.vpdpwssd.{32 * total.ty.lanes}", total.ty, [total, b, a])
+    half = I16.vec(2 * total.ty.lanes)
+    return pairs_added(fn, total, *(fn.convert("bitcast", value, half) for value in (a, b)))
+
+
+def has_fused(target: Target) -> bool:
+    """Whether one instruction multiplies pairs and adds them up."""
+    return any(target.has(name) for name in ("avx512_vnni", "avx_vnni"))
 
 
 def enough(target: Target, n: Dim, k: Dim) -> bool:
     """Whether a weight [n, k] is so large that making integers of rows takes less time than they save."""
-    least = 64 if any(target.has(name) for name in ("avx512_vnni", "avx_vnni")) else 96
+    least = 64 if has_fused(target) else 96
     return isinstance(n, int) and isinstance(k, int) and n >= least and k >= 64
 
 
