@@ -26,7 +26,6 @@ from .vector_micro import VectorMicro
 from .weight_only import Small
 
 FEW_ROWS = 4
-_FEW_PLACES = 2048  # by minimal filtering and by integers, 128 channels on an Emerald Rapids: 28 x 28 845 and 708 us, 56 x 56 2584 and 2854
 Micros = tuple[MicroKernel, ...]
 _Names = tuple[str, ...]
 _Features = tuple[_Names, ...]
@@ -151,15 +150,14 @@ def _sums16(count: int, row: Kernel) -> Kernel:
     return replace(row, when=when, pack=pack)
 
 
-def _windows(lhs: DType, rhs: DType, micros: Micros, features: _Names, rate: float, unless: _Names = (), small: _Names = ()) -> Kernel:
+def _windows(lhs: DType, rhs: DType, micros: Micros, features: _Names, rate: float, unless: _Names = ()) -> Kernel:
     """The row of a family for convolutions by minimal filtering, which has 16 products of the types of `micros` where windows have 36.
-    unless: features whose products are faster; small: those whose products are faster for results of few places."""
+    unless: features whose products are faster."""
 
     def when(target: Target, spec: GemmSpec) -> str | None:
         reason = operands(lhs, rhs, spec) or lacks(target, features) or winograd.why_not(target, spec)
-        few = (bounds(spec.m)[1] or _FEW_PLACES) < _FEW_PLACES
-        faster = [name for name in (*unless, *(small if few else ())) if lacks(target, (name,)) is None]
-        return reason or (f"36 products are faster with {faster[0]}" if faster else None)
+        faster = [name for name in unless if lacks(target, (name,)) is None]
+        return reason or (f"36 products are faster with {faster[0]}" if faster else x86_words.faster_over_few_places(target, spec))
 
     def emit(module: Module, target: Target, spec: GemmSpec, name: str) -> GemmCode:
         return winograd_emit.emit(module, target, spec, micros, name)
@@ -270,8 +268,8 @@ def _eight_bit(lhs: DType) -> tuple[Kernel, ...]:
 
 _BF16 = (
     *(_narrow(x86_vector.dot_bf16(lanes)[0], (("avx512_bf16",),), 4 * lanes) for lanes in (16, 8)),
-    _windows(bf16, bf16, x86_vector.fma(16), _AVX512, 32, ("avx512_bf16", "amx_bf16"), ("avx512_vnni",)),
-    _windows(bf16, bf16, x86_vector.fma(8), _AVX2, 16, ("avx512_bf16", "amx_bf16"), ("avx512_vnni",)),
+    _windows(bf16, bf16, x86_vector.fma(16), _AVX512, 32, ("avx512_bf16", "amx_bf16")),
+    _windows(bf16, bf16, x86_vector.fma(8), _AVX2, 16, ("avx512_bf16", "amx_bf16")),
     _windows(bf16, bf16, neon.fmla(), ("neon",), 8, ("bf16",)),
     _small(x86_vector.dot_bf16(), ("avx512_bf16",), 64),
     _words(16, True, ("avx512_vnni", *_AVX512), 56),

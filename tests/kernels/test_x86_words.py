@@ -11,7 +11,7 @@ import torch
 from sashiko.cpu_codegen import jit
 from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.types import bf16
-from sashiko.kernels import gemm
+from sashiko.kernels import gemm, x86_words
 from sashiko.kernels.x86_words import WordMicro, family, most_of, pack, packing, step_of
 from sashiko.platforms.catalogue import X86_64_V3, X86_64_VNNI
 from sashiko.platforms.host import host
@@ -138,6 +138,13 @@ def test_packed_weights_are_integers_times_scales() -> None:
     balanced = w.float() / powers
     assert (values[:n, :k] - balanced).abs().max() <= balanced.abs().max() / (2 * most_of(step)) * 1.001
     assert not values[n:].any() and not values[:, k:].any() and words.abs().max() == most_of(step)
+
+
+def test_minimal_filtering_stays_where_integers_are_not_made() -> None:
+    """Few columns, many places, and machines without the instruction."""
+    cases = (X86_64_VNNI, 784, 128, True), (X86_64_VNNI, 784, 32, False), (X86_64_VNNI, 3136, 128, False), (X86_64_V3, 784, 128, False)
+    for target, m, n, slower in cases:
+        assert (x86_words.faster_over_few_places(target, spec_of(Case(m, n, 1152), bf16, bf16, m=m)) is not None) == slower
 
 
 @pytest.mark.parametrize(("n", "k"), [(37, 200), (64, 256)])
