@@ -50,18 +50,20 @@ def check_settings(precision: object, **flags: object) -> None:
 
 def fast_bf16(target: Target, product: Value) -> bool:
     """Whether a product is faster in bf16 than in fp32 on a target: it multiplies bf16 natively, or 16-bit integers in its place, which are
-    made of constant weights before, and of the operands of attention if these are many. product: may be the sum of a depthwise convolution,
-    which waits for its image."""
+    made of constant weights before, and of the operands of attention if these are many; or rows of bf16 have fewer digits that integer
+    weights are multiplied by. product: may be the sum of a depthwise convolution, which waits for its image."""
     if target.bf16_dots or any(target.has(feature) for feature in ("amx_bf16", "bf16")):
         return True
     if not target.word_pairs or product.inputs[0].dtype != f32:  # f16 has more digits
         return False
     if product.op == "attention":
         return worth_rounding(product)
-    if product.op not in ("linear", "routed_linear"):
+    if product.op not in ("linear", "group_linear", "routed_linear"):
         return product.op == "reduce"
     weight = product.inputs[1]
-    return weight.dtype.is_float and is_weight(weight) and x86_words.enough(target, *weight.shape[-2:])
+    if not weight.dtype.is_float:
+        return x86_words.has_fused(target)
+    return is_weight(weight) and x86_words.enough(target, *weight.shape[-2:])
 
 
 def passes(

@@ -205,7 +205,7 @@ def weight_only_row(
 
     others: what rows for many rows need that are faster at them; where there is one, the small tiles are for few rows alone.
     """
-    sample = weight_only.family(inner, small, lhs, rhs, 64 if rhs == i4 else 0)
+    sample = weight_only.family(inner, small, lhs, rhs, 64 if rhs == i4 else 0, 1024)
 
     def when(target: Target, spec: GemmSpec) -> str | None:
         reason = operands(lhs, rhs, spec) or lacks(target, features)
@@ -221,15 +221,17 @@ def weight_only_row(
 def _weight_packer(small: Small, rhs: DType) -> Callable[..., torch.Tensor]:
     def pack(weight: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
         if scales is None:
-            return packing.pack_rhs(weight, small.packing(rhs, 0))
-        return packing.pack_grouped(weight, scales, small.packing(rhs, packing.packed_group(weight.shape[1] // scales.shape[1])))
+            return packing.pack_rhs(weight, small.packing(rhs, 0, weight.shape[1]))
+        group = packing.packed_group(weight.shape[1] // scales.shape[1])
+        return packing.pack_grouped(weight, scales, small.packing(rhs, group, weight.shape[1]))
 
     return pack
 
 
 def _weight_emitter(inner: MicroKernel | None, small: Small) -> Callable[[Module, Target, GemmSpec, str], GemmCode]:
     def emit(module: Module, target: Target, spec: GemmSpec, name: str) -> GemmCode:
-        return gemm.emit(module, target, spec, weight_only.family(inner, small, spec.lhs, spec.rhs, spec.group), name)
+        micros = weight_only.family(inner, small, spec.lhs, spec.rhs, spec.group, packing.int_of(spec.k))
+        return gemm.emit(module, target, spec, micros, name)
 
     return emit
 

@@ -32,10 +32,16 @@ from .micro import Lhs, Tile, offset
 from .weight_float import WORD, WeightMicro
 from .x86_vector import pair_products, pairs_added
 
-UNGROUPED = 64
+_SHORT, _LONG = 64, 128  # neighbours along k that share a scale where weights have no groups
 _LINE = 64
 _INFINITY = 0x7F800000
 _WORDS = 4  # of weights that are multiplied at a time: as many as `MaddubsDigits` has room for
+
+
+def step_of(k: int) -> int:
+    """How many of k neighbours share a scale where weights have no groups: joining the digits of long steps takes less time, unless they
+    are filled with zeros."""
+    return min((_SHORT, _LONG), key=lambda step: -(-k // step) * step * (1 + 24 / step))
 
 
 def digits_of(lhs: DType) -> int:
@@ -45,7 +51,7 @@ def digits_of(lhs: DType) -> int:
 
 @dataclass(frozen=True)
 class DigitMicro(WeightMicro):
-    """A step is a group of neighbours along k that have one scale, or `UNGROUPED` of them."""
+    """A step is a group of neighbours along k that have one scale, or `step_of` them."""
 
     field = "digits"
     ahead = 1
@@ -55,7 +61,7 @@ class DigitMicro(WeightMicro):
 
     @property
     def step_k(self) -> int:
-        return self.packing.group or UNGROUPED
+        return self.packing.group or self.packing.pad
 
     @property
     def digits(self) -> int:

@@ -15,7 +15,7 @@ from ..graph.types import DType, i4, i8
 from ..platforms.target import Target
 from .micro import Lhs, MicroKernel, Start, Tile
 from .spec import Packing
-from .weight_digits import UNGROUPED, DigitMicro, MaddubsDigits, SdotDigits, VnniDigits
+from .weight_digits import DigitMicro, MaddubsDigits, SdotDigits, VnniDigits, step_of
 from .weight_float import WORD, ExtendMicro, LookupMicro, WeightMicro
 
 LEAST_GROUP = 32  # shorter groups would take longer to join their digits than to multiply
@@ -94,28 +94,28 @@ class Small:
     digits: type[DigitMicro] | None = None
     digit_tiles: tuple[tuple[int, int], ...] = ()
 
-    def micros(self, lhs: DType, rhs: DType, group: int) -> tuple[WeightMicro, ...]:
-        """The family for these operands."""
+    def micros(self, lhs: DType, rhs: DType, group: int, k: int) -> tuple[WeightMicro, ...]:
+        """The family for these operands, with so many k."""
         digits = self.digits_for(rhs)
         if digits is None or (rhs == i4 and group < LEAST_GROUP):
-            return tuple(self._micro(self._widening(rhs), *tile, lhs, rhs, group) for tile in self.tiles)
-        return tuple(self._micro(digits, *tile, lhs, rhs, group) for tile in self.digit_tiles or self.tiles)
+            return tuple(self._micro(self._widening(rhs), *tile, lhs, rhs, group, k) for tile in self.tiles)
+        return tuple(self._micro(digits, *tile, lhs, rhs, group, k) for tile in self.digit_tiles or self.tiles)
 
     def digits_for(self, rhs: DType) -> type[DigitMicro] | None:
         """What multiplies weights of this type as they are packed, if anything does."""
         return self.digits if self.digits and rhs in self.digits.weights else None
 
-    def source(self, lhs: DType, rhs: DType, group: int) -> WeightMicro:
+    def source(self, lhs: DType, rhs: DType, group: int, k: int) -> WeightMicro:
         """What writes panels out as floats."""
-        return self._micro(self._widening(rhs), *self.tiles[0], lhs, rhs, group)
+        return self._micro(self._widening(rhs), *self.tiles[0], lhs, rhs, group, k)
 
-    def packing(self, rhs: DType, group: int) -> Packing:
-        """How the weights lie in memory: rows of k of bytes for instructions that widen them, else words of neighbours along k."""
+    def packing(self, rhs: DType, group: int, k: int) -> Packing:
+        """How weights of k lie in memory: rows of k of bytes for instructions that widen them, else words of neighbours along k."""
         kr = 1 if self._extends(rhs) else WORD // rhs.bits
-        return Packing(self.nr, kr, group or (UNGROUPED if self.digits_for(rhs) else 32), False, group)
+        return Packing(self.nr, kr, group or (step_of(k) if self.digits_for(rhs) else 32), False, group)
 
-    def _micro(self, kind: type[WeightMicro], mr: int, panels: int, lhs: DType, rhs: DType, group: int) -> WeightMicro:
-        return kind(mr, panels, self.packing(rhs, group), lhs, rhs, self.lanes, self.family, self.fused)
+    def _micro(self, kind: type[WeightMicro], mr: int, panels: int, lhs: DType, rhs: DType, group: int, k: int) -> WeightMicro:
+        return kind(mr, panels, self.packing(rhs, group, k), lhs, rhs, self.lanes, self.family, self.fused)
 
     def _widening(self, rhs: DType) -> type[WeightMicro]:
         return ExtendMicro if self._extends(rhs) else LookupMicro if rhs == i4 and self.lanes == 16 else WeightMicro
@@ -127,7 +127,7 @@ class Small:
 AVX512 = Small("avx512", 16, 16, ((8, 2), (4, 4), (1, 4)))
 # A single row reads two panels side by side: two streams bring more from memory. `benchmarks/weight_only.py --rows 1` gave 85 and 73 % of a
 # plain loop's speed for int8 and int4 on Emerald Rapids, and 73 and 52 % in the run before, with one panel.
-AVX512_VNNI = Small("avx512vnni", 32, 16, ((2, 1), (1, 2)), digits=VnniDigits)
+AVX512_VNNI = Small("avx512vnni", 32, 16, ((4, 1), (2, 1), (1, 2)), digits=VnniDigits)
 AVX2 = Small("avx2", 16, 8, ((6, 1), (4, 1), (2, 2), (1, 2)), digits=MaddubsDigits, digit_tiles=((1, 2),))
 AVX_VNNI = Small("avxvnni", 32, 8, ((1, 1),), digits=VnniDigits)
 NEON = Small("neon", 12, 4, ((4, 1), (1, 2)))
@@ -135,11 +135,11 @@ SDOT = Small("sdot", 12, 4, ((2, 1), (1, 2)), digits=SdotDigits)
 PLAIN = Small("plain", 8, 4, ((4, 1),), False)
 
 
-def family(inner: MicroKernel | None, small: Small, lhs: DType, rhs: DType, group: int) -> tuple[MicroKernel, ...]:
+def family(inner: MicroKernel | None, small: Small, lhs: DType, rhs: DType, group: int, k: int) -> tuple[MicroKernel, ...]:
     """A family: `inner`, a tall tile of floats on panels that make up those of the small ones, and the small tiles."""
-    few = small.micros(lhs, rhs, group)
+    few = small.micros(lhs, rhs, group, k)
     if inner is None:
         return few
     tag = "digits" if small.digits_for(rhs) else ""
     panels = inner.nr // small.nr
-    return (Unpacked(inner.mr, panels, few[0].packing, lhs, rhs, inner, small.source(lhs, rhs, group), tag), *few)
+    return (Unpacked(inner.mr, panels, few[0].packing, lhs, rhs, inner, small.source(lhs, rhs, group, k), tag), *few)

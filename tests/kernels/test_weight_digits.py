@@ -14,7 +14,7 @@ from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.types import FROM_TORCH, DType, bf16, f32, i4, i8
 from sashiko.kernels import table
 from sashiko.kernels.packing import packed_group
-from sashiko.kernels.weight_digits import UNGROUPED
+from sashiko.kernels.weight_digits import step_of
 from sashiko.kernels.weight_only import AVX2, AVX512_VNNI, AVX_VNNI, SDOT, Small
 from tests.emulation import Runner, runners
 from tests.kernels.products import Case, array, halves, random
@@ -76,7 +76,7 @@ def product(runner: Runner, small: Small, x: torch.Tensor, w: Weights) -> torch.
 def check(runner: Runner, small: Small, x: torch.Tensor, w: Weights) -> None:
     """Against the exact product: the rounding to digits, and an f32 sum's roundings of its terms."""
     got, real, left = product(runner, small, x, w).double(), w.real, x.double()
-    step = packed_group(w.group) if w.group else UNGROUPED
+    step = packed_group(w.group) if w.group else step_of(x.shape[1])
     terms = (x.shape[1] + 4) * 2.0**-24 * (left.abs() @ real.abs().mT) + 2.0**-149
     allowed = terms + digits_bound(left, real, step, FROM_TORCH[x.dtype])
     difference = (got - left @ real.mT).abs()

@@ -22,7 +22,7 @@ from sashiko.kernels.known_rows import tailored
 from sashiko.kernels.packing import pack_grouped, packed_group
 from sashiko.kernels.spec import GemmSpec, Packing
 from sashiko.kernels.table import Kernel
-from sashiko.kernels.weight_digits import UNGROUPED, DigitMicro, digits_of
+from sashiko.kernels.weight_digits import DigitMicro, digits_of, step_of
 from sashiko.kernels.weight_only import AVX512, AVX512_VNNI, LEAST_GROUP
 from sashiko.platforms.catalogue import CATALOGUE, NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.target import Target
@@ -108,7 +108,7 @@ def compare(result: Array, row: Kernel, case: Case, group: int, left: torch.Tens
     narrow = 2.0**-8 if rhs == i4 and lhs == bf16 and _narrows(row) else 0.0
     allowed = ((case.k + 4) * 2.0**-24 + narrow) * (left.abs() @ real.abs().mT)
     if any(isinstance(micro, DigitMicro) for micro in row.micros) and (rhs == i8 or group >= LEAST_GROUP):
-        allowed = allowed + digits_bound(left, real, packed_group(group) if rhs == i4 else UNGROUPED, lhs)
+        allowed = allowed + digits_bound(left, real, packed_group(group) if rhs == i4 else step_of(case.k), lhs)
     difference = (torch.from_numpy(result).double() - left @ real.mT).abs()
     assert bool((difference <= allowed).all()), f"{case} in groups of {group}: {(difference / allowed).max().item():.3g} of the bound"
 
@@ -207,11 +207,11 @@ def test_groups_must_divide_k_and_fill_words(group: int) -> None:
     (X86_64_V3, f32, i4, M, "gemm_f32_f32_i4_6x16x8_avx2unpackdigits"),
     (X86_64_V3, f32, i8, FEW, "gemm_f32_f32_i8_6x16x1_avx2extend"),
     (X86_64_V3, bf16, i8, M, "gemm_f32_bf16_i8_6x16x1_avx2extend"),
-    (X86_64_VNNI, f32, i8, M, "gemm_f32_f32_i8_2x32x4_avx512vnnidigits"),
-    (X86_64_VNNI, bf16, i4, M, "gemm_f32_bf16_i4_2x32x8_avx512vnnidigits"),
-    (X86_64_AMX, f32, i4, M, "gemm_f32_f32_i4_2x32x8_avx512vnnidigits"),
+    (X86_64_VNNI, f32, i8, M, "gemm_f32_f32_i8_4x32x4_avx512vnnidigits"),
+    (X86_64_VNNI, bf16, i4, M, "gemm_f32_bf16_i4_4x32x8_avx512vnnidigits"),
+    (X86_64_AMX, f32, i4, M, "gemm_f32_f32_i4_4x32x8_avx512vnnidigits"),
     (X86_64_AMX, bf16, i4, M, "gemm_f32_bf16_i4_32x32x8_amxbf16unpackdigits"),
-    (X86_64_AMX, bf16, i8, FEW, "gemm_f32_bf16_i8_2x32x4_avx512vnnidigits"),
+    (X86_64_AMX, bf16, i8, FEW, "gemm_f32_bf16_i8_4x32x4_avx512vnnidigits"),
     (NEOVERSE_N1, f32, i8, M, "gemm_f32_f32_i8_8x12x4_fmlaunpackdigits"),
     (NEOVERSE_N1, f32, i4, FEW, "gemm_f32_f32_i4_2x12x8_sdotdigits"),
     (NEOVERSE_N2, bf16, i8, M, "gemm_f32_bf16_i8_8x12x4_bfmmlaunpackdigits"),
