@@ -127,7 +127,7 @@ class Small:
 AVX512 = Small("avx512", 16, 16, ((8, 2), (4, 4), (1, 4)))
 # A single row reads two panels side by side: two streams bring more from memory. `benchmarks/weight_only.py --rows 1` gave 85 and 73 % of a
 # plain loop's speed for int8 and int4 on Emerald Rapids, and 73 and 52 % in the run before, with one panel.
-AVX512_VNNI = Small("avx512vnni", 32, 16, ((4, 1), (2, 1), (1, 2)), digits=VnniDigits)
+AVX512_VNNI = Small("avx512vnni", 32, 16, ((8, 1), (4, 1), (2, 1), (1, 2)), digits=VnniDigits)
 AVX2 = Small("avx2", 16, 8, ((6, 1), (4, 1), (2, 2), (1, 2)), digits=MaddubsDigits, digit_tiles=((1, 2),))
 AVX_VNNI = Small("avxvnni", 32, 8, ((1, 1),), digits=VnniDigits)
 NEON = Small("neon", 12, 4, ((4, 1), (1, 2)))
