@@ -30,10 +30,18 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
     """The model for calls like the given one. Raises what `export` and `from_exported` raise, and InputError for a quantized model that
     does not take such calls, and for floats of types that the model fails with. A size that depends on numbers among the model's buffers
     is known where these are."""
-    if isinstance(model, QuantizedModule):  # a graph module takes keyword arguments by position: put them in the order of the signature
-        gate = gate_of(model)
-        kwargs = {name: kwargs[name] for name in (*gate.names, *kwargs) if name in kwargs}
-        gate.arrange(tuple(args), kwargs)  # torch.export traces the graph behind it
+    if not isinstance(model, QuantizedModule):
+        return replace(_captured(model, args, kwargs, dynamic_shapes), parameters=Parameters.of(model.forward))
+    gate = gate_of(model)  # behind which torch.export traces the graph: what the gate does is done here
+    kwargs = {name: kwargs[name] for name in (*gate.names, *kwargs) if name in kwargs}  # a graph module takes them by position
+    gate.arrange(tuple(args), kwargs)
+    with torch.autocast("cpu", enabled=False):
+        captured = _captured(model, args, kwargs, dynamic_shapes)
+    return _behind(gate, replace(captured, parameters=Parameters(gate.order, dict(gate.omitted))))  # its signature lacks what was left out
+
+
+def _captured(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Captured:
+    """The same without what a quantized model requires of calls."""
     try:
         captured = from_exported(export(model, args, kwargs, dynamic_shapes), decomposed=True)
     except Unsupported as refusal:
@@ -48,10 +56,7 @@ def captured_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str
         captured = replace(captured, baked=(*captured.baked, *(value for value in read if isinstance(value, Value))))
     if any(map(_mixed, captured.graph.order)) and (error := failure(model, args, kwargs)):
         raise error from error.__cause__
-    if not isinstance(model, QuantizedModule):
-        return replace(captured, parameters=Parameters.of(model.forward))
-    gate = gate_of(model)  # whose signature lacks what was left out
-    return _behind(gate, replace(captured, parameters=Parameters(gate.order, dict(gate.omitted))))
+    return captured
 
 
 def _mixed(value: Value) -> bool:

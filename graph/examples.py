@@ -74,12 +74,19 @@ def failure(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         return error
     except Exception as error:
         where = raised_at(error) or "example_inputs"
-        told = InputError(f"the model itself fails with this example: {first_line(error)}", where, "it does so without sashiko, too")
+        hint = "" if any(map(_is_ours, model.modules())) else "it does so without sashiko, too"
+        told = InputError(f"the model itself fails with this example: {first_line(error)}", where, hint)
         told.__cause__ = error
         return told
     if any(isinstance(tensor, torch.Tensor) and tensor.shape != before.shape for before, tensor in zip(given, own, strict=True)):
         return Unsupported("the model changes the shape of an argument in place", "", ON_A_VIEW)
     return None
+
+
+def _is_ours(module: torch.nn.Module) -> bool:
+    """Whether a module is what this package made of another one."""
+    package = __name__.partition(".")[0]
+    return any(kind.__module__.partition(".")[0] == package for kind in type(module).__mro__)
 
 
 @contextmanager

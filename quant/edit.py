@@ -1,4 +1,4 @@
-"""Nodes and attributes that quantization adds to an exported graph."""
+"""Nodes and attributes that quantization adds to an exported graph, or takes from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ..graph.alone import alone
 from ..graph.sites import copy_name
@@ -64,3 +64,13 @@ def drop_unread(graph: Graph, attributes: dict[str, Any]) -> None:
     targets = {node.target for node in graph.nodes if node.op == "get_attr"}
     for name in [n for n in attributes if n not in targets]:
         del attributes[name]
+
+
+def drop_statements(module: GraphModule) -> None:
+    """Removes what torch.export writes before each cast: of which type its operand was in the trace, where calls may bring another."""
+    for inner in (m for m in module.modules() if isinstance(m, GraphModule)):
+        statements = inner.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default)
+        for node in statements:
+            inner.graph.erase_node(node)
+        if statements:
+            inner.recompile()

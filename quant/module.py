@@ -19,10 +19,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 from torch.fx.graph import PythonCode
+from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import ArtifactError, InputError, Unsupported
 from ..diagnostics.files import writing
 from ..graph.captured import same_value
+from ..graph.device import device_of
 from ..graph.exporting import any_names, quiet
 from ..graph.nesting import parts
 from ..graph.symbols import Assumed, require
@@ -313,7 +315,12 @@ def attribute_name(name: str) -> str:
 
 def _gated(planned: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
     def forward(self: QuantizedModule, *args: Any, **kwargs: Any) -> Any:
-        return planned(self, *gate.arrange(args, kwargs))
+        given = gate.arrange(args, kwargs)
+        kind = device_of(pytree.tree_leaves(given)).type
+        if not torch.is_autocast_enabled(kind):
+            return planned(self, *given)
+        with torch.autocast(kind, enabled=False):  # the program has its casts, for the types that it was exported with
+            return planned(self, *given)
 
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     forward.__signature__ = inspect.Signature([own, *gate.signature().parameters.values()])  # type: ignore[attr-defined]

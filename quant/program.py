@@ -244,6 +244,7 @@ def _program(model: nn.Module, exported: ExportedProgram, fixed: str) -> Program
     ask(exported.graph_module)
     module = exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
+    edit.drop_statements(module)
     module.graph.eliminate_dead_code()  # an operation whose result nobody reads is none to quantize
     attributes = _own_attributes(module)
     _read_parts(module.graph, attributes)

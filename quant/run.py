@@ -31,7 +31,7 @@ class Run(Interpreter):
 
     def step(self, node: Node) -> None:
         """Computes a node; all before it must have been computed."""
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):  # as in a call of the program as a module
             self.env[node] = self.run_node(node)
 
     def forget(self, node: Node) -> None:

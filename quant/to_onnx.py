@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError, Unsupported
 from ..diagnostics.files import writing
+from ..diagnostics.surroundings import undisturbed
 from ..graph.alone import alone
 from ..graph.aten.recurrent import RECURRENCE
 from ..graph.examples import example
@@ -41,6 +42,7 @@ _CONVERSIONS = (aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten
 _FLOAT, _INT8, _INT64, _DOUBLE = 1, 3, 7, 11  # element types of the ONNX standard
 
 
+@undisturbed()
 def export_onnx(
     quantized: QuantizedModule, path: str | os.PathLike[str], example_inputs: torch.Tensor | Sequence[Any] | Mapping[str, Any] | None = None
 ) -> None:

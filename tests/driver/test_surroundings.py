@@ -68,6 +68,36 @@ def test_quantizing_and_compiling(surroundings: Callable[[], AbstractContextMana
         code = sashiko.compile(module, (x,))(x)
         with surroundings():
             again = sashiko.quantize(model, [x], preset=preset)
-            with torch.autocast("cpu", enabled=False):  # a model that is captured under autocast computes as it does there
-                assert_close(sashiko.compile(again, (x,))(x), code, rtol=0, atol=0)
+            assert_close(sashiko.compile(again, (x,))(x), code, rtol=0, atol=0)
         assert_close(again(x), module(x), rtol=0, atol=0)
+
+
+class Cast(nn.Module):
+    """Casts to the type of what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down(self.norm(self.up(x)).relu().to(x.dtype))
+        return result
+
+
+def test_quantized_modules_compute_in_the_types_of_the_model() -> None:
+    torch.manual_seed(0)
+    model, x = Cast().eval(), torch.randn(8, 32)
+    found = sashiko.quant.calibrate(model, [x], "int8-static")
+    small, student, decibels = found.build(), sashiko.quant.prepare_qat(model, [x], preset="int8-static"), sashiko.quant.end_sqnr(found)
+    expected, code, trained = small(x), sashiko.compile(small, (x,))(x), student(x)
+    part = nn.Sequential(small, nn.Linear(32, 8)).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(student(x), trained, rtol=0, atol=0)
+        student(x).square().mean().backward()
+        assert all(parameter.grad is not None for parameter in student.parameters())
+        assert sashiko.quant.end_sqnr(found) == decibels
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert_close(small(x), expected, rtol=0, atol=0)
+        assert_close(sashiko.compile(small, (x,))(x), code, rtol=0, atol=0)
+        assert_close(torch.compile(small, backend="sashiko")(x), code, rtol=0, atol=0)
+        assert_close(sashiko.compile(part, (x,))(x), part(x))

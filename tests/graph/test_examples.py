@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.testing import assert_close
 
 import sashiko
-from sashiko.graph.examples import called
+from sashiko.graph.examples import called, failure
 from tests.driver.functions import Apply
 
 X = torch.randn(3, 8)
@@ -54,6 +54,17 @@ def test_what_the_model_itself_raises(rows: int, says: str) -> None:
         assert isinstance(error, sashiko.SashikoError) and error.what.endswith(says) and "test_examples.py:" in error.where
         assert type(error.__cause__) is (KeyError if rows == 2 else AssertionError)
     assert model.calls == 1 and not x.any(), "only quantize_ calls it as it is, on batches of its own"
+
+
+def test_what_a_quantized_model_raises_is_not_blamed_on_the_model() -> None:
+    small = sashiko.quantize(nn.Linear(8, 4).eval(), [X])
+    small.register_forward_hook(lambda *_: 1 // 0)
+    for model in (small, nn.Sequential(small)):
+        error = failure(model, (X,), {})
+        assert error is not None and error.what.endswith("ZeroDivisionError: integer division or modulo by zero") and not error.hint
+    failing = Particular().eval()
+    error = failure(failing, (torch.zeros(3, 8),), {})
+    assert error is not None and error.hint == "it does so without sashiko, too"
 
 
 class Halving(nn.Module):

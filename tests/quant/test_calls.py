@@ -97,3 +97,15 @@ def test_a_size_of_one_and_what_is_made_of_it() -> None:
     given = example(1)
     for call in (small, step):
         torch.testing.assert_close(call(*given), model(*given), rtol=0, atol=0.1)
+
+
+@torch.no_grad()
+def test_another_type_of_integers_that_are_cast() -> None:
+    class Masked(Plain):
+        def forward(self, x: torch.Tensor, shift: torch.Tensor | None = None) -> Any:
+            assert shift is not None
+            return self.body(x) * shift.to(x.dtype)
+
+    model, x, mask = Masked().eval(), torch.randn(16, 8), torch.ones(16, 1, dtype=torch.int64)
+    small = quantize(model, [(x, mask)])
+    assert near(small(x, mask), model(x, mask)) and torch.equal(small(x, mask.int()), small(x, mask))

@@ -304,6 +304,11 @@ def test_an_operation_without_a_form(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_autocast_casts_nothing(tmp_path: Path) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        export_onnx(quantize(mlp(), [torch.randn(4, 8)]), tmp_path / "m.onnx")
+
+
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = quantize(mlp(), [torch.randn(4, 8)])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
