@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,3 +110,23 @@ def test_another_type_of_integers_that_are_cast() -> None:
     model, x, mask = Masked().eval(), torch.randn(16, 8), torch.ones(16, 1, dtype=torch.int64)
     small = quantize(model, [(x, mask)])
     assert near(small(x, mask), model(x, mask)) and torch.equal(small(x, mask.int()), small(x, mask))
+
+
+@torch.no_grad()
+def test_a_part_whose_attributes_the_model_reads(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.head = Plain(), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.head(self.part(x)) * self.part.body[0].in_features
+
+    model, x = Scaled().eval(), torch.randn(16, 8)
+    small = quantize(model.part, [x])
+    small.save(tmp_path / "small.sashiko")
+    expected = model.head(small(x)) * 8
+    for forward in (sashiko.load(tmp_path / "small.sashiko").forward, sashiko.compile(small, (x,)), small.forward):
+        model.part.forward = forward  # type: ignore[method-assign]
+        torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(torch.compile(model, backend="sashiko")(x), expected)
