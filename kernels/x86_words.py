@@ -57,6 +57,9 @@ class WordMicro(VectorMicro):
 
     fused: bool = True
 
+    # In pairs: 128 rows of 4096 x 4096 from memory take 16.9 ms, with 8 ahead 19.0, 8 rows 2.53 and 2.87 (Emerald Rapids).
+    ahead = 32
+
     @property
     def isa(self) -> str:  # type: ignore[override]
         return "avx512vnni" if self.lanes == 16 else "avxvnni" if self.fused else "avx2madd"
