@@ -28,7 +28,7 @@ def _hints(owner: type) -> dict[str, Any]:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Lists serve as tuples, whole numbers as numbers; True and False are no numbers."""
+    """Lists serve as tuples, whole numbers as numbers; True, False and NaN are no numbers."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
@@ -39,7 +39,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is type:
         return isinstance(value, type) and issubclass(value, parts[0])
     if kind is float:
-        return isinstance(value, (float, int)) and not isinstance(value, bool)
+        return isinstance(value, (float, int)) and not isinstance(value, bool) and value == value
     return isinstance(value, origin or kind) and (kind is not int or not isinstance(value, bool))
 
 

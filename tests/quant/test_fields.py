@@ -25,12 +25,14 @@ from sashiko.quant import FP32, ActivationScheme, OpScheme, Override, QuantizedM
         (Scheme, "sample", 1.5, "a whole number"),
         (Scheme, "sample", True, "a whole number"),
         (Scheme, "outliers", "a", "a number or None"),
+        (Scheme, "outliers", float("nan"), "a number or None"),
         (Scheme, "correct_bias", "no", "True or False"),
         (Scheme, "default", "int8", "OpScheme(...)"),
         (Scheme, "overrides", Override("a", FP32), "a tuple in which each is Override(...)"),
         (Scheme, "operations", 3, "a tuple in which each is 'linear', 'convolution', 'recurrence', "),
         (Scheme, "operations", ("linear", []), "a tuple in which each is 'linear', 'convolution', 'recurrence', "),
         (ActivationScheme, "percentile", "99", "a number"),
+        (ActivationScheme, "percentile", float("nan"), "a number"),
         (ActivationScheme, "bins", 64.0, "a whole number"),
         (ActivationScheme, "observer", [], "'minmax', 'average', 'percentile', 'mse' or 'entropy'"),
         (WeightScheme, "bits", 8.0, "8 or 4"),
@@ -38,6 +40,7 @@ from sashiko.quant import FP32, ActivationScheme, OpScheme, Override, QuantizedM
         (WeightScheme, "sums16", True, "'auto', 'most', 1, 2 or 4"),
         (OpScheme, "activation", WeightScheme(), "ActivationScheme(...) or None"),
         (SmoothQuant, "alphas", 0.5, "a tuple in which each is a number"),
+        (SmoothQuant, "alphas", (0.5, float("nan")), "a tuple in which each is a number"),
     ],
 )
 def test_what_a_field_cannot_be(kind: Callable[..., Any], field: str, value: Any, words: str) -> None:
