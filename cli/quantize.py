@@ -24,6 +24,7 @@ _EVAL = "MODULE:FUNCTION, where the function takes a model and returns a number,
 MODULE_FILE = "quantized.sashiko"
 CODE_FILE = "compiled.sashiko"
 SUMMARY_FILE = "summary.json"
+_BUDGET = 60.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-batches", type=count, metavar="N", help="stop calibrating after so many batches")
     parser.add_argument("--eval", metavar="MODULE:FUNCTION", help=_EVAL)
     parser.add_argument("--max-drop", type=drop, metavar="X", help="search for the fastest mix that loses at most so much of --eval")
-    parser.add_argument("--budget", type=seconds, default=60.0, metavar="SECONDS", help="for the search; %(default)g when not given")
+    parser.add_argument("--budget", type=seconds, metavar="SECONDS", help=f"for the search; {_BUDGET:g} when not given")
     parser.add_argument("--target", help="name of the machine that it is for; this machine when not given")
     parser.add_argument("--report", metavar="FILE.html", help="write the report as a page, too")
 
@@ -53,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
     resolve(options.preset)  # unknown names are refused before any work
     resolve_target(options.target)
     searched = options.preset == AUTO or options.max_drop is not None
+    if options.budget is not None and not searched:
+        raise InputError("--budget is for a search", hint=f"give --preset {AUTO} or --max-drop, or leave it out")
     if searched:
         measurable(options.target)
     report = None if options.report is None else _report(options)
@@ -117,8 +120,8 @@ def _searched(model: Any, data: Any, measure: Callable[[Any], Any] | None, optio
     from ..driver.quantized import quantize_and_compile
 
     fast = quantize_and_compile(
-        model, data, preset=options.preset, eval_fn=measure, max_drop=options.max_drop, budget_s=options.budget,
-        max_batches=options.max_batches, target=options.target,
+        model, data, preset=options.preset, eval_fn=measure, max_drop=options.max_drop,
+        budget_s=_BUDGET if options.budget is None else options.budget, max_batches=options.max_batches, target=options.target,
     )
     fast.save(options.out / CODE_FILE)
     assert fast.quantized is not None and fast.search is not None

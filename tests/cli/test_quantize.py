@@ -121,6 +121,7 @@ def test_a_search_writes_code_too(user: str, tmp_path: Path, capsys: pytest.Capt
         (("--out", "/proc"), "--out: '/proc/quantized.sashiko' cannot be written"),
         (("--max-batches", "0"), "'0' is not a whole number from 1 on"),
         (("--budget", "-1"), "'-1' is not a number of seconds"),
+        (("--budget", "3"), "--budget is for a search"),
         (("--max-drop", "nan"), "'nan' is not a number from 0 on"),
         (("--max-drop", "-1"), "'-1' is not a number from 0 on"),
     ],
