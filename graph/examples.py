@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -113,7 +112,7 @@ def called(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 @contextmanager
 def restored(model: torch.nn.Module) -> Iterator[Held]:
     """Puts back parameters and buffers that PyTorch writes into meanwhile, and tells which; those are copied that are written into."""
-    tensors = [tensor for tensor in chain(model.parameters(), model.buffers()) if not is_lazy(tensor)]
+    tensors = [*chain(model.parameters(), model.buffers())]
     bound = [(t, t.data) for t in tensors if storage(t) == storage(t.data)]  # not of what is made of other tensors
     writes = _Writes(tensors)
     try:

@@ -72,7 +72,6 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
     check_module(model)
     check_mode(model)
     example = tuple(args), dict(kwargs or {})
-    check_initialized(model)
     check_axes(model, *example, dynamic_shapes)
     try:
         with torch.no_grad(), tracing():
@@ -91,7 +90,7 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
 
 
 def check_module(model: object) -> None:
-    """InputError, with what to do, for what is no module on the CPU that torch can export."""
+    """InputError, with what to do, for what is no module on the CPU that torch can export, or has lazy modules that were never called."""
     if isinstance(model, ExportedProgram):
         raise InputError("expected a torch.nn.Module, got an ExportedProgram", hint="pass program.module()")
     if isinstance(model, torch.jit.ScriptModule):
@@ -100,19 +99,14 @@ def check_module(model: object) -> None:
         hint = "wrap it in a module whose forward calls it" if isroutine(model) else "pass an instance" if isinstance(model, type) else ""
         raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}", hint=hint)
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise InputError(f"{name} has no shape yet: its module is lazy", type(model).__name__, "call the model once first")
         if tensor.device.type != "cpu":
             raise InputError(f"{name} is on {tensor.device}", type(model).__name__, "give it numbers first" if tensor.is_meta else CPU)
     name = without_data(model)
     if name:
         hint = "a trace has stored it in the model, such as torch.export's: delete the attribute, or make the model again"
         raise InputError(f"{name} is a FakeTensor, which has no data", type(model).__name__, hint)
-
-
-def check_initialized(model: torch.nn.Module) -> None:
-    """InputError for a model with lazy modules that were never called."""
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if is_lazy(tensor):
-            raise InputError(f"{name} has no shape yet: its module is lazy", type(model).__name__, "call the model once first")
 
 
 def check_mode(model: torch.nn.Module) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from ..diagnostics.errors import CalibrationError, InputError
-from ..graph.exporting import check_initialized, check_module
+from ..graph.exporting import check_module
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from .calibrate import call_of, numbered
@@ -99,7 +99,6 @@ def quantize_(
 def _check(model: nn.Module, scheme: Scheme, batches: Iterable[Any] | None, of_batches: Mapping[str, object]) -> None:
     if batches is None:
         check_module(model)
-        check_initialized(model)
         for option in (name for name, value in of_batches.items() if value is not None):
             raise InputError(f"{option} is given without batches", f"{_PLACE}({option}=...)", "give batches, or leave it out")
     else:

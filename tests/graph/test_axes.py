@@ -82,11 +82,18 @@ def test_rules_and_kernels(given: Any) -> None:
             sashiko.compile(nn.Linear(8, 4).eval(), (X,), **options)
 
 
-def test_lazy_modules() -> None:
-    model = nn.Sequential(nn.LazyLinear(4)).eval()
-    for attempt in (lambda: sashiko.compile(model, (X,)), lambda: sashiko.quantize_(model, "int8-weight")):
-        with pytest.raises(sashiko.InputError, match=r"0\.weight has no shape yet(.|\n)*call the model once first"):
+@pytest.mark.parametrize(("layer", "name"), [
+    (lambda: nn.LazyLinear(4), "weight"), (lambda: nn.LazyBatchNorm1d(affine=False), "running_mean"),
+])  # fmt: skip
+def test_lazy_modules(layer: Callable[[], nn.Module], name: str) -> None:
+    model = nn.Sequential(layer()).eval()
+    kind, attempts = type(model[0]), [
+        lambda: sashiko.compile(model, (X,)), lambda: sashiko.quantize_(model, "int8-weight"), lambda: sashiko.quantize(model, [X]),
+    ]  # fmt: skip
+    for attempt in attempts:
+        with pytest.raises(sashiko.InputError, match=rf"0\.{name} has no shape yet(.|\n)*call the model once first"):
             attempt()
+    assert type(model[0]) is kind
     model(X)
     assert_close(sashiko.compile(model, (X,))(X), model(X))
 
