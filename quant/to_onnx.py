@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.fx import GraphModule, Node
 from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
@@ -26,6 +27,7 @@ from ..graph.alone import alone
 from ..graph.aten.recurrent import RECURRENCE
 from ..graph.examples import example
 from ..graph.exporting import any_names, quiet
+from ..graph.nesting import parts
 from ..graph.nodes import origin_of
 from ..graph.refusals import translated
 from ..graph.rows import LEAST, MOST
@@ -69,6 +71,7 @@ def export_onnx(
         if item.site.scheme.floating == "bf16":
             raise Unsupported(f"{item.site.name} is in bf16, which ONNX Runtime does not run on CPUs", _PLACE, "keep it in fp32")
     program = _traced(quantized, example_inputs)
+    _check_results(program)
     nodes = [node for module in program.graph_module.modules() if isinstance(module, GraphModule) for node in module.graph.nodes]
     for node in nodes:
         _refuse(node)
@@ -121,6 +124,15 @@ def _traced(quantized: QuantizedModule, example_inputs: Any) -> ExportedProgram:
     except Exception as error:
         reason = translated(error)
         raise Unsupported(reason.what, reason.where or _PLACE, "give example_inputs of a typical call") from error
+
+
+def _check_results(program: ExportedProgram) -> None:
+    """Raises Unsupported for a result that is no tensor and no size; torch's exporter leaves out a None."""
+    results = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    for path, result in parts(pytree.tree_unflatten(results, program.call_spec.out_spec)).items():
+        if isinstance(result, ConstantArgument) and result.value is not None:
+            what = f"the result{path} is {result.value!r:.60}, and ONNX returns tensors alone"
+            raise Unsupported(what, _PLACE, "leave it out of what the model returns")
 
 
 def _refuse(node: Node) -> None:

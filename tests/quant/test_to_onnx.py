@@ -290,6 +290,33 @@ def test_projections_of_the_hidden_state_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+class Returns(nn.Module):
+    """A tensor, or two, with what is none."""
+
+    def __init__(self, given: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.fc, self.given = nn.Linear(8, 8), given
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.given(self.fc(x))
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    (lambda y: {"o": [y, y + 1], "n": None, "k": 3}, r"the result\['k'\] is 3, "),
+    (lambda y: (y, ["word"]), r"the result\[1\]\[0\] is 'word', "), (lambda y: 0.5, "the result is 0.5, "),
+])  # fmt: skip
+def test_results_that_are_no_tensors_are_named(given: Callable[[torch.Tensor], Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=says):
+        export_onnx(quantize(Returns(given).eval(), [torch.randn(4, 8)]), tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_result_that_is_none_is_left_out(tmp_path: Path) -> None:
+    small = quantize(Returns(lambda y: {"o": [y, y + 1], "n": None}).eval(), [torch.randn(4, 8)], preset="int8-static")
+    export_onnx(small, tmp_path / "m.onnx")
+    assert steps(small, tmp_path / "m.onnx", {"x": torch.randn(3, 8)}) < 1
+
+
 def test_an_operation_without_a_form(tmp_path: Path) -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
