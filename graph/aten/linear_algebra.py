@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import bounds, broadcast, product
+from ..dims import Shape, bounds, broadcast, product
 from ..ir import Value
 from ..products import transposed
 from ..types import boolean, f32, f64, i8, u8
@@ -26,9 +27,10 @@ def need_float(*items: Value | None) -> None:
     need_alike(*items)
 
 
-def need_few(c: Call, x: Value) -> None:
-    """Raises Unsupported for large products of f64, which no kernel has tiles for: the libraries of PyTorch are twice as fast."""
-    if x.dtype is f64 and (bounds(product((*c.shape, *x.shape[-1:])))[0] or 0) >= _MANY:
+def need_few(shape: Shape, x: Value) -> None:
+    """Raises Unsupported for large products of f64, of that shape, which no kernel has tiles for: the libraries of PyTorch are twice as
+    fast."""
+    if x.dtype is f64 and (bounds(product((*shape, *x.shape[-1:])))[0] or 0) >= _MANY:
         raise Unsupported("a product of many numbers in f64")
 
 
@@ -42,7 +44,7 @@ def matmul_2d(c: Call, x: Value, y: Value) -> Value:
 def matmul(c: Call, x: Value, y: Value) -> Value:
     """torch.matmul with its rules for vectors."""
     need_float(x, y)
-    need_few(c, x)
+    need_few(c.shape, x)
     left = b.unsqueeze(x, 0) if x.tensor.rank == 1 else x
     right = b.unsqueeze(y, 1) if y.tensor.rank == 1 else y
     out = matmul_2d(c, left, right) if right.tensor.rank == 2 else b.matmul(left, right)
@@ -60,7 +62,7 @@ def int_mm(c: Call, x: Value, y: Value) -> Value:
 def addmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: float = 1) -> Value:
     """beta * bias + alpha * x @ y"""
     need_float(x, y, bias)
-    need_few(c, x)
+    need_few(c.shape, x)
     w = transposed(y) if y.tensor.rank == 2 else None
     if w is not None and beta == 1 and alpha == 1 and bias.shape == (w.shape[0],):
         return b.cast(b.linear(x, w, bias), c.dtype)
@@ -74,10 +76,21 @@ def addmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: floa
 
 def linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
     need_float(x, w, bias)
-    need_few(c, x)
+    need_few(c.shape, x)
     if w.tensor.rank == 1:
         return b.cast(b.reshape(matmul(c, x, w), c.shape), c.dtype)
     return b.cast(b.linear(x, w, bias), c.dtype)
+
+
+def trilinear(c: Call, x: Value, w: Value, y: Value, *axes: Sequence[int] | int) -> Value:
+    """The sum of x[b, i] w[n, i, j] y[b, j] over i and j, which nn.Bilinear is: a product with `w`, and sums of it times x."""
+    need_float(x, w, y)
+    if axes[:4] != ([1, 3], [0], [1, 2], [2, 3]) or (x.tensor.rank, w.tensor.rank, y.tensor.rank) != (2, 3, 2):
+        raise Unsupported("a product of three tensors that is not bilinear in rows of two of them")
+    shape = (y.shape[0], *w.shape[:2])
+    need_few(shape, y)
+    rows = b.reshape(b.linear(y, b.reshape(w, (product(w.shape[:2]), w.shape[2]))), shape)
+    return b.cast(b.reduce(b.mul(rows, b.unsqueeze(b.cast(x, rows.dtype), 1)), "sum", 2), c.dtype)
 
 
 def bilinear_sum(c: Call, x: Value, y: Value) -> Value:
@@ -144,6 +157,7 @@ ROWS: dict[Any, Row] = {
     aten.bmm.default: matmul,
     aten.mv.default: matmul,
     aten._int_mm.default: int_mm,
+    aten._trilinear.default: trilinear,
     aten.matmul.default: matmul,
     aten.dot.default: bilinear_sum,
     aten.scaled_dot_product_attention.default: attention,
