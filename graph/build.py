@@ -278,10 +278,12 @@ def attention(q: Value, k: Value, v: Value, mask: Value | None = None, *, scale:
 
 
 def recurrence(
-    cell: str, x: Value, state: Value, w: Value, b: Value | None = None, *, reverse: bool = False, rounding: str = "none"
+    cell: str, x: Value, state: Value, w: Value, b: Value | None = None, *, reverse: bool = False, rounding: str = "none",
+    projection: Value | None = None,
 ) -> Value:
     """The states of a recurrent layer; `graph/recurrence.py` has the layout."""
-    return _make("recurrence", x, state, w, *(() if b is None else (b,)), attrs=A.RecurrenceAttrs(cell, reverse, rounding))
+    others = (each for each in (projection, b) if each is not None)
+    return _make("recurrence", x, state, w, *others, attrs=A.RecurrenceAttrs(cell, reverse, rounding))
 
 
 def iota(length: Dim, dtype: DType, start: Dim | float = 0, step: Dim | float = 1) -> Value:

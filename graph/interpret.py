@@ -17,7 +17,7 @@ from .binding import bind_symbols
 from .dims import Dim, Poly, evaluate
 from .ir import Graph, Value
 from .polynomials import piecewise
-from .recurrence import reference
+from .recurrence import CELLS, reference
 from .types import QParams, boolean, identity
 
 Env = Mapping[str, int]
@@ -262,6 +262,12 @@ def _argsort(v: Value, env: Env, x: Tensor) -> Tensor:
     return x.argsort(dim=-1, descending=v.attrs.descending, stable=True)[..., : evaluate(v.attrs.count, env)]
 
 
+def _recurrence(v: Value, env: Env, x: Tensor, state: Tensor, w: Tensor, *others: Tensor) -> Tensor:
+    assert isinstance(v.attrs, A.RecurrenceAttrs)
+    projection, *biases = others if CELLS[v.attrs.cell].projected else (None, *others)
+    return reference(v.attrs.cell, x, state, w, biases[0] if biases else None, v.attrs.reverse, v.attrs.rounding, projection)
+
+
 ROWS: dict[str, Callable[..., Any]] = {
     **{name: _elementwise(fn) for name, fn in ELEMENTWISE.items()},
     "cast": lambda v, env, x: x.to(v.dtype.torch),
@@ -275,7 +281,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "dequantize_groups": products.dequantize_groups, "group_linear": products.group_linear,
     "matmul": products.matmul, "int_matmul": products.int_matmul,
     "attention": _attention, "argsort": _argsort,
-    "recurrence": lambda v, env, x, state, w, b=None: reference(v.attrs.cell, x, state, w, b, v.attrs.reverse, v.attrs.rounding),
+    "recurrence": _recurrence,
     "constant": lambda v, env: v.attrs.tensor.detach(), "full": _full, "iota": _iota, "aten": call_aten, "get": _get,
 }
 

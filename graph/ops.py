@@ -271,7 +271,7 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("int_matmul", (2, 2), A.NoAttrs, products.int_matmul_type, "contraction"),  # the same of 8-bit integers, exact in i32
     OpSpec("attention", (3, 4), A.AttentionAttrs, products.attention_type, "contraction"),  # q, k, v, mask (bool: keep; float: added)
     OpSpec("argsort", (1, 1), A.ArgsortAttrs, _argsort, "order"),  # along the last axis, equal elements as they were, NaN the greatest
-    OpSpec("recurrence", (3, 4), A.RecurrenceAttrs, states_type, "recurrence"),  # x, state, w, b: `graph/recurrence.py`
+    OpSpec("recurrence", (3, 5), A.RecurrenceAttrs, states_type, "recurrence"),  # x, state, w, projection, b: `graph/recurrence.py`
     OpSpec("input", (0, 0), A.InputAttrs, _given, "leaf"),
     OpSpec("constant", (0, 0), A.ConstantAttrs, _given, "leaf"),
     OpSpec("full", (0, 0), A.FullAttrs, _counted, "leaf"),

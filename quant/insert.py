@@ -198,7 +198,7 @@ class Inserter:
 
     def _recurrence(self, node: Node, weight: Node, rounding: str) -> Node:
         """The same layer with another weight, its hidden state rounded before the product: a row of `graph/rows.py`."""
-        return self._call(node.target, (*node.args[:3], weight, *node.args[4:6], rounding), node)
+        return self._call(node.target, (*node.args[:3], weight, *node.args[4:6], rounding, *node.args[7:]), node)
 
     def _substitute(self, node: Node, found: Operands, activations: list[Node], weight: Node | None) -> None:
         """The same operation on the quantized operands, in its own type."""

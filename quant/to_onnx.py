@@ -230,11 +230,19 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
-# A step of each cell of `graph/recurrence.py` in the text form of ONNX: from the hidden state h, the product p with it and x to the state.
+_REMEMBERING = (
+    "s = Add(p, x) i, f, g, o = Split<axis=1, num_outputs=4>(s) is = Sigmoid(i) fs = Sigmoid(f) gt = Tanh(g) os = Sigmoid(o) "
+    "kept = Mul(fs, m) fresh = Mul(is, gt) c = Add(kept, fresh) ct = Tanh(c) y = Mul(os, ct)"
+)
+# A step of each cell of `graph/recurrence.py` in the text form of ONNX: from the state to its hidden part h, and on to the next state from
+# the product p with that and x.
+_FIRST = {
+    "lstm": "hidden, memory = Split<axis=0, num_outputs=2>(state) h = Squeeze(hidden, zero) m = Squeeze(memory, zero)",
+    "lstm_projected": "row = Squeeze(state, zero) sizes = Shape(r) h, m = Split<axis=1>(row, sizes)",
+}
 _STEPS = {
-    "lstm": "m = Squeeze(memory, zero) s = Add(p, x) i, f, g, o = Split<axis=1, num_outputs=4>(s) is = Sigmoid(i) fs = Sigmoid(f) "
-            "gt = Tanh(g) os = Sigmoid(o) kept = Mul(fs, m) fresh = Mul(is, gt) c = Add(kept, fresh) ct = Tanh(c) y = Mul(os, ct) "
-            "yu = Unsqueeze(y, zero) cu = Unsqueeze(c, zero) next = Concat<axis=0>(yu, cu)",
+    "lstm": f"{_REMEMBERING} yu = Unsqueeze(y, zero) cu = Unsqueeze(c, zero) next = Concat<axis=0>(yu, cu)",
+    "lstm_projected": f"{_REMEMBERING} yr = Gemm<transB=1>(y, r) after = Concat<axis=1>(yr, c) next = Unsqueeze(after, zero)",
     "gru": "xr, xz, xn = Split<axis=1, num_outputs=3>(x) pr, pz, pn = Split<axis=1, num_outputs=3>(p) rs = Add(xr, pr) r = Sigmoid(rs) "
            "zs = Add(xz, pz) z = Sigmoid(zs) pnr = Mul(r, pn) ns = Add(xn, pnr) n = Tanh(ns) hn = Sub(h, n) zh = Mul(z, hn) "
            "y = Add(n, zh) next = Unsqueeze(y, zero)",
@@ -268,16 +276,17 @@ def _rounding(name: str) -> str:
     return f"last = Constant<value_ints=[-1]>() {made} {_ROUNDINGS[name]}"
 
 
-def _step(cell: str, rounding: str) -> Any:
-    """The body of a Scan whose state holds what does not change, too: it names nothing outside."""
+def _step(cell: str, rounding: str, fixed: int) -> Any:
+    """The body of a Scan whose state holds what does not change, too, so many tensors: it names nothing outside."""
     from onnx import parser
     from onnx_ir import serde
 
-    parts = "hidden, memory = Split<axis=0, num_outputs=2>(state)" if cell == "lstm" else "hidden = Identity(state)"
-    text = f"""step (float[S, B, H] state, float[H, G] w, float[K] b, float[B, G] x)
-        => (float[S, B, H] next, float[H, G] w_next, float[K] b_next, float[S, B, H] states) {{
-        zero = Constant<value_ints=[0]>() {parts} h = Squeeze(hidden, zero) {_rounding(rounding)} hw = MatMul(rounded, w) p = Add(hw, b)
-        {_STEPS[cell]} w_next = Identity(w) b_next = Identity(b) states = Identity(next) }}"""
+    names = ("float[H, G] w", "float[K] b", "float[P, R] r")[:fixed]
+    same = " ".join(f"{name[-1]}_next = Identity({name[-1]})" for name in names)
+    text = f"""step (float[S, B, W] state, {", ".join(names)}, float[B, G] x)
+        => (float[S, B, W] next, {", ".join(f"{name}_next" for name in names)}, float[S, B, W] states) {{
+        zero = Constant<value_ints=[0]>() {_FIRST.get(cell, "h = Squeeze(state, zero)")} {_rounding(rounding)}
+        hw = MatMul(rounded, w) p = Add(hw, b) {_STEPS[cell]} {same} states = Identity(next) }}"""
     return serde.deserialize_graph(parser.parse_graph(text))
 
 
@@ -326,12 +335,13 @@ def _table() -> dict[Callable[..., Any], Callable[..., Any]]:
         grouped = op.DequantizeLinear(rows, op.Reshape(scales, flat), zeros, axis=0)
         return op.Cast(op.Reshape(grouped, op.Shape(q)), to=out_dtype)
 
-    def recurrence(cell: str, x: Any, state: Any, w: Any, b: Any, reverse: bool, rounding: str = "none") -> Any:
-        fixed = op.Transpose(w, perm=[1, 0]), op.Constant(value_floats=[0.0]) if b is None else b
+    def recurrence(cell: str, x: Any, state: Any, w: Any, b: Any, reverse: bool, rounding: str = "none", projection: Any = None) -> Any:
+        last = () if projection is None else (projection,)
+        fixed = op.Transpose(w, perm=[1, 0]), op.Constant(value_floats=[0.0]) if b is None else b, *last
         ways = {"scan_input_directions": [int(reverse)], "scan_output_directions": [int(reverse)]}
-        node = op.Scan(state, *fixed, x, body=_step(cell, rounding), num_scan_inputs=1, **ways).producer()
-        node.resize_outputs(4)  # the exporter does not know how many a Scan has
-        return node.outputs[3]
+        node = op.Scan(state, *fixed, x, body=_step(cell, rounding, len(fixed)), num_scan_inputs=1, **ways).producer()
+        node.resize_outputs(2 + len(fixed))  # the exporter does not know how many a Scan has
+        return node.outputs[-1]
 
     return {
         RECURRENCE: recurrence,

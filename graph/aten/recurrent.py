@@ -19,22 +19,20 @@ from ..ir import Value
 from ..recurrence import CELLS, reference
 from .call import Call, Row
 
-_SCHEMA = '(str cell, Tensor x, Tensor state, Tensor w, Tensor? b, bool reverse, str rounding="none") -> Tensor'
+_SCHEMA = (
+    '(str cell, Tensor x, Tensor state, Tensor w, Tensor? b, bool reverse, str rounding="none", Tensor? projection=None) -> Tensor'
+)
 _NAME = "sashiko::recurrence"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _recurrence(cell: str, x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, reverse: bool, rounding: str = "none") -> Tensor:
-    return reference(cell, x, state, w, b, reverse, rounding)
-
-
-def _shape(cell: str, x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, reverse: bool, rounding: str = "none") -> Tensor:
+def _shape(cell: str, x: Tensor, state: Tensor, *_: Any) -> Tensor:
     return x.new_empty((x.shape[0], *state.shape))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    cell, *tensors, reverse, rounding = inputs
-    ctx.save_for_backward(*tensors)
+    cell, *tensors, reverse, rounding, projection = inputs
+    ctx.save_for_backward(*tensors, projection)
     ctx.options = cell, reverse, rounding
 
 
@@ -42,15 +40,16 @@ def _gradients(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     """Walks through time once more: what a step leaves for its gradients is not kept between the calls."""
     cell, reverse, rounding = ctx.options
     with torch.enable_grad():
-        tensors: list[Tensor] = [t.detach().requires_grad_() for t in ctx.saved_tensors if t is not None]
-        x, state, w, *b = tensors
-        states = reference(cell, x, state, w, b[0] if b else None, reverse, rounding)
-    found = torch.autograd.grad(states, tensors, gradient)
-    return None, *found, *(() if b else (None,)), None, None
+        given: list[Any] = [None if t is None else t.detach().requires_grad_() for t in ctx.saved_tensors]
+        x, state, w, b, projection = given
+        states = reference(cell, x, state, w, b, reverse, rounding, projection)
+    found = iter(torch.autograd.grad(states, [t for t in given if t is not None], gradient))
+    *before, last = (None if t is None else next(found) for t in given)
+    return None, *before, None, None, last
 
 
 torch.library.define(_NAME, _SCHEMA)
-torch.library.impl(_NAME, "CPU", _recurrence)
+torch.library.impl(_NAME, "CPU", reference)
 torch.library.register_fake(_NAME, _shape)
 torch.library.register_autograd(_NAME, _gradients, setup_context=_keep)
 RECURRENCE: torch._ops.OpOverload = torch.ops.sashiko.recurrence.default
@@ -63,19 +62,19 @@ class Layers(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         cell = getattr(func, "__name__", "")
-        if cell in CELLS and func is getattr(torch, cell) and not kwargs and _separable(*args):
+        if cell in CELLS and func is getattr(torch, cell, None) and not kwargs and _separable(*args):
             return _layers(cell, *args)
         return func(*args, **(kwargs or {}))
 
 
 def _separable(x: Tensor, states: Any, weights: Any, biases: Any, *rest: Any) -> bool:
-    """Sequences of one length, without gradients, dropout between the layers, and projections of the hidden state; in f32 of more than
-    one step, unless that depends on the call. (PyTorch takes an LSTM of narrow floats to oneDNN, which lacks it on many machines.)"""
+    """Sequences of one length, without gradients and dropout between the layers; in f32 of more than one step, unless that depends on
+    the call. (PyTorch takes an LSTM of narrow floats to oneDNN, which lacks it on many machines.)"""
     if not isinstance(weights, (list, tuple)) or len(rest) != 5:  # packed sequences have their lengths second
         return False
     layers, dropout, training, two_ways, batch_first = rest
-    each = (1 + two_ways) * layers * (4 if biases else 2)
-    if x.dim() != 3 or x.dtype not in _FLOATS or len(weights) != each or (training and dropout):
+    directions, own = (1 + two_ways) * layers, 4 if biases else 2
+    if x.dim() != 3 or x.dtype not in _FLOATS or len(weights) not in (own * directions, (own + 1) * directions) or (training and dropout):
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
         return False
@@ -94,23 +93,29 @@ def _layers(
 
     x = x.transpose(0, 1) if batch_first else x
     first = states if isinstance(states, (list, tuple)) else (states,)
-    ways, each = 1 + two_ways, 4 if biases else 2
-    last: list[Tensor] = []
+    ways = 1 + two_ways
+    each = len(weights) // (layers * ways)
+    last: list[Sequence[Tensor]] = []
     for layer in range(layers):
         found: list[Tensor] = []
         for way in range(ways):
             at = layer * ways + way
-            w_in, w, *bias = weights[at * each : (at + 1) * each]
-            b_in, b_state = bias or (None, None)
-            given = torch.nn.functional.linear(x, w_in, b_in)
-            state = torch.stack([wide(s[at]) for s in first])
-            all_states = RECURRENCE(cell, wide(given), state, wide(w), None if b_state is None else wide(b_state), bool(way))
-            all_states = all_states if x.dtype == torch.float32 else all_states.to(x.dtype)
-            last.append(all_states[0 if way else -1])
-            found.append(all_states[:, 0])
+            w_in, w, *others = weights[at * each : (at + 1) * each]
+            projection = others.pop() if each % 2 else None
+            b_in, b_state = others or (None, None)
+            given = wide(torch.nn.functional.linear(x, w_in, b_in))
+            before, bias = [wide(s[at]) for s in first], None if b_state is None else wide(b_state)
+            if projection is not None:
+                row = torch.cat(before, 1)[None]
+                made = RECURRENCE(f"{cell}_projected", given, row, wide(w), bias, bool(way), "none", wide(projection))
+            else:
+                made = RECURRENCE(cell, given, torch.stack(before), wide(w), bias, bool(way))
+            made = made if x.dtype == torch.float32 else made.to(x.dtype)
+            parts = made.unbind(1) if projection is None else made[:, 0].split(projection.shape, 2)
+            last.append([part[0 if way else -1] for part in parts])
+            found.append(parts[0])
         x = torch.cat(found, 2) if two_ways else found[0]
-    final = torch.stack(last, 1)
-    return (x.transpose(0, 1) if batch_first else x, *final)
+    return (x.transpose(0, 1) if batch_first else x, *map(torch.stack, zip(*last, strict=True)))
 
 
 def decompositions(others: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
@@ -119,14 +124,15 @@ def decompositions(others: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callab
     def decomposition(cell: str, other: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: _layers(cell, *args) if _separable(*args) else other(*args)
 
-    operations = {getattr(torch.ops.aten, cell).input: cell for cell in CELLS}
+    operations = {getattr(torch.ops.aten, cell).input: cell for cell, kind in CELLS.items() if not kind.projected}
     return {op: decomposition(cell, others[op]) for op, cell in operations.items() if op in others}
 
 
 def recurrence(
-    c: Call, cell: str, x: Value, state: Value, w: Value, bias: Value | None, reverse: bool, rounding: str = "none"
+    c: Call, cell: str, x: Value, state: Value, w: Value, bias: Value | None, reverse: bool, rounding: str = "none",
+    projection: Value | None = None,
 ) -> Value:
-    return b.recurrence(cell, x, state, w, bias, reverse=reverse, rounding=rounding)
+    return b.recurrence(cell, x, state, w, bias, reverse=reverse, rounding=rounding, projection=projection)
 
 
 ROWS: dict[Any, Row] = {RECURRENCE: recurrence}

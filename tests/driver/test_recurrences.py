@@ -36,14 +36,19 @@ def agree(compiled: Any, model: nn.Module, x: torch.Tensor, tolerance: float = 2
         torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance)
 
 
-PROJECTED = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch before 2.13 takes an LSTM with projections apart wrongly")
 FREE = ({0: Dim("batch", max=40), 1: Dim("length", max=200)},)
 PRESETS = ("int8", "int8-static", "int8-dynamic", "int8-weight", "int4-weight")
 
 
-@pytest.mark.parametrize("cell", swept(LAYERS, ("lstm", "gru")))
-def test_one_compilation_serves_every_length(cell: str) -> None:
-    model = layer(cell, num_layers=2, bidirectional=True)
+def kinds(projected: int) -> list[Any]:
+    """Every cell, and an LSTM with a projection, as parameters."""
+    last = ("lstm", {"proj_size": projected})
+    return swept([*((cell, {}) for cell in LAYERS), last], [("lstm", {}), ("gru", {}), last])
+
+
+@pytest.mark.parametrize(("cell", "options"), kinds(7), ids=str)
+def test_one_compilation_serves_every_length(cell: str, options: dict[str, Any]) -> None:
+    model = layer(cell, num_layers=2, bidirectional=True, **options)
     compiled = sashiko.compile(model, (torch.randn(2, 5, 12),), dynamic_shapes=FREE, strict=True)
     for batch, length in ((2, 5), (1, 1), (3, 2), (33, 7), (1, 200), (2, 5)):
         agree(compiled, model, torch.randn(batch, length, 12))
@@ -81,6 +86,16 @@ def test_the_plan_does_not_grow_with_the_length() -> None:
 def test_other_targets(target: Target) -> None:
     model = layer("gru", bidirectional=True)
     agree(sashiko.compile(model, (torch.randn(2, 6, 12),), target=target), model, torch.randn(2, 6, 12))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_projections_with_states_of_the_callers(bias: bool) -> None:
+    """Also where a step is large enough for results to be stored beside others."""
+    model, x = layer("lstm", 24, 96, proj_size=64, bias=bias), torch.randn(80, 5, 24)
+    state = torch.randn(1, 80, 64), torch.randn(1, 80, 96)
+    compiled = sashiko.compile(model, (x, state), strict=True)
+    for got, want in zip(leaves(compiled(x, state)), leaves(model(x, state)), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=2e-6)
 
 
 def test_bf16_products() -> None:
@@ -141,16 +156,17 @@ def quantized(cell: str, preset: str, **options: Any) -> tuple[nn.Module, Quanti
     return model, sashiko.quantize(model, [torch.randn(2, 9, 64) for _ in range(3)], preset=preset)
 
 
-@pytest.mark.parametrize("cell", swept(LAYERS, ("lstm", "gru")))
+@pytest.mark.parametrize(("cell", "options"), kinds(32), ids=str)
 @pytest.mark.parametrize("preset", swept(PRESETS, ("int8", "int8-static", "int4-weight")))
-def test_quantized(cell: str, preset: str, tmp_path: Path) -> None:
+def test_quantized(cell: str, options: dict[str, Any], preset: str, tmp_path: Path) -> None:
     """Weights of integers over all times and in each step; the length that calibration saw is not the only one."""
-    model, small = quantized(cell, preset, bidirectional=True)
+    model, small = quantized(cell, preset, bidirectional=True, **options)
     assert [s.site.operation for s in small.record.sites] == ["linear", "recurrence"] * 2
     small.save(tmp_path / "small")
     compiled = sashiko.compile(small, (torch.randn(2, 9, 64),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
     kernels = {p.kernel for p in compiled.built.products if p is not None} if compiled.built else set()
-    assert kernels and all("i4" in k if "int4" in preset else "i8" in k or "s8" in k or "u8" in k for k in kernels), kernels
+    of_floats = {k for k in kernels if not ("i4" in k if "int4" in preset else "i8" in k or "s8" in k or "u8" in k)}
+    assert kernels > of_floats and len(of_floats) == len(options), kernels  # a projection's product stays what it is
     for module in (small, sashiko.load(tmp_path / "small")):
         for length in (9, 31):
             x = torch.randn(2, length, 64)
@@ -212,7 +228,7 @@ def test_explained_and_timed() -> None:
 
 
 @pytest.mark.parametrize(("cell", "options", "repeats"), [
-    ("gru", {}, 1), ("lstm", {"bidirectional": True}, 2), pytest.param("lstm", {"proj_size": 4}, 0, marks=PROJECTED),
+    ("gru", {}, 1), ("lstm", {"bidirectional": True}, 2), ("lstm", {"proj_size": 4}, 1),
 ])
 def test_programs_of_others(cell: str, options: dict[str, Any], repeats: int) -> None:
     """A program that torch.export has traced alone holds each layer as one operation."""

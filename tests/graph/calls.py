@@ -38,6 +38,7 @@ BAGS: tuple[tuple[Any, tuple[Any, ...]], ...] = (  # of 3, and of 4 indices
 GATES, STATES, RECURRENT = torch.randn(4, 2, 12), torch.randn(2, 2, 3), torch.randn(12, 3)
 RECURRENCES: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (RECURRENCE, ("lstm", GATES, STATES, RECURRENT, torch.randn(12), True)),
+    (RECURRENCE, ("lstm_projected", GATES, torch.randn(1, 2, 5), RECURRENT[:, :2].clone(), None, True, "none", torch.randn(2, 3))),
     (RECURRENCE, ("gru", GATES[:, :, :9].clone(), STATES[:1], RECURRENT[:9], None, False)),
     (RECURRENCE, ("rnn_tanh", GATES[:, :, :3].clone(), STATES[:1], RECURRENT[:3], None, False)),
     (RECURRENCE, ("rnn_relu", GATES[:, :, :3].clone(), STATES[:1], RECURRENT[:3], torch.randn(3), True)),
