@@ -66,12 +66,28 @@ def addmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: floa
     w = transposed(y) if y.tensor.rank == 2 else None
     if w is not None and beta == 1 and alpha == 1 and bias.shape == (w.shape[0],):
         return b.cast(b.linear(x, w, bias), c.dtype)
-    out = matmul_2d(c, x, y) if y.tensor.rank == 2 else b.matmul(x, y)
+    return _added(c, bias, matmul_2d(c, x, y) if y.tensor.rank == 2 else b.matmul(x, y), beta, alpha)
+
+
+def _added(c: Call, bias: Value, out: Value, beta: float, alpha: float) -> Value:
+    """beta * bias + alpha * out"""
     out = b.mul(out, alpha) if alpha != 1 else out
     if beta == 0:
         return b.cast(out, c.dtype)
     added = b.cast(bias, out.dtype)
     return b.cast(b.add(out, b.mul(added, beta) if beta != 1 else added), c.dtype)
+
+
+def addmv(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: float = 1) -> Value:
+    """beta * bias + alpha * x @ y, a vector"""
+    need_float(x, y, bias)
+    return _added(c, bias, b.reshape(b.matmul(x, b.unsqueeze(y, 1)), c.shape), beta, alpha)
+
+
+def addbmm(c: Call, bias: Value, x: Value, y: Value, beta: float = 1, alpha: float = 1) -> Value:
+    """addmm of the matrices of both batches side by side, whose products are added."""
+    rows = b.reshape(b.permute(x, (1, 0, 2)), (x.shape[1], product((x.shape[0], x.shape[2]))))
+    return addmm(c, bias, rows, b.reshape(y, (rows.shape[1], y.shape[2])), beta, alpha)
 
 
 def linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
@@ -153,6 +169,8 @@ ROWS: dict[Any, Row] = {
     aten.linear.default: linear,
     aten.addmm.default: addmm,
     aten.baddbmm.default: addmm,
+    aten.addmv.default: addmv,
+    aten.addbmm.default: addbmm,
     aten.mm.default: matmul,
     aten.bmm.default: matmul,
     aten.mv.default: matmul,

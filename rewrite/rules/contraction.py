@@ -2,8 +2,10 @@
 
     x @ w^T with a weight w[N, K]      = linear(x, w)
     x @ w   with a weight w[K, N]      = linear(x, w^T)            the permute is a view of the constant; packing reads through it
+    w @ x^T with a weight w[N, K]      = (linear(x, w))^T          a weight may be a batch of one matrix here, and above
     linear(x, w) + b with a row b[N]   = linear(x, w, b)           also with a reshape in between that keeps the last axis
     linear(reshape x, w, b)            = reshape (linear(x, w, b)) when the reshape keeps the last axis
+    linear(reshape (permute x), w, b)  = linear(reshape x, w', b)  where features change places: w' does once, x would in each call
     reshape a @ reshape b              = reshape (a @ b)           when both only merge or split the same batch axes
     expand a @ b                       = a @ b                     when b brings the batch axes that a was stretched to
 
@@ -14,6 +16,7 @@ start from the bias instead of ending with it); the rest may change only the ord
 
 from __future__ import annotations
 
+import math
 import random
 
 import torch
@@ -22,9 +25,10 @@ from ...graph import attrs as A
 from ...graph import build as b
 from ...graph.dims import product
 from ...graph.ir import Value
+from ...graph.products import transposed
 from ...graph.types import f32, i8
 from ..match import Mismatch
-from ..query import is_weight
+from ..query import is_weight, last_axes_swapped
 from ..rule import Match, RuleSet, rule
 
 
@@ -61,10 +65,38 @@ def _times_weight(rng: random.Random) -> Value:
 
 @rule("matmul(x, w) | int_matmul(x, w) -> linear(x, permute{order=[1, 0]}(w))", ulp=8, example=_times_weight)
 def matmul_weight(m: Match) -> Value | Mismatch:
-    """The weight must be a matrix known now."""
-    if m["w"].tensor.rank != 2:
+    """The weight must be a matrix known now, or a batch of one."""
+    w = _matrix(m["w"])
+    if w is None:
         return m.fail(f"{m['w'].type} is no matrix", m["w"])
-    return _linear(m, m.make("permute", m["w"], attrs=A.PermuteAttrs((1, 0))))
+    made = _linear(m, b.permute(w, (1, 0)))
+    return b.reshape(made, m.root.shape) if isinstance(made, Value) else made
+
+
+def _weight_times(rng: random.Random) -> Value:
+    w = random_weight(rng, *rng.choice(((), (1,))), 4, 5)
+    return b.matmul(w, _swapped(b.input_(0, f32, (*rng.choice(((), (2,))), rng.randint(1, 3), 5))))
+
+
+@rule("matmul(w, x) -> permute{order=[1, 0]}(linear(permute{order=[1, 0]}(x), w))", ulp=8, example=_weight_times)
+def weight_matmul(m: Match) -> Value | Mismatch:
+    """Kernels pack weights that are on the right. Columns must lie as rows do: else they, or their results, would have to be moved."""
+    w, x = _matrix(m["w"]), m["x"]
+    if w is None or not is_weight(w):
+        return m.fail("the left operand is no matrix that is constant", m["w"])
+    if transposed(x) is None and x.shape[-1] != 1:
+        return m.fail("the columns are no rows of another value", x)
+    made = m.make("linear", _swapped(x), w)
+    return b.reshape(_swapped(made), m.root.shape)
+
+
+def _swapped(x: Value) -> Value:
+    return b.permute(x, last_axes_swapped(x.tensor.rank))
+
+
+def _matrix(w: Value) -> Value | None:
+    """A matrix, also one that is a batch of itself."""
+    return b.reshape(w, w.shape[-2:]) if all(d == 1 for d in w.shape[:-2]) else None
 
 
 def _linear(m: Match, w: Value) -> Value | Mismatch:
@@ -133,6 +165,31 @@ def linear_of_reshape(m: Match) -> Value | Mismatch:
     return m.make("reshape", inner, attrs=A.ShapeAttrs(m.root.shape))
 
 
+def _linear_of_moved_features(rng: random.Random) -> Value:
+    x = b.permute(b.input_(0, f32, (2, rng.randint(2, 3), 3, 4)), rng.choice(((0, 1, 3, 2), (1, 0, 3, 2), (2, 0, 3, 1), (3, 2, 1, 0))))
+    sizes = [d for d in x.shape if isinstance(d, int)]
+    k = math.prod(sizes[2:])
+    return b.linear(b.reshape(x, (math.prod(sizes[:2]), k)), random_weight(rng, 3, k))
+
+
+@rule("linear(r@reshape{s}(permute{p}(x)), w, b?) -> linear(reshape{s}(permute(x)), w, b?)", ulp=8, example=_linear_of_moved_features)
+def linear_of_moved_features(m: Match) -> Value | Mismatch:
+    """In which order a sum is taken is free, and the weight is moved before all calls."""
+    order, w = m.attrs("p", A.PermuteAttrs).order, m["w"]
+    shape = tuple(m["x"].shape[axis] for axis in order)
+    first = next((n for n in reversed(range(len(shape))) if product(shape[n:]) == m["r"].shape[-1]), None)
+    if first is None or product(shape[first:]) != w.shape[1]:
+        return m.fail("the features are no axes of what is permuted", m["r"])
+    if not is_weight(w) or w.op == "dequantize":
+        return m.fail("the weight is no constant of floats", w)
+    places = sorted(range(first, len(order)), key=order.__getitem__)
+    if [n for n in places if shape[n] != 1] == [n for n in range(first, len(order)) if shape[n] != 1]:
+        return m.fail("the features are in order", m["r"])
+    x = b.reshape(b.permute(m["x"], (*order[:first], *(order[n] for n in places))), m["r"].shape)
+    parts = b.reshape(w, (w.shape[0], *shape[first:]))
+    return m.make("linear", x, b.reshape(b.permute(parts, (0, *(1 + n - first for n in places))), w.shape), *m.root.inputs[2:])
+
+
 def _matmul_of_reshapes(rng: random.Random) -> Value:
     x, y = b.input_(0, f32, (2, 3, rng.randint(1, 4), 5)), b.input_(1, f32, (2, 3, 5, rng.randint(1, 4)))
     return b.matmul(b.reshape(x, (6, *x.shape[2:])), b.reshape(y, (6, *y.shape[2:])))
@@ -165,5 +222,6 @@ def matmul_of_expand(m: Match) -> Value | Mismatch:
 
 
 RULES: RuleSet = (
-    matmul_of_expand, matmul_transposed_weight, matmul_weight, matmul_of_reshapes, add_bias, add_bias_after_reshape, linear_of_reshape,
+    matmul_of_expand, matmul_transposed_weight, matmul_weight, weight_matmul, matmul_of_reshapes, add_bias, add_bias_after_reshape,
+    linear_of_reshape, linear_of_moved_features,
 )

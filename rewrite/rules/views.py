@@ -4,6 +4,7 @@
     reshape s (reshape t x) = reshape s x                    reshape, expand, slice, pad to the same elements = x
     expand s (expand t x) = expand s x                       slice (slice x) = slice x on one axis; concat of one x = x
     a permute that moves only axes of size 1 = a reshape
+    reshape s (permute (reshape x)) = reshape s (permute x)   when the inner one only merges axes
     any view of one repeated number = that number in the view's shape
 
 Elementwise operations broadcast by themselves, so an expanded operand is replaced by what was expanded; the result is expanded
@@ -21,6 +22,7 @@ import random
 
 from ...graph import attrs as A
 from ...graph import build as b
+from ...graph.dims import product, reshape_groups
 from ...graph.ir import Value
 from ...graph.ops import make
 from ...graph.types import f32
@@ -51,6 +53,26 @@ def permute_of_units(m: Match) -> Value | Mismatch:
     if moving != sorted(moving):
         return m.fail("axes with several elements change places")
     return m.make("reshape", m["x"], attrs=A.ShapeAttrs(m.root.shape))
+
+
+def _merged_between(rng: random.Random) -> Value:
+    n = rng.randint(1, 3)
+    merged = b.reshape(b.input_(0, f32, (2, n, 4, 5)), (2 * n, 4, 5))
+    return b.reshape(b.permute(merged, rng.choice(((1, 0, 2), (2, 0, 1), (1, 2, 0)))), (20, 2 * n))
+
+
+@rule("reshape{s}(permute{p}(r@reshape!(x))) -> reshape{s}(permute(x))", example=_merged_between)
+def reshape_of_permuted_reshape(m: Match) -> Value | Mismatch:
+    """Fewer views, whose axes can meet those of a view behind."""
+    x, shape = m["x"], m["r"].shape
+    places = {axis: list[int]() for axis in range(-1, len(shape))}  # which axes of x are merged to an axis; to none, if of size 1
+    for axes, parts in reshape_groups(shape, x.shape):
+        solid = [axis for axis in axes if shape[axis] != 1]
+        if len(solid) > 1 or product(shape[axis] for axis in axes) != product(x.shape[part] for part in parts):
+            return m.fail("the inner reshape splits axes", m["r"])
+        places[solid[0] if solid else -1] += parts
+    moved = b.permute(x, [part for axis in (-1, *m.attrs("p", A.PermuteAttrs).order) for part in places[axis]])
+    return b.reshape(moved, m.root.shape)
 
 
 @rule("reshape(x) | expand(x) -> x", example=lambda rng: make("reshape", b.input_(0, f32, (2, 3)), attrs=A.ShapeAttrs((2, 3))))
@@ -121,7 +143,7 @@ def operand_with_leading_units(m: Match) -> Value | Mismatch:
 
 
 MOVES: RuleSet = (
-    identity_permute, merge_permutes, permute_of_units, identity_shape,
+    identity_permute, merge_permutes, permute_of_units, reshape_of_permuted_reshape, identity_shape,
     equation("reshape{s}(reshape(x)) -> reshape{s}(x)", name="merge_reshapes"),
     equation("expand{s}(expand(x)) -> expand{s}(x)", name="merge_expands"),
     expand_of_leading_units, merge_slices, identity_slice, identity_pad,

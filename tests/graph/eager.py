@@ -42,8 +42,12 @@ def reference(call: Recorded) -> Any:
 
 
 def order_of_sums(call: Recorded) -> float:
-    """What two orders of the sums of a convolution, or of a product of complex matrices, may differ by: k roundings each of the largest sum
-    of magnitudes (Higham, 3.1). 0 for other calls."""
+    """What two orders of the sums of a convolution, of products that are added, or of a product of complex matrices, may differ by: k
+    roundings each of the largest sum of magnitudes (Higham, 3.1). 0 for other calls."""
+    if call.target is aten.addbmm.default and call.args[1].is_floating_point():
+        added, left, right = (each.abs() for each in call.args)
+        factors = {name: abs(value) for name, value in call.kwargs.items()}
+        return float(2 * left.shape[0] * left.shape[2] * torch.finfo(left.dtype).eps / 2 * call.target(added, left, right, **factors).max())
     products = call.target in (aten.mm.default, aten.bmm.default) and call.args[0].is_complex()
     if not products and call.target is not aten.convolution.default:
         return 0.0

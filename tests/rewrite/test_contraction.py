@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from sashiko.graph import build as b
+from sashiko.graph.attrs import PermuteAttrs
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
 from sashiko.graph.types import bf16, f32, i8
@@ -42,6 +43,8 @@ SPELLINGS = {
     "addmm": lambda: b.reshape(b.add(b.matmul(flat(), b.permute(weight(), (1, 0))), bias()), (B, S, N)),
     "linear": lambda: b.reshape(b.linear(flat(), weight(), bias()), (B, S, N)),
     "bias as matrix": lambda: b.add(b.linear(X, weight()), b.expand(b.reshape(bias(), (1, N)), (B, S, N))),
+    "batch of one": lambda: b.add(b.matmul(b.reshape(X, (1, B * S, K)), b.reshape(b.permute(weight(), (1, 0)), (1, K, N))), bias()),
+    "weight on the left": lambda: b.add(b.permute(b.matmul(weight(), b.permute(X, (0, 2, 1))), (0, 2, 1)), bias()),
     "transposed constant": lambda: b.add(b.matmul(X, b.constant(WEIGHT.t().contiguous())), bias()),
 }
 
@@ -50,11 +53,12 @@ SPELLINGS = {
 def test_every_spelling_of_a_layer_becomes_one_linear(spelling: str) -> None:
     graph = rewritten(SPELLINGS[spelling]())
     root = graph.outputs[0]
+    root = root.inputs[0] if root.op == "reshape" else root
     assert root.op == "linear" and len(root.inputs) == 3 and root.inputs[0] is X
     x = torch.randn(B, S, K)
     expected = F.linear(x.double(), WEIGHT.double(), BIAS.double())
     bound = K * torch.finfo(torch.float32).eps * (x.abs() @ WEIGHT.abs().t() + BIAS.abs())
-    assert ((run(graph, [x, WEIGHT])[0] - expected).abs() <= bound).all()
+    assert ((run(graph, [x, WEIGHT])[0].reshape(expected.shape) - expected).abs() <= bound).all()
 
 
 def test_products_of_integers_are_spelled_likewise() -> None:
@@ -113,3 +117,25 @@ def test_narrow_weights_keep_their_cast_visible() -> None:
     root = b.matmul(b.cast(X, bf16), b.permute(b.cast(weight(), bf16), (1, 0)))
     result = rewritten(root).outputs[0]
     assert result.op == "linear" and result.inputs[1].op == "cast" and result.dtype == f32
+
+
+def test_it_is_the_weight_whose_features_are_moved() -> None:
+    x, w = b.input_(0, f32, (B, S, 2, K)), b.constant(torch.randn(N, 2 * K), watched=True)
+    moved = b.reshape(b.permute(x, (1, 0, 3, 2)), (S, B, 2 * K))
+    graph = apply(Graph((x,), (b.linear(moved, w),)), CANONICAL)
+    assert [v.op for v in graph.order if v is not x] == ["permute", "reshape", "constant", "reshape", "permute", "reshape", "linear"]
+    assert graph.outputs[0].inputs[0].inputs[0].attrs == PermuteAttrs((1, 0, 2, 3))  # which keeps the features in order
+    data = torch.randn(B, S, 2, K)
+    torch.testing.assert_close(run(graph, [data])[0], run(Graph((x,), (b.linear(moved, w),)), [data])[0])
+
+
+def test_a_weight_stays_on_the_left_of_columns() -> None:
+    """Which would have to be moved, or what comes of them."""
+    assert rewritten(b.matmul(b.constant(torch.randn(N, S)), X)).outputs[0].op == "matmul"
+
+
+def test_a_permutation_of_merged_axes_is_one_of_the_axes() -> None:
+    x = b.input_(0, f32, (B, S, K))
+    swapped = b.permute(b.reshape(x, (1, B * S, K)), (0, 2, 1))
+    graph = apply(Graph((x,), (b.permute(b.reshape(swapped, (K, B, S)), (1, 2, 0)),)), CANONICAL)
+    assert graph.outputs[0] is x
