@@ -21,6 +21,7 @@ FACTORS = {"linear": (0, 1), "addmm": (1, 2), "mm": (0, 1), "matmul": (0, 1), "b
 _WHOLE = "recurrent layers hold their products inside"
 _FUSED = "torch's fused layer holds its products inside"
 _SPELLING = "the operator is not taken apart; write it as matmul or linear"
+_NO_MATRICES = "it is no product of an activation and a matrix, nor one of batches of matrices; write it as matmul or linear"
 _OPEN = ("aten", "prims", "quantized_decomposed")
 """Namespaces of operators whose meaning is known."""
 NEVER = {
@@ -31,7 +32,7 @@ NEVER = {
     "conv_tbc": "it is not taken apart; write it as conv1d",
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _WHOLE),
     **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), "cells hold their products inside"),
-    **dict.fromkeys(("einsum", "tensordot", "inner", "mv", "addmv", "addbmm", "baddbmm"), _SPELLING),
+    **dict.fromkeys(("einsum", "tensordot", "inner", "mv", "addmv", "addbmm", "baddbmm"), _NO_MATRICES),
     **dict.fromkeys(("linalg_matmul", "linalg_multi_dot", "chain_matmul", "_addmm_activation", "_sparse_mm"), _SPELLING),
     "_native_multi_head_attention": _FUSED,
     "_transformer_encoder_layer_fwd": _FUSED,

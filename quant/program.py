@@ -34,6 +34,7 @@ from ..graph.refusals import raised_at, translated
 from . import edit
 from .masking import MaskArgument
 from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, attribute_name
+from .spelling import respell
 
 # Operations in a quotient, remainder or the like in the expression of a size: of images of any size in encoders and detectors, and in what
 # cuts images into windows as well. What goes beyond is to be found before torch has spent long on it.
@@ -158,8 +159,7 @@ def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:
     ones = [t.shape[0] == 1 for t in shaped]
     if shaped and all(ones):
         twice = call.map(lambda t: torch.cat([t, t]) if t.dim() else t)
-        yield twice, every, ""
-        yield twice, batch, all_but_batch
+        yield from ((twice, every, ""), (twice, batch, all_but_batch))
     if any(ones):
         yield call, every, "the batch dimension is fixed to 1 as in the first batch"
     else:
@@ -248,6 +248,7 @@ def _program(model: nn.Module, exported: ExportedProgram, fixed: str) -> Program
     module.graph.eliminate_dead_code()  # an operation whose result nobody reads is none to quantize
     attributes = _own_attributes(module)
     _read_parts(module.graph, attributes)
+    respell(module.graph, attributes)
     return Program(module.graph, attributes, _gate(model, exported, module), (fixed,) if fixed else (), fixed)
 
 
