@@ -163,8 +163,7 @@ def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:
     if any(ones):
         yield call, every, "the batch dimension is fixed to 1 as in the first batch"
     else:
-        yield call, every, ""
-        yield call, batch, all_but_batch
+        yield from ((call, every, ""), (call, batch, all_but_batch))
     yield call, range(0), "every size is fixed to that of the first batch"
 
 
