@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..graph.memory_format import order_of
 from ..graph.nodes import schema_arguments
+from ..graph.types import inverse
 from . import edit
 from .constants import Constants
 
@@ -80,7 +82,18 @@ def _rewritten(node: Node, equation: _Equation, constants: Constants, weights: d
     else:
         return None
     made = permuted(made, out, (*batch, *rows, *columns))
-    return made if equation.added is None else edit.call(graph, aten.add.Tensor, (made, equation.added), node)
+    return _as_it_lay(made if equation.added is None else edit.call(graph, aten.add.Tensor, (made, equation.added), node), node)
+
+
+def _as_it_lay(made: Node, node: Node) -> Node:
+    """The same in memory as the result of `node` was, which the model may ask for a view of."""
+    order = order_of(node.meta["val"])
+    if order == order_of(made.meta["val"]):
+        return made
+    order = order or tuple(range(len(made.meta["val"].shape)))
+    dense = edit.call(node.graph, aten.permute.default, (made, list(order)), node)
+    dense = edit.call(node.graph, aten.clone.default, (dense,), node, {"memory_format": torch.contiguous_format})
+    return edit.call(node.graph, aten.permute.default, (dense, list(inverse(order))), node)
 
 
 def _fits(equation: _Equation) -> bool:
@@ -97,6 +110,8 @@ def _einsum(text: str, factors: Sequence[Node], path: object) -> _Equation | Non
     if len(factors) != 2:
         return None
     terms, arrow, given = text.replace(" ", "").partition("->")
+    if arrow and "..." in terms and "..." not in given:
+        return None  # what the ellipsis stands for is summed
     axes = [_named(term, factor.meta["val"].dim()) for term, factor in zip(terms.split(","), factors, strict=True)]
     rest: _Axes = max((tuple(a for a in each if isinstance(a, int)) for each in axes), key=len)
     letters = "".join(sorted(letter for letter in {*terms} - {*",."} if terms.count(letter) == 1))

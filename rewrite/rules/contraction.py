@@ -185,6 +185,8 @@ def linear_of_moved_features(m: Match) -> Value | Mismatch:
     places = sorted(range(first, len(order)), key=order.__getitem__)
     if [n for n in places if shape[n] != 1] == [n for n in range(first, len(order)) if shape[n] != 1]:
         return m.fail("the features are in order", m["r"])
+    if max(n for n, size in enumerate(m["x"].shape) if size != 1) != order[places[-1]]:
+        return m.fail("rows would not lie one after another", m["r"])
     x = b.reshape(b.permute(m["x"], (*order[:first], *(order[n] for n in places))), m["r"].shape)
     parts = b.reshape(w, (w.shape[0], *shape[first:]))
     return m.make("linear", x, b.reshape(b.permute(parts, (0, *(1 + n - first for n in places))), w.shape), *m.root.inputs[2:])

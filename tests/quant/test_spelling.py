@@ -92,3 +92,23 @@ def test_batches_of_matrices(name: str) -> None:
     exact = model(x, y)
     assert (small(x, y) - exact).abs().max() < 0.05 * exact.abs().max()
     torch.testing.assert_close(sashiko.compile(small, (x, y))(x, y), small(x, y), rtol=1e-3, atol=1e-3 * float(exact.abs().max().detach()))
+
+
+LAID: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
+    "einsum": (lambda x, y, w: torch.einsum("md,bd->mb", w, x.flatten(0, 2)).view(-1), True),
+    "inner": (lambda x, y, w: torch.inner(w, x.flatten(0, 2)).view(-1), True),
+    "tensordot": (lambda x, y, w: torch.tensordot(w, x.flatten(0, 2).mT, ([1], [0])).view(-1), True),
+    "activations": (lambda x, y, w: torch.einsum("bqd,bkd->bkq", x[:, :, 0], y[:, :, 0]).view(3, -1), True),
+    "apart": (lambda x, y, w: torch.einsum("btm,mhd->dbth", x[:, :, 0], w.view(2, 4, 6).permute(2, 0, 1)), True),
+    "ellipsis that is summed": (lambda x, y, w: torch.einsum("...td,md->tm", x[:, :, 0], w), False),
+}
+
+
+@pytest.mark.parametrize("name", LAID)
+def test_results_lie_in_memory_as_before(name: str) -> None:
+    function, taken = LAID[name]
+    model, x, y = Two(function, 8, 6).eval(), torch.randn(3, 5, 2, 6), torch.randn(3, 5, 2, 6)
+    small, exact = quantize(model, [(x, y)], preset=SCHEME), model(x, y)
+    assert (len(small.record.sites) == 1) == taken
+    for result in (small(x, y), sashiko.compile(small, (x, y))(x, y)):
+        assert result.stride() == exact.stride() and (result - exact).abs().max() < 0.05 * exact.abs().max()

@@ -129,6 +129,13 @@ def test_it_is_the_weight_whose_features_are_moved() -> None:
     torch.testing.assert_close(run(graph, [data])[0], run(Graph((x,), (b.linear(moved, w),)), [data])[0])
 
 
+def test_features_stay_where_rows_lie_side_by_side() -> None:
+    """They have to be gathered anyway, by what makes the values or casts them, and kernels want rows that are."""
+    x, w = b.input_(0, f32, (B, S, 2, K)), b.constant(torch.randn(N, 2 * S), watched=True)
+    root = b.linear(b.reshape(b.permute(x, (0, 3, 2, 1)), (B, K, 2 * S)), w)
+    assert apply(Graph((x,), (root,)), CANONICAL).outputs[0].inputs[1] is w
+
+
 def test_a_weight_stays_on_the_left_of_columns() -> None:
     """Which would have to be moved, or what comes of them."""
     assert rewritten(b.matmul(b.constant(torch.randn(N, S)), X)).outputs[0].op == "matmul"
