@@ -62,7 +62,7 @@ def fast_bf16(target: Target, product: Value) -> bool:
         return product.op == "reduce"
     weight = product.inputs[1]
     if not weight.dtype.is_float:
-        return x86_words.has_fused(target)
+        return target.byte_dots
     return is_weight(weight) and x86_words.enough(target, *weight.shape[-2:])
 
 

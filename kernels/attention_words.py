@@ -30,7 +30,7 @@ from .attention_stream import Stream
 from .attention_tiling import Tiling, even_block
 from .attention_vector import VectorFamily, VectorStream
 from .attention_words_pack import OCTAVE, WordLayout, emit_word_pack, halves, larger, scales, words_together
-from .x86_words import has_fused, pairs_multiplied
+from .x86_words import pairs_multiplied
 
 _BLOCK = 96  # keys, about
 _FEWEST = 1024  # scores of a head, from where on it takes no longer than widening: 4 heads of 32 x 32, depth 32, on an Emerald Rapids
@@ -104,7 +104,7 @@ class WordStream(PairStream, VectorStream):
 
     def product(self, value: Val, scalar: Val, vector: Val) -> Val:
         key, query = (self.fn.convert("bitcast", operand, self.sum) for operand in (scalar, vector))
-        return pairs_multiplied(self.fn, value, key, query, has_fused(self.target))
+        return pairs_multiplied(self.fn, value, key, query, self.target.vnni)
 
     def whole_product(self, total: Val, key: Val, v: int) -> Val:
         fn = self.fn

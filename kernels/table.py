@@ -320,9 +320,9 @@ def _weights(rhs: DType) -> tuple[Kernel, ...]:
     arm_halves = ((a.bfmmla()[0], ("bf16",), 32), *arm)
     # The small tiles, what they need, their rate, and the tall ones for f32 and for bf16, where these are faster.
     families: tuple[tuple[Small, tuple[str, ...], float, _Tall, _Tall], ...] = (
-        (w.AVX512_VNNI, (*_AVX512, "avx512_vnni"), 20, (), wide_halves),
+        (w.AVX512_VNNI, (*_AVX512, "avx512_vnni"), 42, (), wide_halves),
         (w.AVX512, _AVX512, 16, wide, (*wide_halves, *wide)),
-        (w.AVX_VNNI, (*_AVX2, "avx_vnni"), 10, (), ()),
+        (w.AVX_VNNI, (*_AVX2, "avx_vnni"), 21, (), ()),
         (w.AVX2, _AVX2, 8 if widened else 16, widened, widened),
         (w.SDOT, ("neon", "dotprod"), 10, arm, arm_halves),
         (w.NEON, ("neon",), 4, arm, arm_halves),

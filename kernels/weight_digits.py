@@ -270,9 +270,9 @@ class DigitMicro(WeightMicro):
 
 @dataclass(frozen=True)
 class VnniDigits(DigitMicro):
-    """x86-64: VPDPBUSD. How far ahead weights are asked for is what makes `benchmarks/weight_only.py` fastest where they lie in memory, and
-    costs nothing where L2 holds them: on an Emerald Rapids 4 rows of 4096 x 4096 take 2.1 ms with the next words alone, 1.35 with those
-    of `ahead`, and 1.2 with both."""
+    """x86-64: VPDPBUSD. Weights are asked for so far ahead for where they lie in memory: 4 rows of 4096 x 4096 take 2.1 ms with the next
+    words alone, 1.35 with those of `ahead`, and 1.2 with both (`benchmarks/weight_only.py --rows 4` on an Emerald Rapids). Where L2 holds
+    them it costs nothing, but for one row, which reads from memory nearly as fast without `far_ahead`."""
 
     unsigned = True
     ahead, far_ahead = 32, 128

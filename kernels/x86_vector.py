@@ -30,8 +30,8 @@ PACK_PAIRS_BF16 = Packing(16, 2, 32)
 class FmaMicro(VectorMicro):
     """f32: one fused multiply-add for each row and vector."""
 
-    # Weights of 4096 x 4096 from memory take 4.7 ms for 8 rows, 8 steps ahead 5.6, and 3 to 6 % less for 4 to 32 rows; with AVX2 those of
-    # 2048 x 2048 1.37 instead of 1.72 ms for 4 rows. Where L2 holds them it is the same (Emerald Rapids).
+    # Weights of 4096 x 4096 from memory (`benchmarks/weight_only.py --rows 8`) take 4.7 ms for 8 rows, 8 steps ahead 5.6, and 3 to 6 % less
+    # for 4 to 32; with AVX2 those of 2048 x 2048 1.37 instead of 1.72 for 4. Where L2 holds them it is the same (Emerald Rapids).
     ahead = 32
 
     @property

@@ -171,14 +171,9 @@ def pairs_multiplied(fn: Function, total: Val, a: Val, b: Val, fused: bool) -> V
     return pairs_added(fn, total, *(fn.convert("bitcast", value, half) for value in (a, b)))
 
 
-def has_fused(target: Target) -> bool:
-    """Whether one instruction multiplies pairs and adds them up."""
-    return any(target.has(name) for name in ("avx512_vnni", "avx_vnni"))
-
-
 def enough(target: Target, n: Dim, k: Dim) -> bool:
     """Whether a weight [n, k] is so large that making integers of rows takes less time than they save."""
-    least = 64 if has_fused(target) else 96
+    least = 64 if target.vnni else 96
     return isinstance(n, int) and isinstance(k, int) and n >= least and k >= 64
 
 
@@ -200,7 +195,7 @@ def faster_over_few_places(target: Target, spec: GemmSpec) -> str | None:
     """Why minimal filtering is slower than 36 products of integers, if it is: 128 channels take 845 and 708 us over 28 x 28 places, but
     2584 and 2854 over 56 x 56 (Emerald Rapids)."""
     most = bounds(spec.m)[1]
-    few = spec.lhs == bf16 and has_fused(target) and most is not None and most < _FEW_PLACES and why_not(target, spec) is None
+    few = spec.lhs == bf16 and target.vnni and most is not None and most < _FEW_PLACES and why_not(target, spec) is None
     return f"36 products of integers are faster over {most} places" if few else None
 
 

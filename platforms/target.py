@@ -101,12 +101,18 @@ class Target:
     def sums16(self) -> bool:
         """Whether its fastest products of bytes add four of them in 16 bits before they are added in 32, for weights that are small enough
         for it (`graph.sums16`): VPMADDUBSW, where there is no dot product of bytes."""
-        return self.has("avx2", "fma") and not any(self.has(name) for name in ("avx_vnni", "avx512_vnni", "amx_int8"))
+        return self.has("avx2", "fma") and not (self.vnni or self.has("amx_int8"))
+
+    @cached_property
+    def vnni(self) -> bool:
+        """Whether one instruction multiplies four bytes, or a pair of 16-bit integers, in each lane of 32 bits and adds them up: VPDPBUSD
+        and VPDPWSSD."""
+        return any(self.has(name) for name in ("avx512_vnni", "avx_vnni"))
 
     @cached_property
     def byte_dots(self) -> bool:
         """Whether there is an instruction for the dot product of four unsigned bytes with four signed ones in each lane of 32 bits."""
-        return any(self.has(name) for name in ("avx512_vnni", "avx_vnni", "i8mm"))
+        return self.vnni or self.has("i8mm")
 
     @cached_property
     def halves_vectors(self) -> bool:
@@ -131,9 +137,7 @@ class Target:
         """Whether products of pairs of 16-bit integers, added in 32 bits, take less time than multiply-adds of f32: VPDPWSSD does as many
         pairs at a time as VFMADD numbers, and in vectors of 256 bits VPMADDWD and VPADDD share more units than VFMADD has, but in the
         processors that have a single one for VPMADDWD."""
-        if any(self.has(name) for name in ("avx512_vnni", "avx_vnni")):
-            return True
-        return self.has("avx2", "fma") and self.vector_bits == 256 and self.cpu not in _ONE_MADD
+        return self.vnni or (self.has("avx2", "fma") and self.vector_bits == 256 and self.cpu not in _ONE_MADD)
 
     @cached_property
     def tiles(self) -> int:

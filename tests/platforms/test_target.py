@@ -22,6 +22,7 @@ def test_queries() -> None:
     assert [t.masked_memory for t in CATALOGUE] == [False, True, True, True, False, False]
     assert [t.lookup_entries for t in CATALOGUE] == [8, 32, 32, 32, 8, 8]
     assert [t.byte_dots for t in CATALOGUE] == [False, False, True, True, False, True]
+    assert [t.vnni for t in CATALOGUE] == [False, False, True, True, False, False]
     assert [t.tiles for t in CATALOGUE] == [0, 0, 0, 8, 0, 0]
     assert [t.arch for t in CATALOGUE] == ["x86_64"] * 4 + ["aarch64"] * 2
 
