@@ -18,25 +18,54 @@ _UNIT = 32  # bits of what is transposed: one element, or neighbouring k of a ro
 def transposes(target: Target, micro: MicroKernel) -> bool:
     """Whether rows that lie side by side are transposed in registers: of floats, since the code for bytes is long and they hardly occur."""
     layout, whole_step = micro.layout, target.vector_bits // micro.lhs.bits == micro.step_k
-    units = micro.lhs.bits * micro.step_k <= _UNIT and not layout.step_bytes
-    return micro.lhs.is_float and (whole_step if layout.group else units) and can_mask(target, micro.lhs.bits)
+    fits = whole_step if layout.group else layout.step_bytes > 0 or micro.lhs.bits * micro.step_k <= _UNIT
+    return micro.lhs.is_float and fits and can_mask(target, micro.lhs.bits)
 
 
 def emit_across(fn: Function, target: Target, micro: MicroKernel, pitch: int) -> None:
     """Rows that lie side by side, by squares of as many units of 32 bits as a vector has. What is beyond the last valid row is zeros."""
-    source, _, col_bytes, valid, total, count, scratch = fn.args
+    source, _, col_bytes, valid, total, count, scratch, *powers = fn.args
     element, size = memory_type(micro.lhs), micro.layout.element.bits // 8
-    lanes = target.lanes(_UNIT)
-    k = lanes * (_UNIT // element.bits)
+    k = _square_k(target, micro)
     row_pitch, square_pitch = (k * size, micro.mr * k * size) if micro.layout.group else (pitch, k * size)
     tile_pitch = fn.mul(padded(fn, count, micro.step_k), i64(micro.mr * size)) if micro.layout.group else i64(micro.mr * pitch)
 
     def tile(first: Val, at: list[Val]) -> list[Val]:
+        rows = _Tile(fn, target, micro, fn.gep(source, first, element), fn.sub(valid, first), col_bytes)
+        if micro.layout.step_bytes:
+            rows.steps(at[0], pitch, count, powers)
+        else:
+            rows.squares(i64(0), count, at[0], row_pitch, square_pitch)
+        return [fn.gep(at[0], tile_pitch)]
+
+    fn.loop(i64(0), total, micro.mr, [scratch], tile)
+
+
+def _square_k(target: Target, micro: MicroKernel) -> int:
+    """How many k a square has."""
+    return target.lanes(_UNIT) * (_UNIT // micro.lhs.bits)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The rows of a tile from `source` on, of which `valid` or more are there. col_bytes: from k to k."""
+
+    fn: Function
+    target: Target
+    micro: MicroKernel
+    source: Val
+    valid: Val
+    col_bytes: Val
+
+    def squares(self, k: Val, count: Val, to: Val, row_pitch: int, square_pitch: int) -> None:
+        """So many k from k on, and zeros up to a whole step."""
+        fn, micro, element, lanes = self.fn, self.micro, memory_type(self.micro.lhs), self.target.lanes(_UNIT)
+        start = fn.gep(self.source, fn.mul(k, self.col_bytes))
+
         def rows(above: Val, height: int) -> list[Val]:
-            row = fn.add(first, above)
-            mask = tail_mask(fn, fn.smin(fn.sub(valid, row), i64(height)), lanes)
+            mask = tail_mask(fn, fn.smin(fn.sub(self.valid, above), i64(height)), lanes)
             square = _Square(fn, micro, element.vec(lanes), height, mask, row_pitch)
-            square.along(fn.gep(source, row, element), col_bytes, fn.gep(at[0], above, scale=row_pitch), square_pitch, count)
+            square.along(fn.gep(start, above, element), self.col_bytes, fn.gep(to, above, scale=row_pitch), square_pitch, count)
             return []
 
         whole = micro.mr // lanes * lanes
@@ -44,9 +73,32 @@ def emit_across(fn: Function, target: Target, micro: MicroKernel, pitch: int) ->
             fn.loop(i64(0), i64(whole), lanes, [], lambda above, _: rows(above, lanes))
         if whole < micro.mr:
             rows(i64(whole), micro.mr - whole)
-        return [fn.gep(at[0], tile_pitch)]
 
-    fn.loop(i64(0), total, micro.mr, [scratch], tile)
+    def steps(self, to: Val, pitch: int, count: Val, powers: list[Val]) -> None:
+        """A step after the other, which is written out as numbers before the micro-kernel packs it, row by row."""
+        fn, micro = self.fn, self.micro
+        size, square, element = micro.step_k, _square_k(self.target, micro), micro.layout.element
+        width = -(-size // square) * square
+        line = width * element.bits // 8
+        numbers = fn.alloca(micro.mr * line)
+
+        def step(k: Val, at: list[Val]) -> list[Val]:
+            def zeros(n: Val, _: list[Val]) -> list[Val]:
+                fn.store(const(element.vec(square), 0), fn.gep(numbers, n, element))
+                return []
+
+            def row(r: Val, _: list[Val]) -> list[Val]:
+                given = fn.gep(powers[0], k, element) if powers else None
+                micro.pack_step(fn, fn.gep(numbers, r, scale=line), fn.gep(at[0], r, scale=pitch), given)
+                return []
+
+            left = fn.smin(fn.sub(count, k), i64(size))
+            fn.branch(fn.icmp("slt", left, i64(size)), lambda: fn.loop(i64(0), i64(micro.mr * width), square, [], zeros))
+            self.squares(k, left, numbers, line, square * element.bits // 8)
+            fn.loop(i64(0), i64(micro.mr), 1, [], row)
+            return [fn.gep(at[0], i64(micro.layout.step_bytes))]
+
+        fn.loop(i64(0), count, size, [to], step)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from math import isqrt
 
 import torch
 
+from ..cpu_codegen.access import can_mask
 from ..cpu_codegen.builder import F32, I16, I32, Function, Module, Val, const, i64
 from ..cpu_codegen.convert import round_to_int, widen
 from ..cpu_codegen.intrinsics import prefetch
@@ -186,8 +187,8 @@ def why_not(target: Target, spec: GemmSpec) -> str | None:
         return f"{target.name} multiplies integers no faster than floats"
     if not spec.constant_rhs:
         return "is for constant weights"
-    if spec.lhs_pieces is None and spec.lhs_strides.col != 1:
-        return "rows have to lie one after another"
+    if spec.lhs_pieces is None and spec.lhs_strides.col != 1 and (spec.lhs_strides.row != 1 or not can_mask(target, bf16.bits)):
+        return "the numbers of a row lie apart, and the rows are not transposed in registers"
     return None if enough(target, spec.n, spec.k) else f"making integers takes longer than they save with a weight of {spec.n} x {spec.k}"
 
 

@@ -69,9 +69,10 @@ def test_the_fastest_row_is_selected(target: Target, lhs: DType, rhs: DType, m: 
 def test_integers_stand_for_bf16_where_weights_are_large_enough() -> None:
     for target, n, k, isa in ((X86_64_V3, 96, 64, "avx2madd"), (X86_64_VNNI, 63, 64, "avx512widen"), (X86_64_VNNI, 64, 48, "avx512widen")):
         assert table.select(target, spec_of(Case(1, n, k), bf16, bf16)).kernel.name.endswith(f"x2_{isa}")
-    across = replace(spec_of(Case(1, 64, 64), bf16, bf16), lhs_strides=Strides(0, 1, 100))
-    selection = table.select(X86_64_VNNI, across)
-    assert selection.kernel.name.endswith("avx512widen") and "one after another" in str(selection.refusals)
+    for target, row, isa in ((X86_64_VNNI, 1, "avx512vnni"), (X86_64_VNNI, 2, "avx512widen"), (X86_64_V3, 1, "avx2widen")):
+        apart = replace(spec_of(Case(1, 96, 64), bf16, bf16), lhs_strides=Strides(0, row, 200))
+        selection = table.select(target, apart)
+        assert selection.kernel.name.endswith(isa) and ("lie apart" in str(selection.refusals)) is (isa != "avx512vnni")
 
 
 def test_few_rows_of_bf16_take_vectors_where_weights_come_from_beyond_l2() -> None:

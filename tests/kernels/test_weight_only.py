@@ -93,11 +93,11 @@ def run(runner: Runner, row: Kernel, cases: Sequence[tuple[Case, int]]) -> None:
         packed = row.pack(integers) if scales is None else row.pack(integers, scales)
         sizes = {"M": case.m}
         assert packed.numel() == evaluate(code.packed_bytes, sizes)
-        x = random((case.m, case.k + case.pitch), lhs, 1)
+        stored, x = case.lhs(lhs)
         real = integers.double() if scales is None else integers.double() * scales.double().repeat_interleave(group, 1)
-        check = partial(compare, row=row, case=case, group=group, left=x[:, : case.k].double(), real=real)
+        check = partial(compare, row=row, case=case, group=group, left=x.double(), real=real)
         out = np.full((case.m, case.n), 77, np.float32)
-        products.add((code.rows, code.columns), products.place(array(x)), products.place(packed.numpy()), out, sizes, check)
+        products.add((code.rows, code.columns), products.place(array(stored)), products.place(packed.numpy()), out, sizes, check)
     products.run()
 
 
@@ -134,6 +134,12 @@ def test_products_with_all_tails(row: Kernel, runner: Runner) -> None:
         run(runner, row, [(case, 0) for case in cases])
     else:
         run(runner, row, [(Case(1, 1, 32), 32), (Case(1, 130, 192), 64), (Case(7, 70, 96, 5), 32), (Case(37, 49, 128, 3), 128)])
+
+
+@pytest.mark.parametrize(("row", "runner"), [pair for pair in pairs(few=True) if isinstance(pair.values[0].micros[-1], DigitMicro)])
+def test_rows_that_lie_side_by_side(row: Kernel, runner: Runner) -> None:
+    """Steps of which some k are missing, and tiles of which some rows are."""
+    run(runner, row, [(replace(Case(*size), across=True), 32) for size in ((1, 90, 32), (7, 70, 96, 5), (37, 49, 160, 3))])
 
 
 @pytest.mark.parametrize(("row", "runner"), tuple(pairs(few=True)))
