@@ -22,12 +22,11 @@ _WHOLE = "recurrent layers hold their products inside"
 _FUSED = "torch's fused layer holds its products inside"
 _SPELLING = "the operator is not taken apart; write it as matmul or linear"
 _NO_MATRICES = "it is no product of an activation and a matrix, nor one of batches of matrices; write it as matmul or linear"
+_TRANSPOSED = "transposed convolutions of one channel each, or with a weight that is no constant, stay in floating point"
 _OPEN = ("aten", "prims", "quantized_decomposed")
 """Namespaces of operators whose meaning is known."""
 NEVER = {
-    "conv_transpose1d": "transposed convolutions stay in floating point",
-    "conv_transpose2d": "transposed convolutions stay in floating point",
-    "conv_transpose3d": "transposed convolutions stay in floating point",
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _TRANSPOSED),
     "bilinear": "bilinear multiplies activations with activations",
     "conv_tbc": "it is not taken apart; write it as conv1d",
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _WHOLE),
@@ -123,7 +122,7 @@ def _convolution(node: Node, constants: Constants) -> Operands | str:
     x, weight = node.args[:2]
     assert isinstance(x, Node) and isinstance(weight, Node)
     if packet(node) == "convolution" and node.args[6]:
-        return "transposed convolutions stay in floating point"
+        return _TRANSPOSED
     if not constants.is_constant(weight):
         return "the weight is an activation"
     if constants.is_constant(x):

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..graph.memory_format import order_of
+from ..graph.memory_format import lies_row_by_row, order_of
 from ..graph.nodes import schema_arguments
 from ..graph.types import inverse
 from . import edit
 from .constants import Constants
+from .transposed import Transposed
 
 aten = torch.ops.aten
 _Axes = tuple[object, ...]
@@ -40,16 +41,18 @@ def respell(graph: Graph, attributes: Mapping[str, Any]) -> None:
     they have, and the sizes of all others are those of the constant.
     """
     constants, weights = Constants(graph, attributes), dict[_Key, Node]()
+    transposed = Transposed(constants.is_constant)
     for node in list(graph.nodes):
         reader = _READERS.get(node.target)
         equation = reader(*schema_arguments(node)) if reader is not None else None
-        if equation is None or not _fits(equation):
-            continue
         with graph.inserting_before(node):
-            made = _rewritten(node, equation, constants, weights)
-        if made is not None:
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
+            if equation is None or not _fits(equation):
+                made = transposed.rewritten(node)
+            else:
+                made = _rewritten(node, equation, constants, weights)
+            if made is not None:
+                node.replace_all_uses_with(_as_it_lay(made, node))
+                graph.erase_node(node)
 
 
 def _rewritten(node: Node, equation: _Equation, constants: Constants, weights: dict[_Key, Node]) -> Node | None:
@@ -82,13 +85,13 @@ def _rewritten(node: Node, equation: _Equation, constants: Constants, weights: d
     else:
         return None
     made = permuted(made, out, (*batch, *rows, *columns))
-    return _as_it_lay(made if equation.added is None else edit.call(graph, aten.add.Tensor, (made, equation.added), node), node)
+    return made if equation.added is None else edit.call(graph, aten.add.Tensor, (made, equation.added), node)
 
 
 def _as_it_lay(made: Node, node: Node) -> Node:
     """The same in memory as the result of `node` was, which the model may ask for a view of."""
     order = order_of(node.meta["val"])
-    if order == order_of(made.meta["val"]):
+    if order == order_of(made.meta["val"]) and (order or lies_row_by_row(made.meta["val"])):
         return made
     order = order or tuple(range(len(made.meta["val"].shape)))
     dense = edit.call(node.graph, aten.permute.default, (made, list(order)), node)
