@@ -64,7 +64,7 @@ class Transposed:
         known = all(isinstance(n, int) for n in (groups, channels, width, *window, *sum(numbers, ())))
         if not known or not self._is_constant(w) or self._is_constant(x) or (width == 1 and groups == channels != 1):
             return None
-        steps = _Steps(*numbers, tuple(window))
+        steps = _Steps(numbers[0], numbers[1], numbers[2], numbers[3], tuple(window))
         key = w, groups, steps
         if key not in self._weights:
             self._weights[key] = _weight(node, w, groups, steps)
