@@ -79,7 +79,7 @@ FAMILIES: dict[str, tuple[Micros, tuple[str, ...]]] = {
 CASES = (Case(1, 1, 1), Case(3, 70, 7, 5), Case(37, 49, 66, 3), Case(64, 96, 128))
 # Are cut and read as maddubs4_16, widen16, fma8, vnni16, fmla_bf16 and the first of their kind are.
 LIKE_OTHERS: tuple[str, ...] = ("madd16", "madd8", "maddubs2", "maddubs4_8", "maddubs4_16_u8", "half", "widen8", "vnni8")
-LIKE_OTHERS += ("words8", "wordsmadd8", "fmla_f16", "sdot_u8", "smmla_u8", "vnni16_u8", "amx_emulated_u8")
+LIKE_OTHERS += ("words8", "wordsmadd8", "fmla_f16", "sdot_u8", "smmla_u8", "vnni16_u8", "amx_emulated_u8", "plain_f16", "plain_u8")
 # Stand in for tile registers where there are none.
 STAND_INS = ("amx_emulated",) if runners(host_only=True, needs=("amx_int8", "amx_bf16")) else ()
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import sashiko
 from sashiko.quant import load, prepare_qat, quantize
+from tests.sweeps import swept
 
 LAYERS = {
     "side by side": (nn.ConvTranspose2d(8, 6, 2, 2), (2, 8, 5, 7)),
@@ -26,10 +27,11 @@ LAYERS = {
     "volume": (nn.ConvTranspose3d(4, 3, (2, 3, 1), (2, 2, 1), (0, 1, 0)), (2, 4, 3, 4, 5)),
     "one image": (nn.ConvTranspose2d(8, 6, 3, 2, 1, 1), (8, 5, 7)),
 }
-COMPILED = ("overlapping", "uneven", "groups", "volume")
+COMPILED = ("overlapping", "groups", "volume", "uneven")
+KEPT = ("side by side", "overlapping", "more at the end", "dilated", "groups", "volume", "one image")
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", swept(LAYERS, KEPT))
 def test_the_result_is_that_of_the_layer(name: str) -> None:
     """A scheme for weights alone leaves it in floating point; only sums change their order. Bytes are off by half a step, 1/254 of their
     greatest magnitude, in both factors of each of the products of a result."""
