@@ -4,12 +4,12 @@
     s' = s * scale + mask            p = e / sum e                     = softmax(q @ k^T * scale + mask) @ v
     result = p @ v
 
-The scale may multiply or divide s, q, k, or several of them; the mask may be added or chosen with where(keep, s, low). A `low` of -inf
-becomes a bool mask, a finite one of at most -1e9 the added mask where(keep, 0, low): beside it a score is lost in rounding, as it is
-when it is replaced. Scores of one to four axes of batch and head are covered; with fewer than four, axes of size 1 come in front.
+The scale may multiply or divide s, q, k, or several of them; masks may be added or chosen, one after another (`scores.py`). Scores of one
+to four axes of batch and head are covered; with fewer than four, axes of size 1 come in front.
 
-Both sides round differently (the order of the sums, scale applied before or after the product): `ulp=64` of the largest result.
-One difference is not rounding: a row whose keys are all masked by -inf is NaN when spelled out, and 0 in torch's attention and here.
+Both sides round differently (the order of the sums, scale applied before or after the product, scores that the model rounds to narrow
+floats): `ulp=64` of the largest result. One difference is not rounding: a row whose keys are all masked by -inf is NaN when spelled out,
+and 0 in torch's attention and here.
 
 Keys and values that several query heads share need not be repeated:
 
@@ -23,23 +23,15 @@ import random
 from ...graph import attrs as A
 from ...graph import build as b
 from ...graph.ir import Value
-from ...graph.types import boolean, f32
-from ..equation import parse_pattern
+from ...graph.types import DType, boolean, f32
 from ..match import Mismatch
 from ..query import last_axes_swapped
 from ..rule import Match, RuleSet, rule
-from ..template import full
+from .scores import HIGHEST_MASK, Scores, factor_of, scores_of
 
-_SCALED = "(t@matmul(q, k) | mul(t@matmul(q, k), $times) | div(t@matmul(q, k), $over))"
-_SCORES = f"({_SCALED} | add({_SCALED}, mask) | where(keep, {_SCALED}, $low) | where(drop, $low, {_SCALED}))"
-_EXP = f"e@exp(sub(s@{_SCORES}, reduce{{m, kind=max}}(s)))"
+_EXP = "e@exp(sub(s, reduce{m, kind=max}(s)))"
 _SOFTMAX = f"(div!({_EXP}, reduce{{n, kind=sum}}(e)) | mul!({_EXP}, reciprocal(reduce{{n, kind=sum}}(e))))"
-_FACTOR = parse_pattern("mul(x, $times) | div(x, $over)")
-
-# What masked scores may become: above the first, some weight would be left for them. The attention adds a number instead, the second at
-# most, beside which every score is lost: queries that see no key weigh all alike.
-_HIGHEST_MASK, _HIDDEN = -1e9, -1e30
-_LEAST_DIVISOR = 2.0**-126  # of which the inverse is no infinity in f32
+_PROBABILITIES = f"({_SOFTMAX} | cast!({_SOFTMAX}) | reshape!({_SOFTMAX}) | reshape!(cast!({_SOFTMAX})))"
 
 
 def _example(rng: random.Random) -> Value:
@@ -52,81 +44,86 @@ def _example(rng: random.Random) -> Value:
     transposed = b.permute(k, last_axes_swapped(k.tensor.rank))
     s = b.matmul(b.mul(q, 0.5), b.mul(transposed, 0.5)) if scale == "both" else b.matmul(q, transposed)
     s = b.mul(s, 0.3) if scale == "scores" else b.div(s, 1.7) if scale == "over" else s
-    mask = rng.choice(("none", "added", "keep", "drop"))
-    if mask == "added":
-        s = b.add(s, b.input_(3, f32, rng.choice((s.shape, (rows, keys), (1, keys)))))
-    elif mask != "none":
-        # The first key is seen by every query: see the note on rows without any key.
-        seen = b.or_(b.input_(3, boolean, (rows, keys)), b.eq(b.iota(keys, f32), 0.0))
-        low = rng.choice((float("-inf"), -3.4028234663852886e38))
-        s = b.where(seen, s, low) if mask == "keep" else b.where(b.logical_not(seen), low, s)
+    for index, mask in enumerate(rng.sample(("added", "taken", "keep", "drop", "scaled"), rng.randint(0, 3)), 3):
+        s = _masked(rng, s, mask, index)
     e = b.exp(b.sub(s, b.reduce(s, "max", -1, keepdim=True)))
     total = b.reduce(e, "sum", -1, keepdim=True)
     return b.matmul(b.div(e, total) if rng.random() < 0.5 else b.mul(e, b.reciprocal(total)), v)
 
 
-@rule(f"matmul({_SOFTMAX}, v) -> attention{{a}}(q, k, v, mask?)", ulp=64, example=_example)
+def _masked(rng: random.Random, s: Value, mask: str, index: int) -> Value:
+    rows, keys = s.shape[-2:]
+    if mask == "scaled":
+        return b.mul(s, 0.7)
+    if mask in ("added", "taken"):
+        other = b.input_(index, f32, rng.choice((s.shape, (rows, keys), (1, keys))))
+        return b.add(s, other) if mask == "added" else b.sub(s, other)
+    # The first key is seen by every query: see the note on rows without any key.
+    seen = b.or_(b.input_(index, boolean, (rows, keys)), b.eq(b.iota(keys, f32), 0.0))
+    low = rng.choice((float("-inf"), -1.7014118346046923e38))
+    return b.where(seen, s, low) if mask == "keep" else b.where(b.logical_not(seen), low, s)
+
+
+@rule(f"matmul({_PROBABILITIES}, v) -> attention{{a}}(s, s, v, s)", ulp=64, example=_example)
 def attention(m: Match) -> Value | Mismatch:
-    """The scores' matmul must have the scores' shape, and q, k and v the same batch and head axes."""
-    scores, rank = m["s"], m.root.tensor.rank
+    """Queries, keys and mask are those of the scores; q, k and v must have the same batch and head axes."""
+    s, rank = m["s"], m["s"].tensor.rank
     for name in ("m", "n"):
         reduction = m.attrs(name, A.ReduceAttrs)
-        if reduction.axes != (scores.tensor.rank - 1,) or not reduction.keepdim:
-            return m.fail(f"softmax over axes {reduction.axes} of {scores.tensor.rank}, not over the keys", scores)
-    if m["t"].shape != scores.shape:
-        return m.fail(f"the mask stretches the scores {m['t'].type} to {scores.type}", scores)
+        if reduction.axes != (rank - 1,) or not reduction.keepdim:
+            return m.fail(f"softmax over axes {reduction.axes} of {rank}, not over the keys", s)
     if rank > 4:
         return m.fail(f"{rank - 2} axes of batch and head, more than two")
-    mask, scale = _mask(m), _scale(m)
-    if isinstance(mask, Mismatch):
-        return mask
-    if scale is None:
-        return m.fail(f"the inverse of {m.number('over')} is infinite", scores)
-    q, q_scale = _unscaled(m, m["q"])
-    kt, k_scale = _unscaled(m, m["k"])
-    k, v = b.permute(kt, last_axes_swapped(kt.tensor.rank)), m["v"]
-    if not (q.shape[:-2] == k.shape[:-2] == v.shape[:-2]):
-        return m.fail(f"q {q.type}, k {k.type} and v {v.type} differ in batch or heads", m["t"])
-    if not (q.dtype == k.dtype == v.dtype == m.root.dtype):
-        return m.fail(f"q, k, v of {q.dtype}, {k.dtype}, {v.dtype} with a result of {m.root.dtype}", m["t"])
-    front = (1,) * (4 - rank)
-    operands = [b.reshape(x, (*front, *x.shape)) for x in (q, k, v)]
-    attrs = A.AttentionAttrs(scale * q_scale * k_scale, causal=False)
-    result = m.make("attention", *operands, *(() if mask is None else (mask,)), attrs=attrs)
-    return m.fitted(b.reshape(result, m.root.shape))
+    if m.root.inputs[0].shape[-2:] != s.shape[-2:]:
+        return m.fail("the probabilities are reshaped, and not in batch and head alone", s)
+    scores = scores_of(m, s)
+    if isinstance(scores, Mismatch):
+        return scores
+    if scores.low > HIGHEST_MASK:
+        return m.fail(f"masked scores become {scores.low}, which does not hide them", s)
+    if scores.narrowed and m["v"].dtype == f32:
+        return m.fail("the scores are rounded to narrow floats, and the values are not", s)
+    found = _operands(m, scores)
+    if isinstance(found, Mismatch):
+        return found
+    (*operands, mask), scale = found
+    result = m.make("attention", *operands, *(() if mask is None else (mask,)), attrs=A.AttentionAttrs(scale, causal=False))
+    return m.fitted(b.cast(b.reshape(result, m.root.shape), m.root.dtype))
 
 
-def _scale(m: Match) -> float | None:
-    """The factor in this match; None for the inverse of 0, or of a number so small that it is infinite."""
-    divisor = float(m.bindings.numbers.get("over", 1.0))
-    return float(m.bindings.numbers.get("times", 1.0)) / divisor if abs(divisor) >= _LEAST_DIVISOR else None
+def _operands(m: Match, scores: Scores) -> tuple[tuple[Value, Value, Value, Value | None], float] | Mismatch:
+    """(q, k, v, mask) of an attention, and its scale."""
+    s, v = m["s"], m["v"]
+    (q, q_scale), (kt, k_scale) = (_factor(m, operand, v.dtype) for operand in scores.product.inputs)
+    k = b.permute(kt, last_axes_swapped(kt.tensor.rank))
+    if not (q.shape[:-2] == k.shape[:-2] == scores.product.shape[:-2] and v.shape[:-2] == m.root.shape[:-2]):
+        return m.fail(f"q {q.type}, k {k.type} and v {v.type} differ in batch or heads", scores.product)
+    if not (q.dtype == k.dtype == v.dtype) or v.dtype not in (m.root.dtype, _wanted(m)):
+        return m.fail(f"q, k, v of {q.dtype}, {k.dtype}, {v.dtype} with a result of {m.root.dtype}", s)
+    batch = (1,) * (4 - s.tensor.rank) + s.shape[:-2]
+    q, k, v = (b.reshape(x, (*batch, *x.shape[-2:])) for x in (q, k, v))
+    q = q if scores.rows is None else b.mul(q, b.cast(scores.rows, q.dtype))
+    return (q, k, v, scores.mask), scores.scale * q_scale * k_scale
 
 
-def _unscaled(m: Match, operand: Value) -> tuple[Value, float]:
-    """(x, c) with operand == x * c; views in between stay outside, where other rules find them."""
-    if operand.op == "permute":
-        inner, inside = _unscaled(m, operand.inputs[0])
-        attrs = operand.attrs
-        assert isinstance(attrs, A.PermuteAttrs)
-        return (operand, 1.0) if inner is operand.inputs[0] else (b.permute(inner, attrs.order), inside)
-    found = m.find(_FACTOR, operand)
-    factor = None if found is None or found["x"].shape != operand.shape else _scale(found)
-    return (operand, 1.0) if found is None or factor is None else (found["x"], factor)
+def _wanted(m: Match) -> DType:
+    """The type that the result is cast to, where nothing else reads it: the model's own, of which products are sums in f32."""
+    value = m.root
+    while len(users := m.graph.users[value]) == 1 and not m.graph.is_output(value):
+        (value,) = users
+        if value.op not in ("reshape", "permute"):
+            break
+    return value.dtype if value.op == "cast" else m.root.dtype
 
 
-def _mask(m: Match) -> Value | Mismatch | None:
-    """The mask operand of attention: bool to keep, or f32 to add."""
-    added = m.get("mask")
-    if added is not None or "low" not in m.bindings.numbers:
-        return added
-    low = float(m.number("low"))
-    drop = m.get("drop")
-    if low == float("-inf"):
-        return m["keep"] if drop is None else m.make("logical_not", drop)
-    if not low <= _HIGHEST_MASK:
-        return m.fail(f"masked scores become {low}, which does not hide them", m["s"])
-    zero, hidden = (full(x, m.root.dtype, (), m.root.origin) for x in (0.0, min(low, _HIDDEN)))
-    return m.make("where", m["keep"], zero, hidden) if drop is None else m.make("where", drop, hidden, zero)
+def _factor(m: Match, operand: Value, dtype: DType) -> tuple[Value, float]:
+    """(x, c) with operand == x * c, or that was cast from x of this type; views in between stay outside, where other rules find them."""
+    if isinstance(operand.attrs, A.PermuteAttrs):
+        inner, inside = _factor(m, operand.inputs[0], dtype)
+        return (operand, 1.0) if inner is operand.inputs[0] else (b.permute(inner, operand.attrs.order), inside)
+    if operand.op == "cast" and operand.dtype == f32 and operand.inputs[0].dtype == dtype:
+        return operand.inputs[0], 1.0
+    return factor_of(m, operand) or (operand, 1.0)
 
 
 def _grouped_example(rng: random.Random) -> Value:

@@ -90,7 +90,7 @@ def pairs() -> Iterator[ParameterSet]:
                 found = pytest.param(row, held, marks=runner.marks, id=f"{row.name}-{runner.id}")
                 # Instructions that other machines have too; u8 differs from i8 in the instruction alone.
                 again = runner.id in ("x86_64_v4", "neoverse_n2") and not row.name.endswith("16_avx512maddubs2")
-                again |= runner.id == "x86_64_v3" and "_f32_" in row.name or runner.id != "host" and "_u8_" in row.name
+                again |= (runner.id == "x86_64_v3" and "_f32_" in row.name) or (runner.id != "host" and "_u8_" in row.name)
                 yield left_to_sweep(found) if again else found
 
 

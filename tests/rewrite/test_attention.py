@@ -13,7 +13,7 @@ from sashiko.graph import attrs as A
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.types import boolean, f32
+from sashiko.graph.types import DType, bf16, boolean, f16, f32
 from sashiko.rewrite import apply, explain
 from sashiko.rewrite.rules import CANONICAL
 from sashiko.rewrite.rules.attention import attention
@@ -96,6 +96,81 @@ def test_spellings_become_attention(spelling: str) -> None:
     assert (run(graph, data)[0] - expected).abs().max() <= bound
 
 
+def windows() -> Value:
+    """As Swin adds the masks of its windows: batches of M / 5 windows, each with a mask."""
+    w, batch = b.reshape(ADDED, (1, B, 1, M, S)), (1, B, H, M, S)
+    return b.reshape(b.add(b.reshape(b.add(scores(), b.slice_(BIAS, 1, 0, 1)), batch), w), (B, H, M, S))
+
+
+def merged() -> Value:
+    """As Bloom adds its biases: heads are part of the batch before a mask is."""
+    def three(x: Value) -> Value:
+        return b.reshape(x, (B * H, *x.shape[2:]))
+
+    s = b.add(b.mul(b.matmul(three(heads(Q)), three(b.permute(heads(K), (0, 1, 3, 2)))), SCALE), b.reshape(BIAS, (B * H, 1, S)))
+    return b.matmul(b.reshape(softmax(b.add(b.reshape(s, (B, H, M, S)), ADDED)), (B * H, M, S)), three(heads(V)))
+
+
+BIAS, EACH = b.input_(5, f32, (B, H, 1, S)), b.input_(6, f32, (H, 1, 1))
+LOW = -3e38
+# How a model computes its scores, and the same of tensors, in f64.
+STEPS: dict[str, tuple[Callable[[], Value], Callable[..., torch.Tensor]]] = {
+    "a bias, then hidden": (
+        lambda: finish(b.where(SEEN, b.add(b.mul(scores(), SCALE), BIAS), LOW)),
+        lambda s, seen, added, bias, each: (s * SCALE + bias).masked_fill(~seen, -math.inf),
+    ),
+    "hidden, then a bias": (
+        lambda: finish(b.add(b.where(b.logical_not(SEEN), -math.inf, scores()), BIAS)),
+        lambda s, seen, added, bias, each: s.masked_fill(~seen, -math.inf) + bias,
+    ),
+    "hidden twice": (
+        lambda: finish(b.where(SEEN, b.where(b.gt(ADDED, -1.0), scores(), -math.inf), -math.inf)),
+        lambda s, seen, added, bias, each: s.masked_fill(~(seen & (added > -1)), -math.inf),
+    ),
+    "a bias and a mask": (
+        lambda: finish(b.add(b.add(scores(), BIAS), ADDED)), lambda s, seen, added, bias, each: s + bias + added,
+    ),
+    "a bias, times the scale, less a mask": (
+        lambda: finish(b.sub(b.mul(b.add(BIAS, scores()), SCALE), ADDED)),
+        lambda s, seen, added, bias, each: (s + bias) * SCALE - added,
+    ),
+    "a factor for each head": (
+        lambda: finish(b.add(b.mul(b.mul(scores(), EACH), SCALE), BIAS)), lambda s, seen, added, bias, each: s * each * SCALE + bias,
+    ),
+    "windows": (lambda: finish(windows()), lambda s, seen, added, bias, each: s + bias[:, :1] + added),
+    "merged": (merged, lambda s, seen, added, bias, each: s * SCALE + bias + added),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_scores_in_several_steps(name: str) -> None:
+    make, expected = STEPS[name]
+    graph = apply(Graph((*INPUTS, BIAS, EACH), (make(),)), CANONICAL)
+    assert not {"exp", "matmul", "div"} & {v.op for v in graph.order} and "attention" in {v.op for v in graph.order}
+    seen, added = torch.rand(B, 1, 1, S) < 0.6, torch.randn(B, 1, M, S).clamp(min=-0.9)
+    seen[..., 0], added[..., 0] = True, 0
+    data = [torch.randn(B, n, H, D) for n in (M, S, S)] + [seen, added, torch.randn(B, H, 1, S), torch.rand(H, 1, 1) + 0.5]
+    q, k, v = (x.double().transpose(1, 2) for x in data[:3])
+    s = expected(q @ k.mT, seen, *(x.double() for x in data[4:]))
+    result = (s.softmax(-1) @ v).view(graph.outputs[0].shape)
+    torch.testing.assert_close(run(graph, data)[0].double(), result, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+@pytest.mark.parametrize("scores_in", ["f32", "narrow"])
+def test_narrow_floats(dtype: DType, scores_in: str) -> None:
+    """Products are sums in f32, which the model rounds, or not; attention does not."""
+    q, k, v = (b.input_(i, dtype, (B, H, n, D)) for i, n in enumerate((M, S, S)))
+    wide = [b.cast(x, f32) for x in (q, b.permute(k, (0, 1, 3, 2)))]
+    s = b.matmul(*wide) if scores_in == "f32" else b.cast(b.cast(b.matmul(q, b.permute(k, (0, 1, 3, 2))), dtype), f32)
+    root = b.cast(b.matmul(b.cast(softmax(b.mul(s, SCALE)), dtype), v), dtype)
+    graph = apply(Graph((q, k, v), (root,)), CANONICAL)
+    assert graph.outputs[0].op == "attention" and {v.op for v in graph.order} == {"input", "attention"}
+    data = [torch.randn(B, H, n, D).to(dtype.torch) for n in (M, S, S)]
+    expected = F.scaled_dot_product_attention(*(x.double() for x in data))
+    assert (run(graph, data)[0] - expected).abs().max() <= 4 * torch.finfo(dtype.torch).eps * data[2].double().abs().max()
+
+
 @pytest.mark.parametrize("rank", [2, 3])
 def test_fewer_axes(rank: int) -> None:
     q, k, v = (b.input_(i, f32, ((3,) if rank == 3 else ()) + size) for i, size in enumerate(((M, D), (S, D), (S, D))))
@@ -130,6 +205,26 @@ def test_probabilities_that_are_returned() -> None:
 
 def test_a_mask_that_does_not_hide() -> None:
     assert "masked scores become -100.0, which does not hide them" in refusal(finish(b.where(SEEN, scores(), -100.0)))
+
+
+def test_a_hidden_score_that_is_scaled_down() -> None:
+    assert "masked scores become -2.0, which does not hide them" in refusal(finish(b.mul(b.where(SEEN, scores(), -(2.0**34)), 2.0**-33)))
+
+
+def test_scores_that_are_hidden_and_turned_around() -> None:
+    assert "masked scores are multiplied by -1.0" in refusal(finish(b.mul(b.where(SEEN, scores(), -math.inf), -1.0)))
+
+
+def test_scores_of_no_product() -> None:
+    assert "the scores are no product of queries and keys" in refusal(finish(b.add(b.expand(ADDED, (B, H, M, S)), 1.0)))
+    doubled = b.expand(ADDED, (B, H, M, S))
+    for _ in range(60):
+        doubled = b.add(doubled, doubled)  # is not followed along every way through it
+    assert "attention" in refusal(finish(doubled))
+
+
+def test_rounded_scores_of_values_that_are_not() -> None:
+    assert "the scores are rounded to narrow floats" in refusal(finish(b.cast(b.cast(scores(), bf16), f32)))
 
 
 def test_queries_that_see_no_key_weigh_all_alike() -> None:
