@@ -95,11 +95,11 @@ def export(model: nn.Module, call: Call) -> Program:
     """Exports `model` for calls like `call`. The model is not changed and shares no memory with the program.
 
     Tried in this order, the first that exports and gives the model's own results on `call` wins: with a batch dimension of size 1
-    doubled (a size of 1 would be fixed), with the sizes as they are, with the batch dimension alone free, with every size fixed; then
-    all of these again where the numbers among the model's buffers are known (`graph.numbers`), and become part of the program. Where
-    sizes are long expressions of the free ones, or those must meet conditions that the model's do not, torch is asked once more without
-    looking at whether a size is 0 or 1: it finds out less, such as the largest size of a table, and takes less for granted. Raises
-    Unsupported when none does, and CalibrationError when the model itself fails on `call`.
+    doubled (a size of 1 would be fixed), with the sizes as they are (free lengths serve more than a free batch), with the batch dimension
+    alone free, with every size fixed; then all of these again where the numbers among the model's buffers are known (`graph.numbers`), and
+    become part of the program. Where sizes are long expressions of the free ones, or those must meet conditions that the model's do not,
+    torch is asked once more without looking at whether a size is 0 or 1: it finds out less, such as the largest size of a table, and takes
+    less for granted. Raises Unsupported when none does, and CalibrationError when the model itself fails on `call`.
     """
     try:
         expected = called(model, call.args, call.kwargs)
@@ -157,13 +157,13 @@ def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:
     every, batch = range(max((t.dim() for t in shaped), default=0)), range(1)
     all_but_batch = "all sizes but that of the batch are fixed to those of the first batch"
     ones = [t.shape[0] == 1 for t in shaped]
-    if shaped and all(ones):
-        twice = call.map(lambda t: torch.cat([t, t]) if t.dim() else t)
-        yield from ((twice, every, ""), (twice, batch, all_but_batch))
-    if any(ones):
-        yield call, every, "the batch dimension is fixed to 1 as in the first batch"
-    else:
-        yield from ((call, every, ""), (call, batch, all_but_batch))
+    single = bool(ones) and all(ones)
+    larger = call.map(lambda t: torch.cat([t, t]) if t.dim() else t) if single else call
+    if single:
+        yield larger, every, ""
+    yield call, every, "the batch dimension is fixed to 1 as in the first batch" if any(ones) else ""
+    if single or not any(ones):
+        yield larger, batch, all_but_batch
     yield call, range(0), "every size is fixed to that of the first batch"
 
 

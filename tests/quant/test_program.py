@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes import shape_prop
 
-from sashiko.quant.program import _torch_export, bind, export
+from sashiko.quant.program import _torch_export, bind, export, scratch
 
 MODEL = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), *(nn.ReLU() for _ in range(9))).eval()
 CALL = bind(MODEL, (torch.rand(2, 3, 16, 16),), {})
@@ -46,3 +47,40 @@ def test_memory_formats_are_not_asked_for_obliviously(monkeypatch: pytest.Monkey
         asked.clear()
         _torch_export(MODEL, CALL, range(4), obliviously)
         assert bool(asked) != obliviously
+
+
+class Sound(nn.Module):
+    """Convolutions along samples of any number, and what reads them: each step of all sounds, or each sound."""
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.front = nn.Sequential(*(nn.Conv1d(8 if i else 1, 8, 3, 2) for i in range(5)))
+        self.mix, self.attend, self.reads = nn.Linear(8, 8), nn.MultiheadAttention(8, 2, batch_first=True), reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.front(x[:, None]).transpose(1, 2)
+        if self.reads == "sounds":
+            return torch.as_tensor(self.attend(x, x, x, need_weights=False)[0])
+        mixed: Tensor = self.mix(x.contiguous().transpose(0, 1))
+        return mixed[:, :1] if self.reads == "one" and x.shape[0] == 1 else mixed
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("reads", "first"), [("steps", 2), ("sounds", 1)])
+def test_what_decides_how_a_result_lies_in_memory_binds_no_size(reads: str, first: int) -> None:
+    model = Sound(reads).eval()
+    program = export(model, bind(model, (torch.randn(first, 400),), {}))
+    assert not program.fixed
+    for sizes in ((1, 400), (1, 200), (3, 500)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(scratch(program)(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_the_model_decides_by_the_same_sizes_binds() -> None:
+    """Of a batch of 1 the length is free all the same, which serves more than a free batch."""
+    model = Sound("one").eval()
+    program = export(model, bind(model, (torch.randn(1, 400),), {}))
+    assert re.search("batch dimension is fixed to 1 .* takes another way", program.fixed)
+    x = torch.randn(1, 500)
+    torch.testing.assert_close(scratch(program)(x), model(x), rtol=1e-5, atol=1e-5)
