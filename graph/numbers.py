@@ -29,10 +29,15 @@ class Numbers:
         self._given.append(constant)
         return constant
 
+    def names(self) -> str:
+        """The first few of what was read, and how many there are besides."""
+        first, more = list(self.read)[:3], len(self.read) - 3
+        return f"{', '.join(first)}{f' and {more} more' if more > 0 else ''}"
+
     def check(self) -> None:
         """Raises Unsupported where the model wrote into what it read, which would be lost."""
         if any(constant._version for constant in self._given):
-            raise Unsupported(f"a size depends on one of {', '.join(self.read)}, which change in each call")
+            raise Unsupported(f"a size depends on one of {self.names()}, which change in each call")
 
 
 def are_in(model: torch.nn.Module) -> bool:

@@ -148,7 +148,7 @@ def _with_numbers(model: nn.Module, call: Call, expected: Any) -> Program | None
         return None
     if program is None:
         return None
-    return replace(program, notes=(*program.notes, f"sizes depend on buffers, whose numbers are part of it: {', '.join(found.read)}"))
+    return replace(program, notes=(*program.notes, f"sizes depend on buffers, whose numbers are part of it: {found.names()}"))
 
 
 def _attempts(call: Call) -> Iterator[tuple[Call, range, str]]:

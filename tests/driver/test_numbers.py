@@ -12,6 +12,7 @@ from torch.export import Dim
 from torch.testing import assert_close
 
 import sashiko
+from sashiko.graph import numbers
 from tests.driver.functions import Apply, left
 
 
@@ -66,6 +67,14 @@ def test_they_are_numbers_of_the_code_and_watched(tmp_path: Path) -> None:
     model.get_buffer("0.step").fill_(2)
     model.get_buffer("0.scale").fill_(0.5)
     assert_close(sashiko.load(tmp_path / "padded")(X), model(X))
+
+
+def test_many_of_them_are_counted() -> None:
+    model = nn.Sequential(*(Padded() for _ in range(3)))
+    with numbers.known(model) as found:
+        for part in model:
+            assert (part.size, part.step) == (5, 2)
+    assert found.names() == "0.size, 0.step, 1.size and 3 more"
 
 
 def test_quantized() -> None:
