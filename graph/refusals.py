@@ -43,6 +43,9 @@ PERHAPS_BY_PARTS = f"where the model itself runs with these arguments, {BY_PARTS
 # that were 0 or 1 in the example.
 _OF_SIZES = ("Suggested fixes", "Constraints violated", "dynamic_shapes", "user-specified ranges")
 _OTHER_WAYS, _ADVICE, _MOST = "The error above occurred when calling", " If you're using", 3
+# What to do about a condition that torch cannot prove, or that not all sizes meet.
+_UNPROVEN = "satisfy the generated guard"
+_AUTO = "torch.export.Dim.AUTO takes such conditions for granted, and the sizes of each call are checked"
 _SMALL = (
     re.compile(r"marked (.+?) as dynamic but your code specialized it to be a constant \([01]\)"),
     re.compile(r"0/1 specialized due to hint of [01] for dimension (.+?)\.(?:\s|$)"),
@@ -77,6 +80,7 @@ def _of_sizes(text: str, where: str) -> InputError:
     small = dict.fromkeys(name for sign in _SMALL for name in sign.findall(said))
     hints = [f"torch.export takes a size of 0 or 1 for a constant; give an example with at least 2 for {', '.join(small)}"] if small else []
     hints += [line.strip() for line in fixes.splitlines() if line.strip() and line.partition(" = ")[0].strip() not in small]
+    hints += [_AUTO] if _UNPROVEN in said else []
     hint = "\n  ".join(hints) or "see the documentation of torch.export's dynamic_shapes"
     return InputError(f"dynamic_shapes do not fit the model: {what}", where, hint[:600])
 

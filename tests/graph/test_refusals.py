@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch.export import Dim
 
+from sashiko import compile
 from sashiko.diagnostics.errors import InputError
 from sashiko.graph.capture import export
 from tests.driver.functions import Apply
 
 B, C = Dim("b", max=16), Dim("c", max=16)
+AUTO = "torch.export.Dim.AUTO takes such conditions for granted, and the sizes of each call are checked"
+FROM_SIX = "b = Dim('b', min=6, max=16)\n  "
 AT_LEAST_TWO = "torch.export takes a size of 0 or 1 for a constant; give an example with at least 2 for "
 
 
@@ -25,9 +28,10 @@ AT_LEAST_TWO = "torch.export takes a size of 0 or 1 for a constant; give an exam
     (lambda x: x.reshape(-1, 4, 3), [(1, 4, 3)], ({0: B, 1: C},), "You marked c as dynamic", AT_LEAST_TWO + "b\n  c = 4"),
     (lambda x: x + torch.ones(6, 1), [(6, 3)], ({0: B},), "specialized it to be a constant (6).", "b = 6"),
     (lambda x, y: x + y, [(3, 8), (3, 8)], ({0: B}, {0: C}), "must always be equal.", "c = b"),
-    (lambda x: x * 2 if x.shape[0] > 5 else x, [(6, 8)], ({0: B},), "satisfy the generated guard 6 <= ", "b = Dim('b', min=6, max=16)"),
+    (lambda x: x * 2 if x.shape[0] > 5 else x, [(6, 8)], ({0: B},), "satisfy the generated guard 6 <= ", FROM_SIX + AUTO),
+    (lambda x: x * 2 if x.shape[0] % 5 else x, [(6, 8)], ({0: B},), "% 5) != 0.", AUTO),
     (lambda x: x + 1, [(20, 8)], ({0: B},), "20 not in range", "see the documentation of torch.export's dynamic_shapes"),
-], ids=["one", "nothing", "any size", "derived", "one and four", "constant", "equal", "branch", "beyond"])  # fmt: skip
+], ids=["one", "nothing", "any size", "derived", "one and four", "constant", "equal", "branch", "unproven", "beyond"])  # fmt: skip
 def test_the_reason_and_what_to_do(
     function: Callable[..., torch.Tensor], sizes: list[tuple[int, ...]], shapes: Any, what: str, hint: str
 ) -> None:
@@ -36,6 +40,15 @@ def test_the_reason_and_what_to_do(
         export(Apply(function).eval(), args, dynamic_shapes={"args": shapes})
     assert what in caught.value.what and caught.value.hint == hint
     assert not any(advice in str(caught.value) for advice in ("draft_export", "TORCH_LOGS", "mark_dynamic"))
+
+
+def test_what_is_taken_for_granted_instead() -> None:
+    model = Apply(lambda x: x * 2 if x.shape[0] % 5 else x).eval()
+    compiled = compile(model, torch.randn(6, 8), dynamic_shapes={"args": ({0: Dim.AUTO},)})
+    x = torch.randn(7, 8)
+    torch.testing.assert_close(compiled(x), x * 2)
+    with pytest.raises(InputError, match="another way"):
+        compiled(x[:5])
 
 
 @pytest.mark.parametrize("function", [lambda x: x * 2 if x.shape[0] == 3 else x, lambda x: x * torch.arange(int(x.shape[0]))[:, None]])
