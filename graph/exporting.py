@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..diagnostics.errors import BY_PARTS, PADDED, InputError, SashikoError, Unsupported
 from ..diagnostics.warn import warn
-from . import assertions, flex, regions, views
+from . import assertions, branches, flex, regions, views
 from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
 from .attributes import without_data
@@ -133,6 +133,7 @@ def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     if once:
         what = "as the first call finds it; the model changes it there, and computes something else in later calls"
         warn(f"sashiko takes {', '.join(once)} for constant {what}: call the model once before")
+    branches.check(model, program, args, kwargs)
     return without_transforms(assertions.told(program))
 
 
@@ -273,7 +274,7 @@ def tracing() -> Iterator[None]:
         exporter.print = lambda *_, **__: None  # instead of the built-in function
         module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
         try:
-            with quiet(), recurrent.Layers(), assertions.recorded():
+            with quiet(), recurrent.Layers(), assertions.recorded(), branches.recorded():
                 yield
         finally:
             module._detect_is_causal_mask = asking

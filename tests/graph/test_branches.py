@@ -1,0 +1,78 @@
+"""What a model asks of its sizes: another way for a size of 1 is seen, and counts where it gives another result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import sashiko
+from sashiko.diagnostics.errors import InputError
+from tests.driver.functions import Apply
+
+OTHER_WAYS: dict[str, Callable[[Tensor], Tensor]] = {
+    "equal": lambda x: x * 3 if x.shape[0] == 1 else x * 2,
+    "larger": lambda x: x * 2 if x.shape[0] > 1 else x * 3,
+    "of two sizes": lambda x: x * 2 if x.shape[0] * x.shape[1] > 8 else x * 3,
+    "largest": lambda x: x * max(x.shape[0], 2) - (x if x.shape[0] == 1 else 0),
+}
+SAME: dict[str, Callable[[Tensor], Tensor]] = {
+    "mask": lambda x: x + torch.full((x.shape[0], x.shape[0]), -9.0).triu(1).sum(1, keepdim=True) if x.shape[0] > 1 else x,
+    "as it is": lambda x: x.reshape(-1, 8) if x.shape[0] != 1 else x,
+}
+
+
+def compiled(function: Callable[[Tensor], Tensor], free: object) -> Callable[[Tensor], Tensor]:
+    return sashiko.compile(Apply(function).eval(), torch.randn(3, 8), dynamic_shapes={"args": ({0: free},)})
+
+
+@pytest.mark.parametrize("free", [Dim("n", max=9), Dim.AUTO], ids=["declared", "found"])
+@pytest.mark.parametrize("name", OTHER_WAYS)
+def test_another_way_for_one_is_refused(name: str, free: object) -> None:
+    model = compiled(OTHER_WAYS[name], free)
+    for rows in (2, 5):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(model(x), OTHER_WAYS[name](x))
+    with pytest.raises(InputError, match="takes another way for these sizes"):
+        model(torch.randn(1, 8))
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_another_way_with_the_same_result_is_none(name: str) -> None:
+    model = compiled(SAME[name], Dim.AUTO)
+    for rows in (1, 2, 5):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(model(x), SAME[name](x))
+
+
+def test_what_pytorch_asks_is_no_way_of_the_model() -> None:
+    model = compiled(lambda x: x.transpose(0, 1).reshape(8, -1).expand(8, x.shape[0]) + torch.ones(8, 1), Dim.AUTO)
+    assert model(torch.randn(1, 8)).shape == (8, 1)
+
+
+class Counts(nn.Module):
+    """Writes down how often it is called, which finding out leaves as it was."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y: Tensor = self.layer(x)
+        return y if x.shape[0] > 1 else y + self.calls
+
+
+def test_of_a_quantized_model_with_state() -> None:
+    model = Counts().eval()
+    small = sashiko.quantize(model, [torch.randn(4, 8)], progress=False)
+    assert model.calls == 0
+    with pytest.raises(InputError, match="takes another way for these sizes"):
+        small(torch.randn(1, 8))
+    small(torch.randn(2, 8))
