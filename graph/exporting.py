@@ -263,14 +263,17 @@ def _stays(node: torch.fx.Node) -> bool:
 @contextmanager
 def tracing() -> Iterator[None]:
     """What surrounds torch.export: its warnings of itself are hidden, and so is the graph as far as it came, which it prints where it
-    fails; recurrent layers stay whole (`aten/recurrent.py`), and nn.Transformer does not look at the numbers of a mask.
+    fails; recurrent layers stay whole (`aten/recurrent.py`), and torch does not look at numbers that a trace has not, which would end it.
 
-    It looks whether they are those of the causal mask, which decides about speed alone; a traced mask has none, and tracing would end.
+    nn.Transformer looks whether those of a mask are the causal ones, which decides about speed alone. Distributions whose caller does not
+    say otherwise look whether their arguments are within bounds; Dynamo switches that off, too, for the whole process.
     """
     module: Any = torch.nn.modules.transformer
+    distribution: Any = torch.distributions.Distribution
     exporter: Any = importlib.import_module("torch.export._trace")  # which torch.export imports when it is first called
     with alone():
-        asking = module._detect_is_causal_mask
+        asking, validating = module._detect_is_causal_mask, distribution._validate_args
+        distribution.set_default_validate_args(False)
         exporter.print = lambda *_, **__: None  # instead of the built-in function
         module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
         try:
@@ -278,6 +281,7 @@ def tracing() -> Iterator[None]:
                 yield
         finally:
             module._detect_is_causal_mask = asking
+            distribution.set_default_validate_args(validating)
             vars(exporter).pop("print", None)  # a model that compiles another as it is traced has
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -132,3 +134,29 @@ def test_assertions_of_data_with_a_message_are_made_in_each_call() -> None:
                 model(x, torch.tensor(wrong))
             with pytest.raises(RuntimeError, match="Runtime assertion failed"):
                 fast(x, torch.tensor(wrong))
+
+
+class Densities(nn.Module):
+    def __init__(self, asked: bool | None) -> None:
+        super().__init__()
+        self.asked = asked
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        normal = torch.distributions.Normal(x, x.exp(), validate_args=self.asked)
+        density: Tensor = normal.log_prob(x + 1)
+        return density, torch.distributions.Categorical(logits=x).entropy()
+
+
+@pytest.mark.parametrize("asked", [None, True])
+def test_distributions_look_at_numbers_where_they_are_asked_to(asked: bool | None) -> None:
+    kind: Any = torch.distributions.Distribution
+    before, model, x = kind._validate_args, Densities(asked).eval(), torch.randn(3, 4)
+    kind.set_default_validate_args(True)  # Dynamo switches it off
+    try:
+        with pytest.raises(Unsupported, match="branches on its data") if asked else nullcontext():
+            captured = capture(model, (x,))
+            assert not captured.leftovers
+            torch.testing.assert_close(run(captured, (x,)), model(x))
+        assert kind._validate_args is True
+    finally:
+        kind.set_default_validate_args(before)
