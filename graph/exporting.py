@@ -23,7 +23,7 @@ from ..diagnostics.errors import BY_PARTS, PADDED, InputError, SashikoError, Uns
 from ..diagnostics.warn import warn
 from . import assertions, branches, flex, regions, views
 from .alone import alone
-from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, recurrent
+from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, pooling, recurrent
 from .attributes import without_data
 from .axes import check_axes, spelled_out
 from .called_twice import changed
@@ -263,7 +263,8 @@ def _stays(node: torch.fx.Node) -> bool:
 @contextmanager
 def tracing() -> Iterator[None]:
     """What surrounds torch.export: its warnings of itself are hidden, and so is the graph as far as it came, which it prints where it
-    fails; recurrent layers stay whole (`aten/recurrent.py`), and torch does not look at numbers that a trace has not, which would end it.
+    fails; recurrent layers stay whole (`aten/recurrent.py`), windows may be as long as an axis (`aten/pooling.py`), and torch does not look at
+    numbers that a trace has not, which would end it.
 
     nn.Transformer looks whether those of a mask are the causal ones, which decides about speed alone. Distributions whose caller does not
     say otherwise look whether their arguments are within bounds; Dynamo switches that off, too, for the whole process.
@@ -277,7 +278,7 @@ def tracing() -> Iterator[None]:
         exporter.print = lambda *_, **__: None  # instead of the built-in function
         module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
         try:
-            with quiet(), recurrent.Layers(), assertions.recorded(), branches.recorded():
+            with quiet(), recurrent.Layers(), pooling.WholeAxes(), assertions.recorded(), branches.recorded():
                 yield
         finally:
             module._detect_is_causal_mask = asking

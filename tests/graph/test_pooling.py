@@ -1,0 +1,51 @@
+"""Pooling over an axis of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+import sashiko
+from sashiko.diagnostics.errors import InputError
+from tests.graph.captures import capture, module, run
+
+POOLS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: F.max_pool1d(x[0].mT, x.shape[2]),
+    lambda x: nn.AvgPool1d(x.size(2))(x[0].mT),
+    lambda x: F.max_pool2d(x, (x.shape[2], 1)),
+    lambda x: F.avg_pool2d(input=x, kernel_size=x.size()[2:], stride=3),
+    lambda x: F.avg_pool2d(x, (x.shape[2], 3), (1, 2), (0, 1)),
+    lambda x: torch.max_pool2d(x, [x.shape[2], 2], [], 0, 1, True),
+    lambda x: F.max_pool3d(x, (1, x.shape[2], 2), padding=(0, 0, 1)),
+)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_an_axis_that_a_window_covers_may_have_any_length(pool: Callable[[Tensor], Tensor]) -> None:
+    model = module(lambda self, x: pool(x))
+    captured = capture(model, (torch.randn(2, 3, 8, 5),), None, ({2: Dim.DYNAMIC},))
+    assert not captured.leftovers
+    for length in (8, 1, 11):
+        x = torch.randn(2, 3, length, 5)
+        x[0, 0, 0, 3] = torch.nan
+        torch.testing.assert_close(run(captured, (x,)), model(x), equal_nan=True)
+
+
+def test_pooling_that_is_more_fixes_the_length() -> None:
+    x = torch.randn(3, 8)
+    for pool in (lambda x: F.max_pool1d(x, x.shape[1], return_indices=True), lambda x: F.max_pool1d(x, x.shape[1], padding=2)):
+        with pytest.raises(InputError, match=r"constant \(8\)"):
+            capture(module(lambda self, x, pool=pool: pool(x)), (x,), None, ({1: Dim.DYNAMIC},))
+
+
+def test_quantized_models_pool_over_any_length() -> None:
+    model = nn.Conv1d(3, 4, 3)
+    text = module(lambda self, x: F.max_pool1d(found := self.conv(x), found.shape[2]), conv=model)
+    small = sashiko.quantize(text, [torch.randn(2, 3, 9)], progress=False)
+    x = torch.randn(2, 3, 14)
+    torch.testing.assert_close(small(x), text(x), rtol=0.1, atol=0.1)
