@@ -300,6 +300,8 @@ def _like(program: ExportedProgram, graph: Graph, written: list[tuple[Node, Outp
         for spec, result in zip(signature.output_specs, results, strict=True)
     ]
     output.args = ((*(value for value, *_ in written), *results),)
+    # What a decomposition gives beside what is asked for, such as the places of maxima, is not asked for either where it is but reshaped.
+    graph.eliminate_dead_code(lambda node: node.target is not getitem and views.source(node) is None)
     return ExportedProgram(
         program.graph_module, graph, replace(signature, output_specs=outputs), program.state_dict, program.range_constraints,
         program.module_call_graph, program.example_inputs, program.constants, verifiers=program.verifiers,

@@ -229,6 +229,12 @@ def test_what_checks_its_result_is_kept_whole() -> None:
     assert apart and aten.linalg_inv.default in {node.target for node in program.graph.nodes}
 
 
+def test_what_a_decomposition_gives_beside_is_not_asked_for() -> None:
+    """The places of maxima, which it shapes as it does these."""
+    program, apart = taken_apart(lambda w, x: F.adaptive_max_pool1d(x, 2), torch.randn(3, 4, 6))
+    assert apart and all(node.users for node in program.graph.nodes if node.op == "call_function")
+
+
 def random_program(seed: int) -> Callable[..., Any]:
     """A function that makes, looks at and overwrites tensors of [4, 4] at random."""
 
