@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..graph import flex
 from ..graph.aten.recurrent import Layers
 from ..graph.capture import from_fx
 from ..graph.computed import refuse_writes
-from ..graph.exporting import decompositions
+from ..graph.exporting import decompositions, said_causal
 from ..graph.recurrence import CELLS
 from ..platforms.host import default_target
 from .aliases import merged, without_views
@@ -34,6 +34,10 @@ from .pipeline import check_settings
 from .versions import Version, Versions, Weights
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
+# Dynamo would end a graph there and skip what is below. It asks before it knows the backend: it is told once for all of them, for whom the
+# answer is right as well.
+with suppress(ValueError):  # somebody has told it already
+    torch.compiler.substitute_in_graph(torch.nn.modules.transformer._detect_is_causal_mask)(said_causal)
 _SWEEP = 128  # calls after which versions that nobody uses are looked for
 
 

@@ -260,14 +260,18 @@ def _stays(node: torch.fx.Node) -> bool:
     return known and not _writes(node)
 
 
+def said_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Instead of nn.Transformer's function that looks whether the numbers of a mask are the causal ones, unless it is told. With False the
+    mask is applied as it is, so that this decides about speed alone."""
+    return is_causal is True
+
+
 @contextmanager
 def tracing() -> Iterator[None]:
     """What surrounds torch.export: its warnings of itself are hidden, and so is the graph as far as it came, which it prints where it
-    fails; recurrent layers stay whole (`aten/recurrent.py`), windows may be as long as an axis (`aten/pooling.py`), and torch does not look at
-    numbers that a trace has not, which would end it.
-
-    nn.Transformer looks whether those of a mask are the causal ones, which decides about speed alone. Distributions whose caller does not
-    say otherwise look whether their arguments are within bounds; Dynamo switches that off, too, for the whole process.
+    fails; recurrent layers stay whole (`aten/recurrent.py`), windows may be as long as an axis (`aten/pooling.py`), and torch does not
+    look at numbers, which a trace has not: nn.Transformer at those of masks, and distributions whether their arguments are within bounds,
+    unless their caller asks for it (Dynamo switches that off as well, for the whole process).
     """
     module: Any = torch.nn.modules.transformer
     distribution: Any = torch.distributions.Distribution
@@ -276,7 +280,7 @@ def tracing() -> Iterator[None]:
         asking, validating = module._detect_is_causal_mask, distribution._validate_args
         distribution.set_default_validate_args(False)
         exporter.print = lambda *_, **__: None  # instead of the built-in function
-        module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+        module._detect_is_causal_mask = said_causal
         try:
             with quiet(), recurrent.Layers(), pooling.WholeAxes(), assertions.recorded(), branches.recorded():
                 yield

@@ -154,3 +154,18 @@ def test_a_model_compiled_by_itself_refuses_meta_tensors() -> None:
 
     with pytest.raises(sashiko.Unsupported, match="on meta"):
         sashiko.compile(Mixed().eval(), torch.randn(2, 3))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", [sashiko.backend, lambda module, inputs: module.forward], ids=["sashiko", "another"])
+def test_a_mask_that_may_be_causal_ends_no_graph(backend: Callable[..., Any]) -> None:
+    decoder, graphs = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16), 1).eval(), list[Any]()
+
+    def counting(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(module)
+        return backend(module, inputs)
+
+    compiled, x = torch.compile(decoder, backend=counting, dynamic=False), torch.randn(5, 2, 8)
+    for mask in (nn.Transformer.generate_square_subsequent_mask(5), torch.randn(5, 5)):
+        assert_close(compiled(x, x, tgt_mask=mask), decoder(x, x, tgt_mask=mask))
+    assert len(graphs) == 1
