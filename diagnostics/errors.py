@@ -9,6 +9,8 @@ from __future__ import annotations
 BY_PARTS = 'torch.compile(model, backend="sashiko") compiles the parts between such places, and submodules without one can be quantized'
 # And about tensors whose rows have lengths of their own.
 PADDED = "pad it, as by torch.nested.to_padded_tensor(x, 0.0)"
+# And about sparse ones.
+SPARSE = f"read the rows that its entries name, multiply them by these and put them together by index_add; or {BY_PARTS}"
 
 
 class SashikoError(Exception):

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..diagnostics.errors import BY_PARTS, PADDED, InputError, SashikoError, Unsupported
+from ..diagnostics.errors import BY_PARTS, PADDED, SPARSE, InputError, SashikoError, Unsupported
 from ..diagnostics.warn import warn
 from . import assertions, branches, flex, regions, views
 from .alone import alone
@@ -34,7 +34,7 @@ from .lower import CHECKS, PART_OF
 from .modes import in_training, to_evaluate
 from .oblivious import oblivious
 from .rebound import settled, storage
-from .refusals import translated, written_outside
+from .refusals import is_sparse, translated, written_outside
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
@@ -139,7 +139,7 @@ def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def distinct(model: torch.nn.Module, arguments: T) -> T:
     """The arguments, none of which shares memory with another or is one of the model's own: a trace tells tensors apart by identity, and
-    would take one for the other in all calls. InputError for one that is not on the CPU, or nested."""
+    would take one for the other in all calls. InputError for one that is not on the CPU, nested or sparse."""
     own_ids, held = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}, set[int]()
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
@@ -147,6 +147,8 @@ def distinct(model: torch.nn.Module, arguments: T) -> T:
             raise InputError(f"an argument is on {tensor.device}, expected a tensor on the CPU", "the example", CPU)
         if tensor.is_nested:
             raise InputError("an argument is a nested tensor, expected a dense one", "the example", PADDED)
+        if is_sparse(tensor):
+            raise InputError(f"an argument is a sparse tensor ({tensor.layout}), expected a dense one", "the example", SPARSE)
         if id(tensor) in own_ids or storage(tensor) in held:
             return tensor.detach().clone()
         held.add(storage(tensor))

@@ -12,7 +12,7 @@ from torch.export import custom_ops  # noqa: F401  which defines the operator be
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..diagnostics.errors import BY_PARTS, InvalidGraph, Unsupported
+from ..diagnostics.errors import BY_PARTS, SPARSE, InvalidGraph, Unsupported
 from . import attrs as A
 from . import build as b
 from .aten import COMPLEX, COMPOSITES, NAMED, QUANTIZED, TABLE, Call, Pair, SymScalar
@@ -25,6 +25,7 @@ from .memory_format import lies_row_by_row
 from .nodes import as_it_is, name_of, origin_of, schema_arguments
 from .ops import make
 from .randomness import draws
+from .refusals import is_sparse
 from .scalars import READ, computed, computed_with, condition, defined, of_data
 from .symbols import Symbols
 from .types import FROM_TORCH, TensorType, TupleType, Type, boolean
@@ -68,7 +69,7 @@ def tensor_type(meta: torch.Tensor, symbols: Symbols, device: torch.device = CPU
     if meta.dtype not in FROM_TORCH:
         raise Unsupported(f"a tensor of {meta.dtype}")
     if meta.layout != torch.strided or meta.device != device:
-        raise Unsupported(f"a tensor with layout {meta.layout} on {meta.device}")
+        raise Unsupported(f"a tensor with layout {meta.layout} on {meta.device}", hint=SPARSE if is_sparse(meta) else "")
     return TensorType(FROM_TORCH[meta.dtype], tuple(symbols.dim(s) for s in meta.shape))
 
 
@@ -315,7 +316,8 @@ def constant_value(tensor: torch.Tensor, name: str, watched: bool, device: torch
         return Wrapped(name, tensor, watched)
     number = not watched and tensor.dim() == 0 and not tensor.is_complex()
     if tensor.dtype not in FROM_TORCH or tensor.layout != torch.strided or (tensor.device != device and not (number and tensor.is_cpu)):
-        raise Unsupported(f"the tensor {name} is {tensor.dtype}, {tensor.layout}, on {tensor.device}")
+        what = f"the tensor {name} is {tensor.dtype}, {tensor.layout}, on {tensor.device}"
+        raise Unsupported(what, hint=SPARSE if is_sparse(tensor) else "")
     if number:
         return b.full(tensor.item(), FROM_TORCH[tensor.dtype])
     return b.constant(tensor if watched else tensor.clone(), name, watched)  # folded in part: all of it is what it was at first

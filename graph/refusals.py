@@ -6,12 +6,16 @@ import os
 import re
 import sys
 import sysconfig
+from collections.abc import Iterator
 from traceback import FrameSummary
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
 
-from ..diagnostics.errors import BY_PARTS, InputError, SashikoError, Unsupported
+from ..diagnostics.errors import BY_PARTS, SPARSE, InputError, SashikoError, Unsupported
 
 # What to do about errors of torch, by a part of their text.
 KNOWN = (
@@ -32,7 +36,9 @@ KNOWN = (
     ),
     ("on inference tensor", "model.requires_grad_(False) helps, for weights that were made under inference_mode"),
 )
-_BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one, as in packed sequences
+_BY_DATA = ("data-dependent", "tuple of ints,but got FakeTensor")  # the second where a size is one
+_OF_SPARSE = ("Cannot access storage of Sparse", "aten._to_sparse")
+UNPACKED = f"give it the padded tensor, and mask what it makes beyond the lengths; or {BY_PARTS}"
 _NOT_THE_USERS = frozenset({"torch", "sympy", __name__.partition(".")[0], *sys.stdlib_module_names})
 _LIBRARY, _OURS = os.path.join(sysconfig.get_path("stdlib"), ""), os.path.join(os.path.dirname(__file__), "")
 # Of tensors that are written and held outside of modules.
@@ -62,12 +68,16 @@ def translated(error: Exception) -> SashikoError:
     where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else raised_at(error)
     if type(error).__name__ == "ConstraintViolationError" or any(sign in text for sign in _OF_SIZES):
         return _of_sizes(text, where or _fixed_at(error))
-    by_data = any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__
-    said = f"{type(error).__name__}: {short}"
-    if by_data:
-        said = f"it branches on its data, or makes sizes of them ({said})"
-    known = next((what for sign, what in KNOWN if sign in text), PERHAPS_BY_PARTS)
-    return Unsupported(f"PyTorch cannot capture this model: {said}", where, BY_PARTS if by_data else known)
+    if any(isinstance(item, PackedSequence) for item in _held(error, "torch.nn.modules.rnn")):
+        what = "a recurrent layer is given a PackedSequence, whose sizes are in its data"
+        return Unsupported(f"PyTorch cannot capture this model: {what}", where, UNPACKED)
+    given = (item for item in _held(error, "torch._subclasses.fake_tensor") if isinstance(item, torch.Tensor))
+    said, hint = f"{type(error).__name__}: {short}", next((what for sign, what in KNOWN if sign in text), PERHAPS_BY_PARTS)
+    if any(sign in text for sign in _OF_SPARSE) or any(map(is_sparse, given)):
+        said, hint = f"it has a sparse tensor ({said})", SPARSE
+    elif any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__:
+        said, hint = f"it branches on its data, or makes sizes of them ({said})", BY_PARTS
+    return Unsupported(f"PyTorch cannot capture this model: {said}", where, hint)
 
 
 def _of_sizes(text: str, where: str) -> InputError:
@@ -83,6 +93,20 @@ def _of_sizes(text: str, where: str) -> InputError:
     hints += [_AUTO] if _UNPROVEN in said else []
     hint = "\n  ".join(hints) or "see the documentation of torch.export's dynamic_shapes"
     return InputError(f"dynamic_shapes do not fit the model: {what}", where, hint[:600])
+
+
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Whether a tensor consists of some elements and their places."""
+    return str(tensor.layout).startswith("torch.sparse")
+
+
+def _held(error: Exception, module: str) -> Iterator[Any]:
+    """What the functions of a module that raised an exception, or passed it on, had in hand."""
+    step = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_globals.get("__name__") == module:
+            yield from pytree.tree_leaves([*step.tb_frame.f_locals.values()], lambda item: isinstance(item, PackedSequence))
+        step = step.tb_next
 
 
 def _fixed_at(error: Exception) -> str:

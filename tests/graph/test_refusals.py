@@ -1,4 +1,4 @@
-"""What is said of dynamic_shapes that torch.export refuses: what torch found, and what to do about it."""
+"""What is said of dynamic_shapes, and of tensors of other kinds, that torch.export refuses: what torch found, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.export import Dim
 
-from sashiko import compile
-from sashiko.diagnostics.errors import InputError
+import sashiko
+from sashiko.diagnostics.errors import SPARSE, CalibrationError, InputError, SashikoError, Unsupported
 from sashiko.graph.capture import export
+from sashiko.graph.refusals import UNPACKED
 from tests.driver.functions import Apply
 
 B, C = Dim("b", max=16), Dim("c", max=16)
@@ -44,7 +46,7 @@ def test_the_reason_and_what_to_do(
 
 def test_what_is_taken_for_granted_instead() -> None:
     model = Apply(lambda x: x * 2 if x.shape[0] % 5 else x).eval()
-    compiled = compile(model, torch.randn(6, 8), dynamic_shapes={"args": ({0: Dim.AUTO},)})
+    compiled = sashiko.compile(model, torch.randn(6, 8), dynamic_shapes={"args": ({0: Dim.AUTO},)})
     x = torch.randn(7, 8)
     torch.testing.assert_close(compiled(x), x * 2)
     with pytest.raises(InputError, match="another way"):
@@ -67,3 +69,47 @@ def test_where_an_operation_does_it_beneath_what_traces() -> None:
     with pytest.raises(InputError, match=r"specialized it to be a constant \(3\)") as caught:
         export(Apply(write).eval(), (torch.randn(3, 8),), dynamic_shapes={"args": ({0: B},)})
     assert not caught.value.where or caught.value.where.startswith(__file__)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, cell: Any) -> None:
+        super().__init__()
+        self.layer = cell(4, 6, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor, *state: torch.Tensor) -> Any:
+        return self.layer(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True), *state)
+
+
+@pytest.mark.parametrize(("cell", "state"), [(nn.LSTM, ()), (nn.GRU, (torch.zeros(1, 3, 6),))])
+def test_packed_sequences(cell: Any, state: tuple[torch.Tensor, ...]) -> None:
+    with pytest.raises(Unsupported, match="a recurrent layer is given a PackedSequence") as caught:
+        export(Recurrent(cell).eval(), (torch.randn(3, 7, 4), torch.tensor([7, 5, 2]), *state))
+    assert caught.value.hint == UNPACKED and caught.value.where.startswith(__file__)
+
+
+class Edges(nn.Module):
+    """Of a graph, as a matrix that is a buffer, an argument or made in each call."""
+
+    def __init__(self, of: torch.layout) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("edges", torch.eye(5).to_sparse(layout=of))
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor | None = None, values: torch.Tensor | None = None) -> torch.Tensor:
+        if values is not None and edges is not None:
+            edges = torch.sparse_coo_tensor(edges, values, (5, 5))
+        found: torch.Tensor = torch.sparse.mm(self.edges if edges is None else edges, self.layer(x))
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(("of", "given"), [
+    (torch.sparse_coo, ()), (torch.sparse_csr, ()), (torch.sparse_coo, (torch.eye(5).to_sparse(),)),
+    (torch.sparse_coo, (torch.arange(5).expand(2, 5), torch.ones(5))),
+], ids=["coo", "csr", "argument", "made"])  # fmt: skip
+def test_sparse_tensors(of: torch.layout, given: tuple[torch.Tensor, ...]) -> None:
+    model, args = Edges(of).eval(), (torch.randn(5, 4), *given)
+    for make in (lambda: sashiko.compile(model, args), lambda: sashiko.quantize(model, [args], progress=False)):
+        with pytest.raises(SashikoError, match="sparse") as caught:
+            make()
+        assert caught.value.hint == ("to_dense() converts it" if isinstance(caught.value, CalibrationError) else SPARSE)

@@ -84,3 +84,19 @@ def test_what_the_model_decides_by_the_same_sizes_binds() -> None:
     assert re.search("batch dimension is fixed to 1 .* takes another way", program.fixed)
     x = torch.randn(1, 500)
     torch.testing.assert_close(scratch(program)(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("edges", torch.eye(5).to_sparse())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), self.edges * 2
+
+
+def test_a_result_may_be_sparse() -> None:
+    model, x = Weighted().eval(), torch.randn(3, 4)
+    program = export(model, bind(model, (x,), {}))
+    assert any(name.endswith("edges") for name in program.attributes)
