@@ -28,8 +28,10 @@ from .attributes import without_data
 from .axes import check_axes, spelled_out
 from .called_twice import changed
 from .computed import refuse_writes
+from .conversions import with_free_numbers
 from .decompose import by_node
 from .examples import refusal
+from .guards import without_those_that_follow
 from .lower import CHECKS, PART_OF
 from .modes import in_training, to_evaluate
 from .oblivious import oblivious
@@ -124,7 +126,9 @@ def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
 
     with spelled_out(model, args, kwargs, dynamic_shapes) as shapes:
-        program, (always, once, written) = changed(model, lambda: settled(model, lambda: trace(shapes), trace), trace)
+        program, (always, once, written) = with_free_numbers(
+            lambda: changed(model, lambda: settled(model, lambda: trace(shapes), trace), trace)
+        )
     if written:
         what = f"the first call alone writes into {written}, and what is made of it would in each call"
         raise Unsupported(what, type(model).__name__, "call the model once before")
@@ -284,7 +288,9 @@ def tracing() -> Iterator[None]:
         exporter.print = lambda *_, **__: None  # instead of the built-in function
         module._detect_is_causal_mask = said_causal
         try:
-            with quiet(), recurrent.Layers(), pooling.WholeAxes(), assertions.recorded(), branches.recorded():
+            with (
+                quiet(), recurrent.Layers(), pooling.WholeAxes(), assertions.recorded(), branches.recorded(), without_those_that_follow()
+            ):
                 yield
         finally:
             module._detect_is_causal_mask = asking

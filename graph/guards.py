@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import traceback
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import sympy
 import torch
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    CleanDiv,
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    IntTrueDiv,
+    Mod,
+    PythonMod,
+    ToFloat,
+    TruncToInt,
+)
+from torch.utils._sympy.value_ranges import bound_sympy
 
 from ..diagnostics.errors import InputError
 
+_ROUNDED = (FloorDiv, FloorToInt, TruncToInt, CeilToInt)
 _ATTENTION = (torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default)
 _FOR_STRIDES = {"_reshape_view_helper_core_alg", "matmul"}
 """Functions of PyTorch that reshape what may or may not be contiguous."""
@@ -36,6 +52,75 @@ def ask(module: GraphModule) -> None:
             (at, mask), *more = [(axis, index) for axis, index in enumerate(node.args[1]) if index is not None] or [(0, None)]
             if mask is not None and not more and mask.meta["val"].dtype in (torch.bool, torch.uint8):
                 _are_equal(node.args[0].meta["val"].shape[at:], mask.meta["val"].shape)
+
+
+@contextmanager
+def without_those_that_follow() -> Iterator[None]:
+    """torch.export looks at what it took for granted of declared sizes without what is true of all of them."""
+    exporter: Any = importlib.import_module("torch.export._trace")  # which torch.export imports when it is first called
+    before = exporter.produce_guards_and_solve_constraints
+
+    def produce(fake_mode: Any, *args: Any, **kwargs: Any) -> None:
+        env = fake_mode.shape_env
+        if env is not None:
+            env.guards[:] = (guard for guard in env.guards if not follows(guard.expr, env))
+        before(fake_mode, *args, **kwargs)
+
+    exporter.produce_guards_and_solve_constraints = produce
+    try:
+        yield
+    finally:
+        exporter.produce_guards_and_solve_constraints = before
+
+
+def follows(expr: sympy.Basic, env: ShapeEnv) -> bool:
+    """Whether a guard is true of all sizes in their ranges, as that half of a size is no more than it: torch's intervals do not show what
+    sizes and what is rounded of them have in common, and it refuses declared sizes for such a guard."""
+    if isinstance(expr, sympy.And):
+        return all(follows(part, env) for part in expr.args)
+    if isinstance(expr, sympy.Ne):
+        return any(follows(relation(*expr.args), env) for relation in (sympy.Gt, sympy.Lt))
+    if not isinstance(expr, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt) or free_unbacked_symbols(expr):
+        return False
+    if env._maybe_evaluate_static(expr, axioms=()) == sympy.true:
+        return True
+    if not (expr.lhs.is_integer and expr.rhs.is_integer and expr.has(*_ROUNDED)):
+        return False
+    more = _without_rounding(expr.gts - expr.lts, env)
+    fractions = more is None or any(not power.exp.is_positive for power in more.atoms(sympy.Pow))  # of a size: not in torch's intervals
+    least = None if fractions else bound_sympy(more, env.var_to_range).lower
+    # Numbers of sizes are whole; half of one is left for what Python's floats round.
+    return least is not None and bool(least > (0.5 if isinstance(expr, sympy.Gt | sympy.Lt) else -0.5))
+
+
+def _without_rounding(expr: sympy.Expr, env: ShapeEnv) -> sympy.Expr | None:
+    """What an expression is not less than, in which nothing is rounded. None where that is not known."""
+    total = sympy.Integer(0)
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        factor, rounded = term.as_coeff_Mul()
+        if isinstance(rounded, _ROUNDED):
+            inner = rounded.args[0] / rounded.args[1] if isinstance(rounded, FloorDiv) else rounded.args[0]
+            if isinstance(rounded, TruncToInt) and not bound_sympy(inner, env.var_to_range).lower >= 0:
+                return None
+            up = isinstance(rounded, CeilToInt)
+            rest = _without_rounding(factor * inner.replace(_is_exact, _exactly), env)
+            if rest is None:
+                return None
+            total += rest - (abs(factor) if up == (factor < 0) else 0)
+        elif term.has(*_ROUNDED):
+            return None
+        else:
+            total += term
+    return total
+
+
+def _is_exact(expr: sympy.Basic) -> bool:
+    return isinstance(expr, ToFloat | IntTrueDiv | FloatTrueDiv)
+
+
+def _exactly(expr: sympy.Basic) -> sympy.Basic:
+    """What a float is without its rounding."""
+    return expr.args[0] if isinstance(expr, ToFloat) else expr.args[0] / expr.args[1]
 
 
 def _are_equal(sizes: Sequence[int | torch.SymInt], others: Sequence[int | torch.SymInt]) -> None:

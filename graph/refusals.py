@@ -64,7 +64,7 @@ def translated(error: Exception) -> SashikoError:
         return error
     text = str(error)
     short = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:300]
-    frames = [(p, n) for p, n in re.findall(r'File "([^"]+)", line (\d+)', text) if _is_the_users(p)]
+    frames = [(p, n) for p, n in re.findall(r'File "([^"]+)", line (\d+)', text) if is_the_users(p)]
     where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else raised_at(error)
     if type(error).__name__ == "ConstraintViolationError" or any(sign in text for sign in _OF_SIZES):
         return _of_sizes(text, where or _fixed_at(error))
@@ -117,13 +117,13 @@ def _fixed_at(error: Exception) -> str:
         env: Any = step.tb_frame.f_locals.get("shape_env")
         for symbol, place in getattr(env, "replacements_slocs", {}).items():
             frame = place.framework_loc
-            if env.replacements[symbol].is_number and isinstance(frame, FrameSummary) and _is_the_users(frame.filename):
+            if env.replacements[symbol].is_number and isinstance(frame, FrameSummary) and is_the_users(frame.filename):
                 return f"{frame.filename}:{frame.lineno}"
         step = step.tb_next
     return ""
 
 
-def _is_the_users(path: str) -> bool:
+def is_the_users(path: str) -> bool:
     """Whether a file is part of neither torch nor Python nor of what traces here; other packages may well be where a model comes from."""
     python = path.startswith(_LIBRARY) and "-packages" not in path
     return not (python or path.startswith(_OURS) or re.search(r"[/\\]torch[/\\]", path))

@@ -1,14 +1,23 @@
-"""What PyTorch asks of sizes for the strides of results does not bind a program to them."""
+"""What PyTorch asks of sizes for the strides of results, or what is true of all of them, does not bind a program to them."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import CeilToInt, FloorDiv, TruncToInt
+from torch.utils._sympy.value_ranges import ValueRanges
 
 import sashiko
 from sashiko.diagnostics.errors import InputError
+from sashiko.graph.guards import follows
+from sashiko.graph.symbols import Assumption
+from tests.graph.captures import capture, module, run
 
 
 class Lines(nn.Module):
@@ -69,3 +78,33 @@ def test_what_the_model_decides_by_sizes_still_binds() -> None:
     compiled = sashiko.compile(Square().eval(), (torch.randn(3, 4),), dynamic_shapes=(sizes,))
     with pytest.raises(InputError, match="another way"):
         compiled(torch.randn(4, 4))
+
+
+PARTS = {
+    "half": lambda n: n // 2, "seven tenths": lambda n: n * 7 // 10, "by a float": lambda n: torch.sym_int(n * 0.7),
+    "rounded up": lambda n: math.ceil(n / 3), "a quarter less": lambda n: n - torch.sym_int(n / 4),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_a_size_is_no_more_than_it(name: str) -> None:
+    """torch refuses declared sizes for what it finds no proof of."""
+    model = module(lambda self, x: x[: PARTS[name](x.shape[0])] * 2)
+    captured = capture(model, (torch.randn(8, 3),), shapes=({0: Dim("n", min=4)},))
+    assert not any(isinstance(each, Assumption) for each in captured.assumed)
+    for n in (4, 5, 31):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(run(captured, (x,)), model(x))
+
+
+def test_which_guards_follow() -> None:
+    env = ShapeEnv()
+    n, m = (sympy.Symbol(name, integer=True, positive=True) for name in "nm")
+    env.var_to_range.update({n: ValueRanges(4, 64), m: ValueRanges(2, 64)})
+    shown = (sympy.Le(FloorDiv(n, 3), n), sympy.Lt(TruncToInt(n * 0.7), n), sympy.Le(FloorDiv(n * m, 2), n * m),
+             sympy.Ne(n - FloorDiv(n, 4), 1))
+    open_ = (sympy.Le(FloorDiv(n * 5, 4), n), sympy.Lt(CeilToInt(n * 0.9), n), sympy.Le(FloorDiv(n, 3), m), sympy.Le(0.9 * n, 0.8 * n),
+             sympy.Le(TruncToInt(5 - n * 0.5), 3 - FloorDiv(n, 4)), sympy.Eq(FloorDiv(n, 4), 2), sympy.Ne(FloorDiv(n, 4), 3),
+             sympy.Le(0.5, 0.1 * n))
+    assert [follows(guard, env) for guard in (*shown, *open_)] == [True] * len(shown) + [False] * len(open_)

@@ -53,7 +53,7 @@ def test_what_is_taken_for_granted_instead() -> None:
         compiled(x[:5])
 
 
-@pytest.mark.parametrize("function", [lambda x: x * 2 if x.shape[0] == 3 else x, lambda x: x * torch.arange(int(x.shape[0]))[:, None]])
+@pytest.mark.parametrize("function", [lambda x: x * 2 if x.shape[0] == 3 else x, lambda x: x * torch.tensor(range(x.shape[0]))[:, None]])
 def test_where_the_model_makes_a_size_a_constant(function: Callable[..., torch.Tensor]) -> None:
     with pytest.raises(InputError, match=r"specialized it to be a constant \(3\)") as caught:
         export(Apply(function).eval(), (torch.randn(3, 8),), dynamic_shapes={"args": ({0: B},)})
