@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from ..diagnostics.errors import Unsupported
+from ..diagnostics.errors import InputError, Unsupported
 from ..diagnostics.surroundings import undisturbed
 from . import build as b
 from .alone import alone
@@ -186,6 +186,7 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     ask(program.graph_module)
     ranges = {s.name: _declared(integer_bounds(r)) for s, r in program.range_constraints.items() if s.is_Symbol}
     found = _Signature(Lowering(Symbols(_shape_env(nodes), ranges).unified()))
+    _refuse_fixed(found.lowering.symbols)
     written = {s.target for s in signature.output_specs if s.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)}
     targets: dict[str, int] = {}
     late: list[tuple[Node, str, torch.Tensor]] = []
@@ -226,6 +227,18 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     with quiet():  # of sizes that an operation does not bear
         small = (*needed(program.graph.nodes, symbols), *small_sizes(made.graph))
     return replace(made, assumed=(*symbols.assumptions(), *stepped, *small))
+
+
+def _refuse_fixed(symbols: Symbols) -> None:
+    """InputError for a size that is declared and yet one number by what tracing took for granted: torch does not tell where it takes
+    several equations to see it, or where the size is a multiple of what is declared."""
+    for tracked in getattr(symbols.env, "tracked_fakes", None) or ():
+        sizes: Sequence[int | torch.SymInt] = tracked.fake.shape if isinstance(tracked.fake, torch.Tensor) else ()
+        for axis, (size, declared) in enumerate(zip(sizes, getattr(tracked.symbolic_context, "constraint_sizes", ()))):
+            if declared is not None and isinstance(size, torch.SymInt) and isinstance(number := symbols.dim(size), int):
+                where = f"{tracked.source.name}.size()[{axis}]"
+                what = f"dynamic_shapes do not fit the model: {where} is free there, and the model fixes it to {number}"
+                raise InputError(what, symbols.decided_at(size), "leave it out, or declare it as Dim.AUTO, which lets the model decide")
 
 
 def assumptions(program: ExportedProgram) -> tuple[Assumed, ...]:

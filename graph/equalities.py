@@ -105,6 +105,17 @@ def told(zero: Dim) -> dict[str, Dim]:
     return {}
 
 
+def fixed(zero: Dim) -> dict[str, Dim]:
+    """A symbol, and the one number that it is where `zero` is 0."""
+    for one in symbols(zero) if len(symbols(zero)) == 1 else ():
+        slope, rest = coefficient(zero, one.name) or (0, 0)
+        if isinstance(slope, int) and isinstance(rest, int) and slope and rest % slope == 0:
+            number = -rest // slope
+            if number >= one.lo and (one.hi is None or number <= one.hi):
+                return {one.name: number}
+    return {}
+
+
 def _functions(value: Dim) -> list[Func]:
     return [atom for mono, _ in terms_of(value) for atom in mono if isinstance(atom, Func)]
 

@@ -116,11 +116,15 @@ def _fixed_at(error: Exception) -> str:
     while step is not None:
         env: Any = step.tb_frame.f_locals.get("shape_env")
         for symbol, place in getattr(env, "replacements_slocs", {}).items():
-            frame = place.framework_loc
-            if env.replacements[symbol].is_number and isinstance(frame, FrameSummary) and is_the_users(frame.filename):
-                return f"{frame.filename}:{frame.lineno}"
+            if env.replacements[symbol].is_number and (found := place_of(place.framework_loc)):
+                return found
         step = step.tb_next
     return ""
+
+
+def place_of(frame: object) -> str:
+    """file:line of a frame that torch keeps, if it is of the model's own code."""
+    return f"{frame.filename}:{frame.lineno}" if isinstance(frame, FrameSummary) and is_the_users(frame.filename) else ""
 
 
 def is_the_users(path: str) -> bool:

@@ -18,9 +18,10 @@ from ..diagnostics.errors import BY_PARTS, InputError, Unsupported
 from . import dims, floats
 from .branches import larger_than_one
 from .dims import Dim, Symbol
-from .equalities import narrowed, parts, simplest, told
+from .equalities import fixed, narrowed, parts, simplest, told
 from .floats import Definition
 from .guards import another_way, guards, same
+from .refusals import place_of
 
 _FUNCTIONS: dict[str, Callable[..., Dim]] = {
     "FloorDiv": dims.floordiv, "CleanDiv": dims.floordiv, "CeilDiv": dims.ceildiv,
@@ -76,9 +77,11 @@ Assumed = Assumption | Definition
 
 
 def require(
-    assumptions: Iterable[Assumed], env: Mapping[str, int], hint: str = "compile it for an example of these sizes, too"
+    assumptions: Iterable[Assumed], env: Mapping[str, int], hint: str = "compile it for an example of these sizes, too",
+    sizes: Iterable[Dim] = (),
 ) -> dict[str, int]:
-    """The numbers of all symbols, those that are defined included. Raises InputError for sizes that another program would be traced for."""
+    """The numbers of all symbols, those that are defined included. Raises InputError for sizes that another program would be traced for,
+    which tells `sizes`, or without any the symbols."""
     env = dict(env)
     for assumption in assumptions:
         if isinstance(assumption, Definition):
@@ -87,7 +90,7 @@ def require(
             except (ArithmeticError, ValueError) as error:  # as the model itself would raise
                 raise InputError(f"the model computes {assumption} of its sizes, here {env}: {error}") from error
         elif not assumption.holds(env):
-            raise another_way(assumption, env, hint)
+            raise another_way(assumption, {str(dim): dims.evaluate(dim, env) for dim in sizes} or env, hint)
     return env
 
 
@@ -118,7 +121,16 @@ class Symbols:
         for zero in self._zeros(sizes):
             self._spell(told(zero))
         self._spell(parts(self._zeros(sizes)))
+        for zero in self._zeros(sizes):
+            self._spell(fixed(zero))
         return self
+
+    def decided_at(self, size: torch.SymInt) -> str:
+        """The line of the model that first took for granted what a size is equal to; empty where PyTorch alone did."""
+        asked = self._unified(size.node.expr).free_symbols
+        found = self.env.guards if self.env is not None else ()
+        equal = (g.sloc.framework_loc for g in found if isinstance(g.expr, sympy.Eq) and asked & self._unified(g.expr).free_symbols)
+        return next(filter(None, map(place_of, equal)), "")
 
     def _spell(self, spelled: Mapping[str, Dim]) -> None:
         self.found = {name: dims.substitute(dim, spelled) for name, dim in self.found.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -249,6 +250,12 @@ class Plan:
         native = (segment for segment in self.segments if isinstance(segment, NativeSegment))
         return tuple(dict.fromkeys(code.symbol for segment in native for step in segment.steps for code in step.variants))
 
+    @property
+    def sizes(self) -> Iterator[Dim]:
+        """Every size of the inputs, and other number among them, that differs from call to call, each once."""
+        sizes = (item.type.shape if isinstance(item, InputTensor) else (item.dim,) for item in self.inputs)
+        return (dim for dim in dict.fromkeys(chain.from_iterable(sizes)) if not isinstance(dim, int))
+
     @cached_property
     def dims(self) -> tuple[Dim, ...]:
         """Every expression whose number the plan needs, each once; plain ints are left out."""
@@ -257,8 +264,7 @@ class Plan:
 
 
 def _dims(plan: Plan) -> Iterator[Dim]:
-    for item in plan.inputs:
-        yield from item.type.shape if isinstance(item, InputTensor) else (item.dim,)
+    yield from plan.sizes
     yield from (item.dim for item in plan.outputs if isinstance(item, OutputDim))
     for segment in plan.segments:
         yield from _native_dims(segment) if isinstance(segment, NativeSegment) else template_dims((segment.args, segment.kwargs))

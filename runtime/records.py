@@ -82,7 +82,7 @@ def make_record(plan: Plan, env: Mapping[str, int]) -> ShapeRecord:
     """Returns the record for the symbols' values `env`. InputError for sizes that another program would be captured for, InvalidGraph when
     the plan has a symbol that no input defines."""
     try:
-        env = require(plan.assumed, env)
+        env = require(plan.assumed, env, sizes=plan.sizes)
         numbers = {dim: evaluate(dim, env) for dim in plan.dims}
     except KeyError as error:
         raise InvalidGraph(f"no input defines the size {error.args[0]}", f"plan {plan.name}") from error

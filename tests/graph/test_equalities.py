@@ -8,7 +8,7 @@ import pytest
 
 from sashiko.graph.binding import solve
 from sashiko.graph.dims import Dim, bounds, evaluate, floordiv, maximum, minimum, mod, product, substitute, symbol, symbols
-from sashiko.graph.equalities import narrowed, parts, simplest, told
+from sashiko.graph.equalities import fixed, narrowed, parts, simplest, told
 
 S, T = symbol("s", 1), symbol("t", 1)
 
@@ -133,3 +133,13 @@ def test_all_symbols_of_parts_are_found_in_a_call() -> None:
     assert solve([(dim, 36, "a size")]) == {"s_by_4": 8, "s_rest": 1} and len(symbols(dim)) == 2
     with pytest.raises(ValueError, match="a size has size 34, expected 3 to 4 more than a multiple of 4, from 3 on"):
         solve([(dim, 34, "a size")])
+
+
+FIXED: list[tuple[Dim, dict[str, Dim]]] = [
+    (2 * S - 6, {"s": 3}), (4 - S, {"s": 4}), (2 * S - 3, {}), (S, {}), (S - T, {}), (S * S - 4, {}), (floordiv(S, 4) - S, {}),
+]
+
+
+@pytest.mark.parametrize(("zero", "expected"), FIXED)
+def test_a_symbol_is_fixed_by_an_equation_of_it_alone(zero: Dim, expected: dict[str, Dim]) -> None:
+    assert fixed(zero) == expected

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 import sashiko
 from sashiko.graph.dims import symbol
 from sashiko.graph.symbols import Assumption, Symbols
+from tests.graph.captures import capture, module
 
 A, B = sympy.symbols("a b", integer=True, positive=True)
 
@@ -124,3 +125,27 @@ def test_sizes_times_a_number_that_may_be_zero() -> None:
         assert_close(fast(torch.ones(rows, 3), torch.ones(others, 3), times), model(torch.ones(rows, 3), torch.ones(others, 3), times))
     with pytest.raises(sashiko.InputError, match="takes another way"):
         fast(torch.ones(4, 3), torch.ones(6, 3), 2)
+
+
+class Counted(nn.Module):
+    """As many rows as Python counts."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(len(range(x.shape[0] // 4)), 4, -1) * 2
+
+
+@pytest.mark.parametrize("size", [4 * Dim("rows", max=16), Dim.DYNAMIC], ids=["multiple", "free"])
+def test_a_declared_size_that_equations_fix_is_refused(size: Any) -> None:
+    """torch takes it for one that there are others of."""
+    with pytest.raises(sashiko.InputError, match=r"L\['x'\].size\(\)\[0\] is free there, and the model fixes it to 8") as caught:
+        capture(Counted().eval(), (torch.randn(8, 3),), shapes=({0: size},))
+    assert caught.value.where == f"{__file__}:{Counted.forward.__code__.co_firstlineno + 1}"
+
+
+def test_what_the_model_decides_is_told_of_the_sizes_of_a_call() -> None:
+    captured = capture(Counted().eval(), (torch.randn(8, 3),), shapes=({0: Dim.AUTO},))
+    assert captured.graph.inputs[0].shape == (8, 3)
+    quarters = module(lambda self, x, y: x.view(-1, 4, 3) * y.sum() if x.shape[0] > y.shape[0] else x)
+    fast = sashiko.compile(quarters, (torch.randn(12, 3), torch.randn(5)), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}))
+    with pytest.raises(sashiko.InputError, match=r"and here 4\*s\d+_by_4 = 8, s\d+ = 9"):
+        fast(torch.randn(8, 3), torch.randn(9))
