@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from ..diagnostics.errors import InputError, Unsupported
 from ..diagnostics.surroundings import undisturbed
 from . import build as b
+from . import masked
 from .alone import alone
 from .captured import (
     Captured,
@@ -184,6 +185,7 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     signature = program.graph_signature
     nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
     ask(program.graph_module)
+    masked.spell_out(program.graph_module)
     ranges = {s.name: _declared(integer_bounds(r)) for s, r in program.range_constraints.items() if s.is_Symbol}
     found = _Signature(Lowering(Symbols(_shape_env(nodes), ranges).unified()))
     _refuse_fixed(found.lowering.symbols)
