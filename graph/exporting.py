@@ -288,9 +288,7 @@ def tracing() -> Iterator[None]:
         exporter.print = lambda *_, **__: None  # instead of the built-in function
         module._detect_is_causal_mask = said_causal
         try:
-            with (
-                quiet(), recurrent.Layers(), pooling.WholeAxes(), assertions.recorded(), branches.recorded(), without_those_that_follow()
-            ):
+            with quiet(), recurrent.Layers(), pooling.WholeAxes(), assertions.recorded(), branches.recorded(), without_those_that_follow():
                 yield
         finally:
             module._detect_is_causal_mask = asking
