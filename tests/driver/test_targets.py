@@ -202,8 +202,14 @@ def test_a_quantized_model_on_tiles(amx: Target, kind: type[nn.Module], preset: 
     assert (compiled(*example) - expected).norm() < most
 
 
-@pytest.mark.parametrize(("target", "isa"), [(X86_64_V3, "avx2madd"), (X86_64_VNNI, "avx512vnni")], ids=lambda p: getattr(p, "name", p))
-@pytest.mark.parametrize("quantized", [False, True], ids=["floats", "int8"])
+@pytest.mark.parametrize(
+    ("target", "isa", "quantized"),
+    swept(
+        [(target, isa, quantized) for target, isa in ((X86_64_V3, "avx2madd"), (X86_64_VNNI, "avx512vnni")) for quantized in (False, True)],
+        [(X86_64_V3, "avx2madd", False), (X86_64_VNNI, "avx512vnni", True)],
+    ),
+    ids=lambda p: getattr(p, "name", p),
+)
 @torch.no_grad()
 def test_auto_takes_bf16_where_integers_stand_for_it(target: Target, isa: str, quantized: bool) -> None:
     if target.why_not_on(detection.host()):
