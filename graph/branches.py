@@ -1,12 +1,13 @@
 """What a model asks of its sizes by itself. torch takes every free size for 2 or more, and answers without a guard what is so for all of
-those; graphs serve 1 as well (`small_sizes.py`). Where the answer is another one for 1, the model is run with such a size, and where what
-was traced gives another result, calls with it are refused."""
+those; graphs serve 1 as well (`small_sizes.py`). Where the answer is another one for 1, the model is run with such sizes, and where what
+was traced gives other results, calls with them are refused."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, combinations
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,56 +21,74 @@ from torch.utils import _pytree as pytree
 
 from .alone import alone
 from .examples import called
+from .refusals import is_the_users
 
-_TORCH = torch.__path__[0]
-_ASKED: WeakKeyDictionary[ShapeEnv, set[sympy.Symbol]] = WeakKeyDictionary()
-_LARGER: WeakKeyDictionary[ShapeEnv, set[sympy.Symbol]] = WeakKeyDictionary()
+Sizes = frozenset[sympy.Symbol]
+_ASKED: WeakKeyDictionary[ShapeEnv, dict[Sizes, None]] = WeakKeyDictionary()
+_REFUSED: WeakKeyDictionary[ShapeEnv, list[Sizes]] = WeakKeyDictionary()
+_MOST = 4  # free sizes of one question
 
 
 @contextmanager
 def recorded() -> Iterator[None]:
     """Notes of which sizes a model that is traced asks something to which 1 would be another answer."""
-    kind: Any = torch.SymBool
+    kinds: tuple[Any, ...] = torch.SymBool, torch.SymInt
     with alone():
         symbolic_shapes.uninteresting_files().add(__file__)  # guards are known by what asks, which is not this file
-        before = kind.__bool__
+        before = [kind.__bool__ for kind in kinds]
 
-        def asked(question: Any) -> bool:
-            answer: bool = before(question)
-            if not sys._getframe(1).f_code.co_filename.startswith(_TORCH):
-                _note(question.node, answer)
-            return answer
+        def asking(plain: Callable[[Any], bool]) -> Callable[[Any], bool]:
+            def asked(question: Any) -> bool:
+                answer = plain(question)
+                if is_the_users(sys._getframe(1).f_code.co_filename):
+                    _note(question.node, answer)
+                return answer
 
-        kind.__bool__ = asked
+            return asked
+
+        for kind, plain in zip(kinds, before, strict=True):
+            kind.__bool__ = asking(plain)
         try:
             yield
         finally:
-            kind.__bool__ = before
+            for kind, plain in zip(kinds, before, strict=True):
+                kind.__bool__ = plain
 
 
 def _note(node: Any, answer: bool) -> None:
     env = node.shape_env
     known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val  # before torch 2.11
     sizes = {symbol: known.get(symbol) for symbol in node.expr.free_symbols}
-    for symbol in sizes:
-        if symbol.is_positive and None not in sizes.values() and bool(node.expr.subs({**sizes, symbol: 1})) != answer:
-            _ASKED.setdefault(env, set()).add(symbol)
+    if None in sizes.values() or len(sizes) > _MOST:
+        return
+    small = [symbol for symbol in sizes if symbol.is_positive and env.var_to_range[symbol].lower <= 2]
+    for some in chain.from_iterable(combinations(small, count) for count in range(1, len(small) + 1)):
+        if _asked(node.expr, {**sizes, **dict.fromkeys(some, 1)}) != answer:
+            _ASKED.setdefault(env, {})[frozenset(some)] = None
+
+
+def _asked(expr: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool | None:
+    """The answer for these sizes; None where there is none, as by a division by 0."""
+    try:
+        return bool(expr.subs(sizes))
+    except (ArithmeticError, TypeError, ValueError):
+        return None
 
 
 def check(model: torch.nn.Module, program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Finds out which of these sizes of a traced model may be 1."""
-    for env, symbols in [*_ASKED.items()]:
+    """Finds out which of these sizes of a traced model may be 1, alone, as far as it asked, and all together."""
+    for env in [*_ASKED]:
         inputs = _inputs(program, env)
-        for symbol in symbols if inputs else ():
-            if not _serves_one(model, program, inputs, symbol, args, kwargs):
-                _LARGER.setdefault(env, set()).add(symbol)
         if inputs:
-            del _ASKED[env]
+            found = sorted(_ASKED.pop(env), key=lambda sizes: (len(sizes), str(sorted(sizes, key=str))))
+            for sizes in dict.fromkeys((*found, frozenset().union(*found), _all_of(inputs))):
+                if not any(sizes >= other for other in _REFUSED.get(env, ())) and not _serves(model, program, inputs, sizes, args, kwargs):
+                    _REFUSED.setdefault(env, []).append(sizes)
 
 
-def larger_than_one(env: ShapeEnv | None) -> list[sympy.Symbol]:
-    """The sizes of which the model takes another way where they are 1."""
-    return [] if env is None else sorted(_LARGER.get(env, ()), key=str)
+def refused(env: ShapeEnv | None) -> Sequence[Sizes]:
+    """Sizes that must not all be 1, since the model takes another way then."""
+    return () if env is None else _REFUSED.get(env, ())
 
 
 def _inputs(program: ExportedProgram, env: ShapeEnv) -> list[Any]:
@@ -81,33 +100,61 @@ def _inputs(program: ExportedProgram, env: ShapeEnv) -> list[Any]:
     return metas if ours else []
 
 
-def _serves_one(
-    model: torch.nn.Module, program: ExportedProgram, inputs: Sequence[Any], symbol: sympy.Symbol, args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+def _free(metas: Iterable[Any]) -> Iterator[Any]:
+    sizes: Iterator[Any] = chain.from_iterable(meta.shape for meta in metas if isinstance(meta, torch.Tensor))
+    return (size for size in sizes if isinstance(size, torch.SymInt))
+
+
+def _all_of(inputs: Iterable[Any]) -> Sizes:
+    """The free sizes that may be 1: a question that was not reached may be about others than those that were."""
+    exprs = [(size.node.expr, size.node.shape_env) for size in _free(inputs)]
+    return frozenset(e for e, env in exprs if isinstance(e, sympy.Symbol) and env.var_to_range[e].lower <= 2)
+
+
+def _serves(
+    model: torch.nn.Module, program: ExportedProgram, inputs: Sequence[Any], sizes: Sizes, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
     leaves, form = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    if len(leaves) != len(inputs):
+    if len(leaves) != len(inputs) or any(isinstance(meta, torch.SymInt) for meta in inputs):
         return False
-    narrow = [_narrowed(leaf, meta, symbol) for leaf, meta in zip(leaves, inputs, strict=True)]
-    if any(leaf is None for leaf, given in zip(narrow, leaves, strict=True) if given is not None):
+    if any(not isinstance(e := size.node.expr, sympy.Symbol) and e.free_symbols & sizes for size in _free(inputs)):
         return False
-    args, kwargs = pytree.tree_unflatten(narrow, form)
-    try:
-        wanted = pytree.tree_leaves(called(model, args, kwargs))
-        found = pytree.tree_leaves(called(program.module(check_guards=False), args, kwargs))
-        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5, equal_nan=True)
-    except Exception:  # the model's own, or it does not take such a size at all; or the results differ
-        return False
-    return True
+    small = [_narrowed(leaf, meta, sizes) for leaf, meta in zip(leaves, inputs, strict=True)]
+    traced = program.module(check_guards=False)
+    alike = [_alike(model, traced, pytree.tree_unflatten(given, form)) for given in (small, [*map(_varied, small)])]
+    return alike[0] is True and alike[1] is not False  # the model need not bear other numbers than its example
 
 
-def _narrowed(leaf: Any, meta: Any, symbol: sympy.Symbol) -> Any:
-    """An argument where the size is 1; None where that is not to be seen."""
-    if not isinstance(leaf, torch.Tensor):
-        return None if isinstance(meta, torch.SymInt) else leaf
-    for axis, size in enumerate(meta.shape):
-        if isinstance(size, torch.SymInt) and symbol in size.node.expr.free_symbols:
-            if size.node.expr != symbol:
-                return None
+def _narrowed(leaf: Any, meta: Any, sizes: Collection[sympy.Symbol]) -> Any:
+    """An argument where these sizes are 1."""
+    for axis, size in enumerate(meta.shape) if isinstance(leaf, torch.Tensor) else ():
+        if isinstance(size, torch.SymInt) and size.node.expr in sizes:
             leaf = leaf.narrow(axis, 0, 1)
     return leaf
+
+
+def _varied(leaf: Any) -> Any:
+    """Other numbers: an example of zeros, or a mask of ones, may not tell two ways from one another."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if leaf.is_floating_point():
+        return torch.rand(leaf.shape, generator=torch.Generator().manual_seed(0)).to(leaf.dtype) + leaf
+    numbers = leaf.clone(memory_format=torch.contiguous_format)
+    numbers.view(-1)[::2] = 0
+    return numbers
+
+
+def _alike(model: torch.nn.Module, traced: torch.nn.Module, arguments: Any) -> bool | None:
+    """Whether both give the same, and write the same; None where the model itself does not bear the arguments."""
+    results: list[Any] = []
+    for each in (model, traced):
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), arguments)
+        try:
+            results.append(pytree.tree_leaves((called(each, args, kwargs), args, kwargs)))
+        except Exception:
+            return None if each is model else False
+    try:
+        torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5, equal_nan=True)
+    except AssertionError:
+        return False
+    return True

@@ -28,7 +28,6 @@ from .attributes import without_data
 from .axes import check_axes, spelled_out
 from .called_twice import changed
 from .computed import refuse_writes
-from .conversions import with_free_numbers
 from .decompose import by_node
 from .examples import refusal
 from .guards import without_those_that_follow
@@ -126,9 +125,7 @@ def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
 
     with spelled_out(model, args, kwargs, dynamic_shapes) as shapes:
-        program, (always, once, written) = with_free_numbers(
-            lambda: changed(model, lambda: settled(model, lambda: trace(shapes), trace), trace)
-        )
+        program, (always, once, written) = changed(model, lambda: settled(model, lambda: trace(shapes), trace), trace)
     if written:
         what = f"the first call alone writes into {written}, and what is made of it would in each call"
         raise Unsupported(what, type(model).__name__, "call the model once before")

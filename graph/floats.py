@@ -1,4 +1,4 @@
-"""Sizes that a model computes in Python's floats, such as int(1.5 * n): which have no polynomial form."""
+"""Sizes that a model computes in Python's floats, such as torch.sym_int(1.5 * n): which have no polynomial form."""
 
 from __future__ import annotations
 

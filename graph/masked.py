@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.value_ranges import bound_sympy
 
-from .captured import same_value
 from .oblivious import oblivious
 
 aten = torch.ops.aten
@@ -24,10 +23,11 @@ def spell_out(module: GraphModule) -> None:
     """Makes a choice by the mask of each such write of a functional program: what is written is computed of all elements. What is read by
     a mask for nothing, as for a write that nobody reads, is left out."""
     graph = module.graph
+    alike = _numbered(graph)
     for node in graph.find_nodes(op="call_function", target=aten.index_put.default):
         place = _place(node.args[1])
         if place is not None and len(node.args) == 3 and not node.kwargs:
-            _choose(graph, node, *place)
+            _choose(graph, node, *place, alike)
     for node in graph.find_nodes(op="call_function", target=aten.index.Tensor):
         place = _place(node.args[1])
         sayings = None if place is None else _sayings([node], place[1])
@@ -41,13 +41,13 @@ def _place(indices: Any) -> tuple[int, Node] | None:
     return found[0] if len(found) == 1 and found[0][1].meta["val"].dtype == torch.bool else None
 
 
-def _choose(graph: Graph, put: Node, axis: int, mask: Node) -> None:
+def _choose(graph: Graph, put: Node, axis: int, mask: Node, alike: Mapping[Node, int]) -> None:
     x, values, steps = put.args[0], put.args[2], dict[Node, None]()
     own, covered = put.meta["val"], mask.meta["val"].dim()
     rank = own.dim() - covered + 1
     if not isinstance(values, Node) or values.meta["val"].dim() != rank or (axis and covered > 1):
         return
-    if not _by_elements(values, axis, mask, rank, steps):
+    if values.meta["val"].dtype != own.dtype or not _by_elements(values, axis, mask, rank, steps, alike):
         return
     sayings = _sayings(steps, mask, put)
     if sayings is None:
@@ -61,6 +61,9 @@ def _choose(graph: Graph, put: Node, axis: int, mask: Node) -> None:
         for _ in range(own.dim() - axis - covered):
             wide = _called(put, aten.unsqueeze.default, wide, -1)
         chosen = _called(put, aten.where.self, wide, whole[values], x)
+    if str(chosen.meta["val"].shape) != str(own.shape):
+        graph.eliminate_dead_code()  # what is written is broadcast, which PyTorch does not do
+        return
     put.replace_all_uses_with(chosen)
     _erase(put, *reversed(sayings), *reversed(steps))
 
@@ -78,7 +81,7 @@ def _called(place: Node, op: Any, *args: Any, **kwargs: Any) -> Node:
     return made
 
 
-def _by_elements(node: Node, axis: int, mask: Node, rank: int, steps: dict[Node, None]) -> bool:
+def _by_elements(node: Node, axis: int, mask: Node, rank: int, steps: dict[Node, None], alike: Mapping[Node, int]) -> bool:
     """Whether a tensor is made, element by element, of what others have where the mask is true; `steps`: by these nodes, in order."""
     made, op = node.meta["val"], node.target
     if node in steps:
@@ -92,11 +95,11 @@ def _by_elements(node: Node, axis: int, mask: Node, rank: int, steps: dict[Node,
         for operand in node.all_input_nodes:
             value = operand.meta["val"]
             if free_unbacked_symbols(value):
-                if not _by_elements(operand, axis, mask, rank, steps):
+                if not _by_elements(operand, axis, mask, rank, steps, alike):
                     return False
             elif isinstance(value, torch.Tensor) and value.dim() >= rank - axis and str(value.shape[axis - rank]) != "1":
                 return False  # as many rows as are true in the example
-    elif (place := _place(node.args[1])) is None or place[0] != axis or not _same(place[1], mask):
+    elif (place := _place(node.args[1])) is None or place[0] != axis or not _same(place[1], mask, alike):
         return False
     steps[node] = None
     return True
@@ -106,15 +109,27 @@ def _draws(op: object) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two arguments are one, or computed alike."""
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if not isinstance(one, Node) or not isinstance(other, Node):
-        return same_value(one, other)
-    if one is other or one.op != "call_function" or one.target != other.target or _draws(one.target):
-        return one is other
-    return _same(one.args, other.args) and _same([*one.kwargs.items()], [*other.kwargs.items()])
+def _numbered(graph: Graph) -> dict[Node, int]:
+    """A number for each node, the same for those that are computed alike."""
+    found: dict[Node, int] = {}
+    numbers: dict[object, int] = {}
+    for node in graph.nodes:
+        key: object = node
+        if node.op == "call_function" and not _draws(node.target):
+            key = node.target, str(map_arg((node.args, node.kwargs), lambda operand: _Numbered(found[operand])))
+        found[node] = numbers.setdefault(key, len(numbers))
+    return found
+
+
+class _Numbered(int):
+    """Stands for a node, and is written as none of its other arguments is."""
+
+    def __repr__(self) -> str:
+        return f"<{int(self)}>"
+
+
+def _same(one: Node, other: Node, alike: Mapping[Node, int]) -> bool:
+    return one is other or (one in alike and alike[one] == alike.get(other))
 
 
 def _sayings(steps: Collection[Node], mask: Node, put: Node | None = None) -> list[Node] | None:

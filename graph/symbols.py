@@ -16,7 +16,7 @@ from torch.utils._sympy.value_ranges import bound_sympy
 
 from ..diagnostics.errors import BY_PARTS, InputError, Unsupported
 from . import dims, floats
-from .branches import larger_than_one
+from .branches import refused
 from .dims import Dim, Symbol
 from .equalities import fixed, narrowed, parts, simplest, told
 from .floats import Definition
@@ -197,7 +197,7 @@ class Symbols:
                 except Unsupported as error:
                     what = f"the model, or PyTorch, decides by {expr}, which cannot be asked of the sizes of a call"
                     raise Unsupported(what, hint="declare the sizes with torch.export.Dim, whose range torch.export decides for") from error
-        larger = (Assumption(self.expression(size - 1), "!=") for size in larger_than_one(self.env))
+        larger = (Assumption(self.expression(sum(sizes) - len(sizes)), "!=") for sizes in refused(self.env))
         return (*self.definitions(), *(a for a in found if not self._as_traced(a).evident), *larger)
 
     def _as_traced(self, assumption: Assumption) -> Assumption:

@@ -19,6 +19,11 @@ OTHER_WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "of two sizes": lambda x: x * 2 if x.shape[0] * x.shape[1] > 8 else x * 3,
     "largest": lambda x: x * max(x.shape[0], 2) - (x if x.shape[0] == 1 else 0),
 }
+OTHER_WAYS |= {
+    "no question": lambda x: x * 2 if x.shape[0] - 1 else x * 3,
+    "not": lambda x: x * 3 if not x.shape[0] // 2 else x * 2,
+    "divided": lambda x: x * 3 if x.shape[0] == 1 or 12 // (x.shape[0] - 1) > 50 else x * 2,
+}
 SAME: dict[str, Callable[[Tensor], Tensor]] = {
     "mask": lambda x: x + torch.full((x.shape[0], x.shape[0]), -9.0).triu(1).sum(1, keepdim=True) if x.shape[0] > 1 else x,
     "as it is": lambda x: x.reshape(-1, 8) if x.shape[0] != 1 else x,
@@ -46,6 +51,51 @@ def test_another_way_with_the_same_result_is_none(name: str) -> None:
     for rows in (1, 2, 5):
         x = torch.randn(rows, 8)
         torch.testing.assert_close(model(x), SAME[name](x))
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x * 3 if x.shape[0] == 1 and x.shape[1] == 1 else x * 2, lambda x: x * 3 if x.numel() == 1 else x * 2,
+])  # fmt: skip
+def test_several_sizes_of_one(function: Callable[[Tensor], Tensor]) -> None:
+    sizes = {"args": ({0: Dim("n", max=9), 1: Dim("m", max=9)},)}
+    model = sashiko.compile(Apply(function).eval(), torch.randn(3, 8), dynamic_shapes=sizes)
+    for rows, columns in ((1, 8), (3, 1), (2, 2)):
+        torch.testing.assert_close(model(x := torch.randn(rows, columns)), function(x))
+    with pytest.raises(InputError, match="takes another way for these sizes"):
+        model(torch.randn(1, 1))
+
+
+def test_of_numbers_that_do_not_tell() -> None:
+    """An example of zeros, a mask of ones."""
+    ways: tuple[Callable[..., Tensor], ...] = (
+        lambda x, mask: x * 3 if x.shape[0] == 1 else x * 2, lambda x, mask: x + 1 if x.shape[0] == 1 else (x + 1) * mask,
+    )
+    shapes = {"args": ({0: Dim.AUTO}, {0: Dim.AUTO})}
+    for way in ways:
+        model = sashiko.compile(Apply(way).eval(), (torch.zeros(3, 8), torch.ones(3, 8, dtype=torch.long)), dynamic_shapes=shapes)
+        with pytest.raises(InputError, match="takes another way for these sizes"):
+            model(torch.randn(1, 8), torch.ones(1, 8, dtype=torch.long))
+
+
+def test_sizes_that_may_not_be_one_are_not_tried() -> None:
+    function = lambda x: x * 2 if 12 % (x.shape[0] - 1) == 0 else x * 3  # noqa: E731
+    model = compiled(function, Dim.AUTO)
+    torch.testing.assert_close(model(x := torch.randn(5, 8)), function(x))
+    asked = Counts().eval()
+    sashiko.compile(asked, torch.randn(4, 8), dynamic_shapes=({0: Dim("n", min=3, max=9)},))
+    assert asked.calls == 0
+
+
+def test_what_is_written_into_arguments_is_a_result_and_not_lost() -> None:
+    def write(x: Tensor, kept: Tensor) -> Tensor:
+        kept[:, :1] = x[:, :1] if x.shape[0] > 1 else x[:, :1] * 2
+        return kept.sum(1)
+
+    kept = torch.zeros(3, 8)
+    model = sashiko.compile(Apply(write).eval(), (torch.randn(3, 8), kept), dynamic_shapes={"args": ({0: Dim.AUTO}, {0: Dim.AUTO})})
+    assert not kept.any()
+    with pytest.raises(InputError, match="takes another way for these sizes"):
+        model(torch.randn(1, 8), torch.zeros(1, 8))
 
 
 def test_what_pytorch_asks_is_no_way_of_the_model() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from sashiko.diagnostics.errors import Unsupported
+from sashiko.diagnostics.errors import SashikoError, Unsupported
 from tests.graph.captures import capture, module, run
 
 
@@ -45,3 +45,30 @@ def test_what_is_not_computed_element_by_element_is_refused(to: Callable[[Tensor
 
     with pytest.raises(Unsupported, match="depends on the data"):
         capture(module(forward), (torch.ones(6), torch.ones(6)))
+
+
+@pytest.mark.parametrize("q", [torch.ones(6, 5), torch.ones(6, 1, dtype=torch.float64)], ids=["broadcast", "of another type"])
+def test_what_pytorch_does_not_write_is_not_written(q: Tensor) -> None:
+    def forward(self: object, d: Tensor, q: Tensor) -> Tensor:
+        mask, d = q[:, 0] > 0, d.clone()
+        d[mask] = q[mask] * 2
+        return d
+
+    with pytest.raises(SashikoError):
+        capture(module(forward), (torch.ones(6, 1), q))
+
+
+def test_masks_of_many_steps_are_compared_at_once() -> None:
+    def forward(self: object, d: Tensor, q: Tensor) -> Tensor:
+        def mask() -> Tensor:
+            y = q
+            for _ in range(40):
+                y = y * y + y
+            return y > 0
+
+        d = d.clone()
+        d[mask()] = q[mask()]
+        return d
+
+    model, given = module(forward), (torch.zeros(6), torch.rand(6) - 0.5)
+    torch.testing.assert_close(run(capture(model, given), given), model(*given))
