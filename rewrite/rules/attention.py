@@ -22,6 +22,7 @@ import random
 
 from ...graph import attrs as A
 from ...graph import build as b
+from ...graph.dims import less
 from ...graph.ir import Value
 from ...graph.types import DType, boolean, f32
 from ..match import Mismatch
@@ -102,7 +103,9 @@ def _operands(m: Match, scores: Scores) -> tuple[tuple[Value, Value, Value, Valu
         return m.fail(f"q, k, v of {q.dtype}, {k.dtype}, {v.dtype} with a result of {m.root.dtype}", s)
     batch = (1,) * (4 - s.tensor.rank) + s.shape[:-2]
     q, k, v = (b.reshape(x, (*batch, *x.shape[-2:])) for x in (q, k, v))
-    q = q if scores.rows is None else b.mul(q, b.cast(scores.rows, q.dtype))
+    if scores.rows is not None and (q.dtype != f32 or scores.rows.dtype != f32 or not less(q.shape[-1], k.shape[-2])):
+        return m.fail("a factor for each query is for f32, and for more keys than there is depth", s)
+    q = q if scores.rows is None else b.mul(q, scores.rows)
     return (q, k, v, scores.mask), scores.scale * q_scale * k_scale
 
 

@@ -3,7 +3,7 @@
     s = product * scale * rows + added        -inf where not kept
 
 Each step keeps that form: x + a, x - a, x * c, x / c, x times one number for all keys, where(keep, x, low), where(drop, low, x), casts
-between floats, and reshapes of the axes of batch and head. A `low` of -inf makes what is kept; a finite one of at most -1e9 is added:
+between floats, and reshapes of the axes of batch and head. A `low` of -inf makes what is kept; a finite one of at most -1e8 is added:
 beside it a score is lost in rounding, as it is when it is replaced.
 """
 
@@ -22,8 +22,9 @@ from ..rule import Match
 from ..template import full
 
 # What masked scores may become: above the first, some weight would be left for them. The attention adds a number instead, the second at
-# most, beside which every score is lost: queries that see no key weigh all alike.
-HIGHEST_MASK, _HIDDEN = -1e9, -1e30
+# most, beside which every score is lost: queries that see no key weigh all alike. Of masks between the two there may be but one: of several,
+# the greater would count.
+HIGHEST_MASK, _HIDDEN = -1e8, -1e30
 _LEAST_DIVISOR = 2.0**-126  # of which the inverse is no infinity in f32
 _MOST_STEPS, _OF_A_SUM = 24, 3  # narrow floats are cast between any two; each operand of a sum may be the product
 _FACTOR = parse_pattern("mul(x, $times) | div(x, $over)")
@@ -58,7 +59,12 @@ class Scores:
 def scores_of(m: Match, s: Value, steps: int = 0) -> Scores | Mismatch:
     """What the scores `s` in a match are made of; steps: how many lead to them from the softmax."""
     read = _STEPS.get(s.op) if steps < _MOST_STEPS else None
-    return m.fail("the scores are no product of queries and keys", s) if read is None else read(m, s, steps + 1)
+    if read is None:
+        return m.fail("the scores are no product of queries and keys", s)
+    # A softmax reads them twice.
+    if m.graph.is_output(s) or len(m.graph.users[s]) > (1 if steps else 2):
+        return m.fail("the scores are used elsewhere, too", s)
+    return read(m, s, steps + 1)
 
 
 def factor_of(m: Match, value: Value) -> tuple[Value, float] | None:
@@ -79,8 +85,9 @@ def _plus(m: Match, s: Value, steps: int) -> Scores | Mismatch:
     refusals = []
     for x, other in (s.inputs, s.inputs[::-1]):
         found = scores_of(m, x, steps + _OF_A_SUM - 1)
+        found = found if isinstance(found, Mismatch) else _with(m, s, x, found, other)
         if isinstance(found, Scores):
-            return _with(m, s, x, found, other)
+            return found
         refusals.append(found)
     return refusals[0]
 
@@ -94,6 +101,8 @@ def _minus(m: Match, s: Value, steps: int) -> Scores | Mismatch:
 def _with(m: Match, s: Value, x: Value, found: Scores, other: Value) -> Scores | Mismatch:
     if _stretches(s, x):
         return _stretched(m, s, x)
+    if found.low > _HIDDEN:
+        return _twice(m, s, found.low)
     before = found.folded()
     return replace(before, added=other if before.added is None else b.add(b.cast(before.added, f32), b.cast(other, f32)))
 
@@ -106,6 +115,10 @@ def _stretches(s: Value, x: Value) -> bool:
 
 def _stretched(m: Match, s: Value, x: Value) -> Mismatch:
     return m.fail(f"the mask stretches the scores {x.type} to {s.type}", m["s"])
+
+
+def _twice(m: Match, s: Value, low: float) -> Mismatch:
+    return m.fail(f"scores that become {low} are masked once more", s)
 
 
 def _times(m: Match, s: Value, steps: int) -> Scores | Mismatch:
@@ -126,7 +139,7 @@ def _times(m: Match, s: Value, steps: int) -> Scores | Mismatch:
 def _times_rows(m: Match, s: Value, steps: int) -> Scores | Mismatch:
     for x, rows in (s.inputs, s.inputs[::-1]) if s.op == "mul" else ():
         if rows.shape[-1:] == (1,):
-            found = scores_of(m, x, steps)
+            found = scores_of(m, x, steps + _OF_A_SUM - 1)
             if isinstance(found, Mismatch) or found.mask is not None or _stretches(s, x):
                 continue
             return replace(found, rows=rows if found.rows is None else b.mul(found.rows, rows))
@@ -144,6 +157,8 @@ def _where(m: Match, s: Value, steps: int) -> Scores | Mismatch:
         return _stretched(m, s, chosen["x"])
     low, drop = float(chosen.number("low")), chosen.get("drop")
     keep = chosen["keep"] if drop is None else b.logical_not(drop)
+    if max(low, found.low) > _HIDDEN and found.mask is not None:
+        return _twice(m, s, max(low, found.low))
     if low == -inf:
         return replace(found, kept=keep if found.kept is None else b.and_(found.kept, keep))
     before = found.folded()

@@ -137,6 +137,10 @@ STEPS: dict[str, tuple[Callable[[], Value], Callable[..., torch.Tensor]]] = {
     "a factor for each head": (
         lambda: finish(b.add(b.mul(b.mul(scores(), EACH), SCALE), BIAS)), lambda s, seen, added, bias, each: s * each * SCALE + bias,
     ),
+    "hidden by a number, divided": (
+        lambda: finish(b.div(b.where(SEEN, scores(), -1e9), 8.0)),
+        lambda s, seen, added, bias, each: (s / 8).masked_fill(~seen, -math.inf),
+    ),
     "windows": (lambda: finish(windows()), lambda s, seen, added, bias, each: s + bias[:, :1] + added),
     "merged": (merged, lambda s, seen, added, bias, each: s * SCALE + bias + added),
 }
@@ -215,12 +219,51 @@ def test_scores_that_are_hidden_and_turned_around() -> None:
     assert "masked scores are multiplied by -1.0" in refusal(finish(b.mul(b.where(SEEN, scores(), -math.inf), -1.0)))
 
 
+def test_scores_that_are_hidden_twice_by_numbers_of_which_the_greater_would_count() -> None:
+    low = -1e9
+    hidden, added = b.where(SEEN, scores(), low), b.add(scores(), ADDED)
+    for s in (b.add(hidden, ADDED), b.where(SEEN, added, low), b.where(b.gt(ADDED, 0.0), hidden, low)):
+        assert "scores that become -1000000000.0 are masked once more" in refusal(finish(s))
+
+
+def test_a_smaller_product_is_added_like_a_mask() -> None:
+    less = b.matmul(b.slice_(heads(Q), 0, 0, 1), b.permute(b.slice_(heads(K), 0, 1, 1), (0, 1, 3, 2)))
+    graph = apply(Graph(INPUTS, (finish(b.add(less, scores())),)), CANONICAL)
+    assert graph.outputs[0].op == "attention"
+    data = [torch.randn(B, n, H, D) for n in (M, S, S)]
+    q, k, v = (x.double().transpose(1, 2) for x in data)
+    result = (q[:1] @ k[1:].mT + q @ k.mT).softmax(-1) @ v
+    given = [*data, torch.ones(B, 1, 1, S, dtype=torch.bool), torch.zeros(B, 1, M, S)]
+    torch.testing.assert_close(run(graph, given)[0].double(), result, rtol=1e-5, atol=1e-5)
+
+
+def test_scores_that_something_else_reads() -> None:
+    s = b.mul(scores(), SCALE)
+    graph = Graph(INPUTS, (finish(b.add(s, ADDED)), b.reduce(s, "sum", -1)))
+    assert "attention" not in {v.op for v in apply(graph, CANONICAL).order}
+    assert "the scores are used elsewhere, too" in explain(attention, graph)
+
+
+def test_factors_of_queries_in_narrow_floats_or_of_few_keys() -> None:
+    q, k = (b.cast(heads(x), f16) for x in (Q, K))
+    s = b.mul(b.matmul(q, b.permute(k, (0, 1, 3, 2))), EACH)
+    text = explain(attention, Graph((*INPUTS, EACH), (b.cast(b.matmul(b.cast(softmax(s), f16), b.cast(heads(V), f16)), f16),)))
+    assert "a factor for each query is for f32" in text
+    few = b.mul(b.matmul(heads(Q), b.permute(b.slice_(heads(K), 2, 0, D), (0, 1, 3, 2))), EACH)
+    text = explain(attention, Graph((*INPUTS, EACH), (b.matmul(softmax(few), b.slice_(heads(V), 2, 0, D)),)))
+    assert "for more keys than there is depth" in text
+
+
 def test_scores_of_no_product() -> None:
     assert "the scores are no product of queries and keys" in refusal(finish(b.add(b.expand(ADDED, (B, H, M, S)), 1.0)))
     doubled = b.expand(ADDED, (B, H, M, S))
     for _ in range(60):
         doubled = b.add(doubled, doubled)  # is not followed along every way through it
     assert "attention" in refusal(finish(doubled))
+    squared = b.sin(b.matmul(heads(Q), b.permute(b.slice_(heads(K), 2, 0, 1), (0, 1, 3, 2))))
+    for _ in range(60):
+        squared = b.mul(squared, squared)
+    assert "attention" in refusal(b.matmul(softmax(squared), b.slice_(heads(V), 2, 0, 1)))
 
 
 def test_rounded_scores_of_values_that_are_not() -> None:
