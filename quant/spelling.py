@@ -39,6 +39,7 @@ def respell(graph: Graph, attributes: Mapping[str, Any]) -> None:
 
     With a constant, whose axes are summed or are columns of the result, it is a linear layer: its rows keep their axes, whatever sizes
     they have, and the sizes of all others are those of the constant.
+    Transposed convolutions become convolutions (`transposed.py`).
     """
     constants, weights = Constants(graph, attributes), dict[_Key, Node]()
     transposed = Transposed(constants.is_constant)
