@@ -9,7 +9,7 @@ from sashiko.graph import build as b
 from sashiko.graph.attrs import ReduceAttrs
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph
-from sashiko.graph.types import QParams, f32, i8, u8
+from sashiko.graph.types import DType, QParams, boolean, f32, f64, i8, u8
 from sashiko.stitch.expand import expand_contractions, expand_unsupported
 
 STEP, ZERO, N, K = 0.03, 200, 5, 64
@@ -53,3 +53,16 @@ def test_lines_are_added_up_where_what_is_summed_lies_across_them(order: tuple[i
     assert isinstance(total.attrs, ReduceAttrs) and total.attrs.axes == (axis,)
     data = (torch.randn(2, 3, 4, 5),)
     torch.testing.assert_close(run(graph, data), run(Graph((x,), (product,)), data))
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_attention_takes_the_weights_of_a_softmax(dtype: DType) -> None:
+    """Those of hidden keys, of rows without any key too; they have fewer digits than f64."""
+    q, k, v = (b.input_(i, dtype, (2, 3, n, 4)) for i, n in enumerate((1, 5, 5)))
+    attention = b.attention(q, k, v, b.input_(3, boolean, (2, 1, 1, 5)), scale=0.5)
+    graph = expand_unsupported(Graph((q, k, v, attention.inputs[3]), (attention,)), lambda value: value.op != "attention")
+    assert {"exp", "exp_weight"} & {v.op for v in graph.order} == {"exp_weight" if dtype == f32 else "exp"}
+    seen = torch.tensor([[True, False, True, False, True], [False] * 5])[:, None, None]
+    data = (*(torch.randn(2, 3, n, 4, dtype=dtype.torch) for n in (1, 5, 5)), seen)
+    want = torch.nn.functional.scaled_dot_product_attention(*data[:3], attn_mask=seen, scale=0.5)
+    torch.testing.assert_close(run(graph, data)[0], want)
