@@ -138,7 +138,8 @@ def _varied(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.is_floating_point():
-        return torch.rand(leaf.shape, generator=torch.Generator().manual_seed(0)).to(leaf.dtype) + leaf
+        more = torch.rand(leaf.shape, generator=torch.Generator().manual_seed(0))
+        return (leaf.double() + more).to(leaf.dtype)  # the narrowest floats are not added
     numbers = leaf.clone(memory_format=torch.contiguous_format)
     numbers.view(-1)[::2] = 0
     return numbers

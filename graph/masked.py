@@ -53,6 +53,7 @@ def _choose(graph: Graph, put: Node, axis: int, mask: Node, alike: Mapping[Node,
     if sayings is None:
         return
     whole: dict[Node, Any] = {}
+    before = put.prev
     with graph.inserting_before(put), own.fake_mode, enable_python_dispatcher(), oblivious():
         for node in steps:
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: whole.get(n, n))
@@ -62,8 +63,9 @@ def _choose(graph: Graph, put: Node, axis: int, mask: Node, alike: Mapping[Node,
             wide = _called(put, aten.unsqueeze.default, wide, -1)
         chosen = _called(put, aten.where.self, wide, whole[values], x)
     if str(chosen.meta["val"].shape) != str(own.shape):
-        graph.eliminate_dead_code()  # what is written is broadcast, which PyTorch does not do
-        return
+        while put.prev is not before:
+            graph.erase_node(put.prev)
+        return  # what is written is broadcast, which PyTorch does not do
     put.replace_all_uses_with(chosen)
     _erase(put, *reversed(sayings), *reversed(steps))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import sashiko
-from sashiko.diagnostics.errors import InputError
+from sashiko.diagnostics.errors import InputError, Unsupported
 from tests.driver.functions import Apply
 
 OTHER_WAYS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -75,6 +75,21 @@ def test_of_numbers_that_do_not_tell() -> None:
         model = sashiko.compile(Apply(way).eval(), (torch.zeros(3, 8), torch.ones(3, 8, dtype=torch.long)), dynamic_shapes=shapes)
         with pytest.raises(InputError, match="takes another way for these sizes"):
             model(torch.randn(1, 8), torch.ones(1, 8, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.int8, torch.bool], ids=str)
+def test_other_numbers_of_any_type(dtype: torch.dtype) -> None:
+    """Of which some are refused, but not for being tried."""
+    x = torch.ones(3, 8).to(dtype)
+    function = lambda x: x.to(torch.float32) * (2 if x.shape[0] == 1 else 3)  # noqa: E731
+    try:
+        model = sashiko.compile(Apply(function).eval(), x, dynamic_shapes={"args": ({0: Dim.AUTO},)})
+    except Unsupported as error:
+        assert str(dtype) in str(error)
+        return
+    torch.testing.assert_close(model(x), function(x))
+    with pytest.raises(InputError, match="takes another way for these sizes"):
+        model(x[:1])
 
 
 def test_sizes_that_may_not_be_one_are_not_tried() -> None:
