@@ -11,6 +11,9 @@ from ..cpu_codegen.intrinsics import prefetch
 from .micro import MicroKernel, Start, Tile, offset
 
 _LINE = 64
+# Of L1, at least. Rows of a rhs that is read where it lies may all share the same sets, which hold no more of them: with 32 rows ahead
+# 1 to 4 rows times 1024 x 4096 take 1.7 times as long, and no other shape takes less (`benchmarks/operations.py --only products`).
+_WAYS = 8
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,10 @@ class VectorMicro(MicroKernel):
     def step(self, fn: Function, tile: Tile, index: Val, accumulators: list[Val]) -> list[Val]:
         groups = [fn.gep(panel, index, scale=self.panel_step) for panel in tile.b]
         values = self.multiplied(fn, tile, index, groups, accumulators)
-        for group in groups if self.ahead else ():
+        ahead = min(self.ahead, _WAYS) if self.packing.pitch else self.ahead
+        for group in groups if ahead else ():
             for line in range(0, self.step_read, _LINE):
-                prefetch(fn, offset(fn, group, self.ahead * self.panel_step + line))
+                prefetch(fn, offset(fn, group, ahead * self.panel_step + line))
         share = self.panel_step // max(1, tile.shares)
         # Tiles of one or two rows read as fast as memory gives.
         for panel in tile.b if self.ahead and tile.shares and self.mr >= 3 else ():

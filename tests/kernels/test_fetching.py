@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sashiko.graph.types import f32
 from sashiko.kernels import gemm, x86_vector
 from sashiko.kernels.micro import shares_of
 from sashiko.kernels.packing import pack_rhs
+from sashiko.kernels.spec import Strides
 from sashiko.platforms.catalogue import X86_64_V3, X86_64_V4
 from sashiko.platforms.target import Target
 from tests.emulation import Runner, runners
@@ -49,3 +51,12 @@ def test_a_tile_that_is_alone_fetches_nothing(target: Target, tiles: int, fetche
     case = Case(tiles * micros[0].mr, 1024, 1024)
     gemm.emit(module := Module(), target, spec_of(case, f32, f32, m=case.m), micros, "product")
     assert bool(_TO_L2.search(module.text())) == fetches
+
+
+def test_a_rhs_in_place_is_fetched_no_further_than_l1_has_ways() -> None:
+    """Rows of 4096 bytes all share the sets of a line: of 32 rows ahead the first would be gone when its turn comes."""
+    case = Case(4, 1024, 512)
+    spec = replace(spec_of(case, f32, f32, m=case.m), constant_rhs=False, rhs_strides=Strides(0, 1, case.n))
+    gemm.emit(module := Module(), X86_64_V4, spec, x86_vector.fma(16), "product")
+    found = re.findall(r"(%\w+) = getelementptr i8, ptr %\w+, i64 (\d+)\n.*llvm\.prefetch\.p0\(ptr \1, i32 0, i32 3", module.text())
+    assert {int(far) // (4 * case.n) for _, far in found if int(far) >= 4 * case.n} == {8}
