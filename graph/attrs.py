@@ -227,12 +227,14 @@ class BoundedAttrs(NumberAttrs):
 @dataclass(frozen=True)
 class AttentionAttrs(NumberAttrs):
     """softmax(q @ k^T * scale + mask) @ v. `causal`: key j is seen by query i when j <= i (torch's top-left rule). Where `dtype` and
-    `qparams` are given the result is quantized to them, before anything else rounds it."""
+    `qparams` are given the result is quantized to them, before anything else rounds it. cap: in place of a product x = q @ k^T * scale
+    stands cap tanh(x), which is no larger than that."""
 
     scale: float
     causal: bool
     dtype: DType | None = None
     qparams: QParams | None = None
+    cap: float | None = None
 
 
 @dataclass(frozen=True)

@@ -272,9 +272,11 @@ def int_matmul(x: Value, y: Value) -> Value:
     return _make("int_matmul", x, y)
 
 
-def attention(q: Value, k: Value, v: Value, mask: Value | None = None, *, scale: float, causal: bool = False) -> Value:
-    """softmax(q @ k^T * scale + mask) @ v over q[B,H,M,D], k[B,G,S,D], v[B,G,S,E]."""
-    return _make("attention", q, k, v, *(() if mask is None else (mask,)), attrs=A.AttentionAttrs(scale, causal))
+def attention(
+    q: Value, k: Value, v: Value, mask: Value | None = None, *, scale: float, causal: bool = False, cap: float | None = None
+) -> Value:
+    """softmax(q @ k^T * scale + mask) @ v over q[B,H,M,D], k[B,G,S,D], v[B,G,S,E]; with a cap, of cap tanh(q @ k^T * scale) + mask."""
+    return _make("attention", q, k, v, *(() if mask is None else (mask,)), attrs=A.AttentionAttrs(scale, causal, cap=cap))
 
 
 def recurrence(

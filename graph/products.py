@@ -179,5 +179,16 @@ def attention(v: Value, env: Env, q: Tensor, k: Tensor, value: Tensor, mask: Ten
     if a.qparams is not None or (mask is not None and mask.dtype not in (torch.bool, q.dtype)):
         q, k, value = q.float(), k.float(), value.float()
         mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
-    found = F.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=a.scale)
+    if a.cap is None:
+        found = F.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=a.scale)
+    else:
+        found = _capped(q, k, value, mask, a.scale, a.cap)
     return found if a.qparams is not None else found.to(v.dtype.torch)
+
+
+def _capped(q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
+    scores = cap * torch.tanh(accumulator(q) @ accumulator(k).mT * scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    weights = torch.softmax(scores, -1).masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
+    return weights @ accumulator(value)

@@ -74,7 +74,7 @@ def _result(anchor: Value, first: int) -> tuple[Body | None, tuple[float, ...]]:
 
 
 def _score(anchor: Value, stored: set[Value]) -> Lowering:
-    """Body of attention: scale, mask and causality of one score; its store goes nowhere and names the result."""
+    """Body of attention: scale, cap, mask and causality of one score; its store goes nowhere and names the result."""
     assert isinstance(anchor.attrs, A.AttentionAttrs)
     q, k = anchor.inputs[:2]
     shape = q.shape[:3] + (k.shape[2],)
@@ -87,6 +87,8 @@ def _score(anchor: Value, stored: set[Value]) -> Lowering:
     score = b.op("mul", f32, b.op("acc", f32), b.const(scale if positive else -scale, f32))
     if not positive:
         score = b.op("neg", f32, score)
+    if anchor.attrs.cap is not None:
+        score = b.op("mul", f32, b.op("tanh", f32, score), b.const(anchor.attrs.cap, f32))
     floor = b.const(float("-inf"), f32)
     if anchor.attrs.causal:
         row = b.add(Node("index", i64, index=symbol("a2", 0, None, shape[2]) if shape[2] != 1 else 0))

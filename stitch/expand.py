@@ -100,7 +100,7 @@ def _across(x: Value, order: tuple[int, ...], y: Value) -> Value:
 
 
 def _attention(value: Value) -> Value:
-    """softmax(q k^T scale + mask) v, with a row that is masked everywhere giving zeros."""
+    """softmax(q k^T scale + mask) v, its products capped perhaps, with a row that is masked everywhere giving zeros."""
     assert isinstance(value.attrs, AttentionAttrs)
     wide = f64 if value.inputs[0].dtype == f64 else f32
     q, k, v = (g.cast(x, wide) for x in value.inputs[:3])
@@ -112,6 +112,7 @@ def _attention(value: Value) -> Value:
             for x in (k, v)
         )
     score = g.mul(g.matmul(q, g.permute(k, (0, 1, 3, 2))), value.attrs.scale)
+    score = score if value.attrs.cap is None else g.mul(g.tanh(score), value.attrs.cap)
     keep = None
     if value.attrs.causal:
         rows, columns = g.iota(score.shape[2], i64), g.iota(score.shape[3], i64)

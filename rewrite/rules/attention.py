@@ -4,8 +4,9 @@
     s' = s * scale + mask            p = e / sum e                     = softmax(q @ k^T * scale + mask) @ v
     result = p @ v
 
-The scale may multiply or divide s, q, k, or several of them; masks may be added or chosen, one after another (`scores.py`). Scores of one
-to four axes of batch and head are covered; with fewer than four, axes of size 1 come in front.
+The scale may multiply or divide s, q, k, or several of them; products may be capped, c tanh(s / c) (Bello et al., 2017; Gemma 2); masks may
+be added or chosen, one after another (`scores.py`). Scores of one to four axes of batch and head are covered; with fewer than four, axes of
+size 1 come in front.
 
 Both sides round differently (the order of the sums, scale applied before or after the product, scores that the model rounds to narrow
 floats): `ulp=64` of the largest result. One difference is not rounding: a row whose keys are all masked by -inf is NaN when spelled out,
@@ -42,9 +43,11 @@ def _example(rng: random.Random) -> Value:
     sizes = ((rows, depth), (keys, depth), (keys, rng.randint(1, 4)))
     q, k, v = (b.input_(i, f32, (*batch, *size)) for i, size in enumerate(sizes))
     scale = rng.choice((None, "scores", "over", "both"))
+    capped = rng.random() < 0.3
     transposed = b.permute(k, last_axes_swapped(k.tensor.rank))
     s = b.matmul(b.mul(q, 0.5), b.mul(transposed, 0.5)) if scale == "both" else b.matmul(q, transposed)
     s = b.mul(s, 0.3) if scale == "scores" else b.div(s, 1.7) if scale == "over" else s
+    s = b.mul(b.tanh(s), 2.3) if capped else s
     for index, mask in enumerate(rng.sample(("added", "taken", "keep", "drop", "scaled"), rng.randint(0, 3)), 3):
         s = _masked(rng, s, mask, index)
     e = b.exp(b.sub(s, b.reduce(s, "max", -1, keepdim=True)))
@@ -88,7 +91,8 @@ def attention(m: Match) -> Value | Mismatch:
     if isinstance(found, Mismatch):
         return found
     (*operands, mask), scale = found
-    result = m.make("attention", *operands, *(() if mask is None else (mask,)), attrs=A.AttentionAttrs(scale, causal=False))
+    attrs = A.AttentionAttrs(scale, causal=False, cap=scores.cap)
+    result = m.make("attention", *operands, *(() if mask is None else (mask,)), attrs=attrs)
     return m.fitted(b.cast(b.reshape(result, m.root.shape), m.root.dtype))
 
 

@@ -1,10 +1,11 @@
 """The scores that a softmax is taken of, read from the inside: products of queries and keys, times numbers, and what is added or hidden.
 
-    s = product * scale * rows + added        -inf where not kept
+    s = product * scale * rows + added                  -inf where not kept
+    s = cap * tanh(product * scale * rows) + added
 
-Each step keeps that form: x + a, x - a, x * c, x / c, x times one number for all keys, where(keep, x, low), where(drop, low, x), casts
-between floats, and reshapes of the axes of batch and head. A `low` of -inf makes what is kept; a finite one of at most -1e8 is added:
-beside it a score is lost in rounding, as it is when it is replaced.
+Each step keeps one of these forms: x + a, x - a, x * c, x / c, x times one number for all keys, tanh(x) of what nothing is added to,
+where(keep, x, low), where(drop, low, x), casts between floats, and reshapes of the axes of batch and head. A `low` of -inf makes what is
+kept; a finite one of at most -1e8 is added: beside it a score is lost in rounding, as it is when it is replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _HIDING = parse_pattern("where(keep, x, $low) | where(drop, $low, x)")
 @dataclass(frozen=True)
 class Scores:
     """product: matmul(q, transposed k). rows: numbers that are the same for all keys. low: the largest finite one that hides a score.
-    narrowed: whether the model rounds scores, which attention does not."""
+    narrowed: whether the model rounds scores, which attention does not. cap: None where there is no tanh."""
 
     product: Value
     scale: float = 1.0
@@ -43,6 +44,7 @@ class Scores:
     kept: Value | None = None
     low: float = -inf
     narrowed: bool = False
+    cap: float | None = None
 
     @property
     def mask(self) -> Value | None:
@@ -133,14 +135,23 @@ def _times(m: Match, s: Value, steps: int) -> Scores | Mismatch:
         return m.fail(f"masked scores are multiplied by {c}", s)
     before = found.folded()
     added = None if before.added is None else b.mul(before.added, c)
+    if before.cap is not None:
+        return replace(before, cap=before.cap * c, added=added, low=before.low * c)
     return replace(before, scale=before.scale * c, added=added, low=before.low * c)
+
+
+def _tanh(m: Match, s: Value, steps: int) -> Scores | Mismatch:
+    found = scores_of(m, s.inputs[0], steps)
+    if isinstance(found, Scores) and (found.mask is not None or found.cap is not None):
+        return m.fail("masked or capped scores are capped", s)
+    return found if isinstance(found, Mismatch) else replace(found, cap=1.0)
 
 
 def _times_rows(m: Match, s: Value, steps: int) -> Scores | Mismatch:
     for x, rows in (s.inputs, s.inputs[::-1]) if s.op == "mul" else ():
         if rows.shape[-1:] == (1,):
             found = scores_of(m, x, steps + _OF_A_SUM - 1)
-            if isinstance(found, Mismatch) or found.mask is not None or _stretches(s, x):
+            if isinstance(found, Mismatch) or found.mask is not None or found.cap is not None or _stretches(s, x):
                 continue
             return replace(found, rows=rows if found.rows is None else b.mul(found.rows, rows))
     return m.fail("the scores are multiplied by more than a number for each query, or divided by one whose inverse is infinite", s)
@@ -197,5 +208,6 @@ def _reshaped(m: Match, s: Value, steps: int) -> Scores | Mismatch:
 
 
 _STEPS: dict[str, Callable[[Match, Value, int], Scores | Mismatch]] = {
-    "matmul": _product, "add": _plus, "sub": _minus, "mul": _times, "div": _times, "where": _where, "cast": _cast, "reshape": _reshaped,
+    "matmul": _product, "add": _plus, "sub": _minus, "mul": _times, "div": _times, "where": _where, "tanh": _tanh,
+    "cast": _cast, "reshape": _reshaped,
 }

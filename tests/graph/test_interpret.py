@@ -128,20 +128,22 @@ def test_a_linear_in_groups_of_columns() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["none", "bool", "float"])
-def test_attention_is_its_equation(causal: bool, kind: str) -> None:
+@pytest.mark.parametrize("cap", [None, 0.7])
+def test_attention_is_its_equation(causal: bool, kind: str, cap: float | None) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 3)
     keep = torch.rand(2, 1, 1, 6) < 0.7
     keep[..., 0] = True
     added = torch.randn(5, 6)
     score = (q.double() @ k.double().repeat_interleave(2, 1).transpose(-1, -2)) * 0.3
+    score = score if cap is None else cap * torch.tanh(score)
     score = score.masked_fill(~keep, -math.inf) if kind == "bool" else score + added.double() if kind == "float" else score
     score = score.masked_fill(~torch.ones(5, 6, dtype=torch.bool).tril(), -math.inf) if causal else score
     want = torch.softmax(score, -1) @ v.double().repeat_interleave(2, 1)
     inputs = [b.input_(0, f32, q.shape), b.input_(1, f32, k.shape), b.input_(2, f32, v.shape)]
     masks = {"none": [], "bool": [keep], "float": [added.reshape(1, 1, 5, 6)]}[kind]
     mask = [b.input_(3, boolean if kind == "bool" else f32, m.shape) for m in masks]
-    got = evaluate(b.attention(*inputs, *mask, scale=0.3, causal=causal), q, k, v, *masks)
+    got = evaluate(b.attention(*inputs, *mask, scale=0.3, causal=causal, cap=cap), q, k, v, *masks)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 

@@ -52,6 +52,12 @@ class Case:
     dynamic: bool = False
     columns: bool = False
     """k and v are stored transposed, so that neighbours in a row are not neighbours in memory."""
+    cap: float | None = None
+    """Scores x before the mask are cap tanh(x / cap)."""
+
+    @property
+    def scale(self) -> float:
+        return self.depth**-0.5 / (self.cap or 1.0)
 
 
 CASES = (
@@ -67,6 +73,7 @@ CASES = (
     Case("odd", 1, 1, 1, 7, 11, 13, 9, "keep", columns=True),
     Case("uneven", 1, 2, 2, 21, 13, 7, 5),
     Case("long", 1, 2, 2, 50, 515, 24, 40, "added", dynamic=True),
+    Case("capped", 1, 4, 2, 19, 83, 64, 64, "keep", cap=0.8),
 )
 SYMBOLS = {"B": symbol("B", 1, 64), "M": symbol("M", 1, 4096), "S": symbol("S", 1, 4096)}
 
@@ -98,7 +105,7 @@ def problem(case: Case, dtype: DType, seed: int = 0, quantized: tuple[DType, QPa
     batch, m, s = sizes
     q, k, v, tensors, views = _operands(case, dtype, batch, m, s)
     mask, mask_input, mask_tensor, added = _mask(case, len(tensors), batch, m, s)
-    anchor = b.attention(q, k, v, mask, scale=case.depth**-0.5, causal=case.mask == "causal")
+    anchor = b.attention(q, k, v, mask, scale=case.scale, causal=case.mask == "causal", cap=case.cap)
     if quantized is not None:
         assert isinstance(anchor.attrs, A.AttentionAttrs)
         anchor = make("attention", *anchor.inputs, attrs=replace(anchor.attrs, dtype=quantized[0], qparams=quantized[1]))
@@ -187,7 +194,8 @@ def reference(
     q, k, v = (x.double() for x in views)
     k, v = (x.repeat_interleave(case.heads // case.groups, 1) for x in (k, v))
     scale = case.depth**-0.5
-    scores = q @ k.transpose(2, 3) * scale + added.double()
+    scores = q @ k.transpose(2, 3) * scale
+    scores = (scores if case.cap is None else case.cap * torch.tanh(scores / case.cap)) + added.double()
     top = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - torch.where(top == float("-inf"), torch.zeros_like(top), top))
     total = weights.sum(-1, keepdim=True)

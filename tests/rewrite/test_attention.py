@@ -141,6 +141,10 @@ STEPS: dict[str, tuple[Callable[[], Value], Callable[..., torch.Tensor]]] = {
         lambda: finish(b.div(b.where(SEEN, scores(), -1e9), 8.0)),
         lambda s, seen, added, bias, each: (s / 8).masked_fill(~seen, -math.inf),
     ),
+    "capped, then hidden": (
+        lambda: finish(b.where(SEEN, b.mul(b.tanh(b.div(b.mul(scores(), SCALE), 0.5)), 0.5), LOW)),
+        lambda s, seen, added, bias, each: (0.5 * (s * SCALE / 0.5).tanh()).masked_fill(~seen, -math.inf),
+    ),
     "windows": (lambda: finish(windows()), lambda s, seen, added, bias, each: s + bias[:, :1] + added),
     "merged": (merged, lambda s, seen, added, bias, each: s * SCALE + bias + added),
 }
@@ -224,6 +228,12 @@ def test_scores_that_are_hidden_twice_by_numbers_of_which_the_greater_would_coun
     hidden, added = b.where(SEEN, scores(), low), b.add(scores(), ADDED)
     for s in (b.add(hidden, ADDED), b.where(SEEN, added, low), b.where(b.gt(ADDED, 0.0), hidden, low)):
         assert "scores that become -1000000000.0 are masked once more" in refusal(finish(s))
+
+
+def test_caps_of_what_is_masked_or_capped() -> None:
+    for s in (b.add(scores(), ADDED), b.tanh(scores())):
+        assert "masked or capped scores are capped" in refusal(finish(b.tanh(s)))
+    assert "more than a number for each query" in explain(attention, Graph((*INPUTS, EACH), (finish(b.mul(b.tanh(scores()), EACH)),)))
 
 
 def test_a_smaller_product_is_added_like_a_mask() -> None:

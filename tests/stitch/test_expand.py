@@ -55,6 +55,15 @@ def test_lines_are_added_up_where_what_is_summed_lies_across_them(order: tuple[i
     torch.testing.assert_close(run(graph, data), run(Graph((x,), (product,)), data))
 
 
+def test_attention_with_a_cap() -> None:
+    q, k, v = (b.input_(i, f32, (2, 3, 5, 4)) for i in range(3))
+    attention = b.attention(q, k, v, scale=0.5, cap=0.3)
+    graph = expand_unsupported(Graph((q, k, v), (attention,)), lambda value: value.op != "attention")
+    data = [torch.randn(2, 3, 5, 4) for _ in range(3)]
+    want = torch.softmax(0.3 * torch.tanh(data[0] @ data[1].mT * 0.5), -1) @ data[2]
+    torch.testing.assert_close(run(graph, data)[0], want)
+
+
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
 def test_attention_takes_the_weights_of_a_softmax(dtype: DType) -> None:
     """Those of hidden keys, of rows without any key too; they have fewer digits than f64."""
