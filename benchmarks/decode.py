@@ -4,9 +4,9 @@
                                    [--tokens 32] [--rounds 9] [--quick] [--json F]
 
 Models have random weights. Each candidate has a process of its own, in which `generate` calls the forward that it compiled with
-`dynamic=True`; the first text is not counted. Then the candidates take turns of one text each, on one pinned core. Those in fp32 must all
-say the same. Integer weights are those of `quantize_` here, and of torchao for Inductor (Int8WeightOnlyConfig; IntxWeightOnlyConfig with
-int4 in groups of 64).
+`dynamic=True`; the first text, with empty caches of compiled code, is not counted. Then the candidates take turns of one text each, on one
+pinned core. Those in fp32 must all say the same. Integer weights are those of `quantize_` here, and of torchao for Inductor
+(Int8WeightOnlyConfig; IntxWeightOnlyConfig with int4 in groups of 64).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -138,7 +140,13 @@ def writer(job: Job) -> Callable[[], list[int]]:
 
 
 def serve(connection: Connection, job: Job) -> None:
-    """The child's side: the first text and its seconds, then the seconds of one more whenever it is asked."""
+    """The child's side: the first text and its seconds, with empty caches, then the seconds of one more whenever it is asked."""
+    with TemporaryDirectory(prefix="sashiko-decode-") as folder:
+        os.environ |= {"SASHIKO_CACHE": f"{folder}/sashiko", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        _serve(connection, job)
+
+
+def _serve(connection: Connection, job: Job) -> None:
     pin()
     torch.set_grad_enabled(False)
     write = writer(job)

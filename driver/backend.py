@@ -29,6 +29,7 @@ from ..platforms.host import default_target
 from .aliases import merged, without_views
 from .build import Options
 from .eager import check, graphs
+from .floats import settle
 from .model import CompiledModel, build_model
 from .pipeline import check_settings
 from .versions import Version, Versions, Weights
@@ -68,6 +69,7 @@ def backend(
         raise InputError(f"unknown options {sorted(unknown)}", hint="precision, strict and cuda_graphs are known")
     check_settings(**settings)
     refuse_writes(module.graph)  # which PyTorch would lose, too
+    settle(module)
     try:
         return _traced(module, example_inputs, settings)
     except Unsupported as error:

@@ -1,0 +1,43 @@
+"""Floats that Dynamo makes inputs of a graph, as `torch.compile(..., dynamic=True)` has it do with every attribute of a module.
+
+Of one that only arithmetic with tensors reads, AOTAutograd makes a tensor. Others are constants after all: it finds that out when it has
+traced the whole graph, and has Dynamo start again. The settings of layers, as the scale of an attention or what `nn.Embedding` calls its
+norm_type, are among them in about every transformer. Asked for before, they cost no trace: the first text of a Llama of 4 layers
+(`benchmarks/decode.py`) takes three quarters of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import SymFloat
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import TensorifyState
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F
+
+_LAYERS = frozenset(each for each in vars(F).values() if callable(each))
+
+
+def settle(module: GraphModule) -> None:
+    """Has Dynamo trace a graph again with the floats in it that are nothing but settings of layers as constants, if there are such that it
+    has not been told of. Raises TensorifyScalarRestartAnalysis for it then, which is Dynamo's own."""
+    new = [name for name in _settings(module) if not TensorifyState.should_specialize(name)]
+    for name in new:
+        TensorifyState.specialize(name)
+    if new:
+        raise TensorifyScalarRestartAnalysis
+
+
+def _settings(module: GraphModule) -> Iterator[str]:
+    """The names that floats have for Dynamo which layers alone read."""
+    for node in module.graph.find_nodes(op="call_method", target="item"):
+        number = node.meta.get("example_value")
+        if isinstance(number, SymFloat) and node.users and all(map(_is_layer, node.users)):
+            name = getattr(number.node._expr, "name", None)  # what it is called, replaced by a number or not
+            if name is not None:
+                yield name
+
+
+def _is_layer(user: Node) -> bool:
+    return user.op == "call_function" and user.target in _LAYERS
