@@ -148,35 +148,36 @@ def _clipped(size: int, results: Dim, length: Dim, padding: int, dilation: int) 
 
 @dataclass(frozen=True)
 class _Pool:
-    """Windows over the last axes of a tensor, and what is missing at the end for all windows of a result with sizes `out`."""
+    """Windows over the last axes of a tensor, as many as `out` says, and what is to be added at the end so that there are as many."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
-    extra: tuple[Dim, ...]
+    extra: tuple[int, ...]
+    out: Shape
 
     @classmethod
     def of(cls, c: Shape, x: Value, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], ceil: bool,
            rank: int) -> _Pool:
         size = numbers(size, rank)
         stride, padding, dilation = numbers(stride, rank, size), numbers(padding, rank), numbers(dilation, rank)
-        extra: list[Dim] = [0] * rank
+        extra = [0] * rank
         size = tuple(_clipped(*axis) for axis in zip(size, c[-rank:], x.shape[-rank:], padding, dilation, strict=True))
         for axis in range(rank if ceil else 0):
             reach = (c[axis - rank] - 1) * stride[axis] + dilation[axis] * (size[axis] - 1) + 1
             beyond = reach - x.shape[axis - rank] - 2 * padding[axis]
-            if not isinstance(beyond, int):
-                raise Unsupported("pooling that may end with a part of a window")
-            extra[axis] = max(0, beyond)
-        return cls(size, stride, padding, dilation, tuple(extra))
+            extra[axis] = max(0, beyond) if isinstance(beyond, int) else stride[axis] - 1  # which is as far as a window may reach
+        return cls(size, stride, padding, dilation, tuple(extra), c[-rank:])
 
     def reduced(self, image: Value, kind: str, value: float) -> Value:
         """image[n, spatial..., c], surrounded by `value`, reduced over each window."""
         rank = len(self.size)
         high = tuple(p + e for p, e in zip(self.padding, self.extra, strict=True))
-        image = surrounded(image, self.padding, high, value)
-        return b.reduce(windows(image, self.size, self.stride, self.dilation), kind, tuple(range(1 + rank, 1 + 2 * rank)))
+        places = windows(surrounded(image, self.padding, high, value), self.size, self.stride, self.dilation)
+        for axis, count in enumerate(self.out, 1):  # one that would begin behind the image is none
+            places = b.slice_(places, axis, 0, count)
+        return b.reduce(places, kind, tuple(range(1 + rank, 1 + 2 * rank)))
 
 
 def image_of(x: Value, rank: int) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -41,6 +42,41 @@ def test_pooling_that_is_more_fixes_the_length() -> None:
     for pool in (lambda x: F.max_pool1d(x, x.shape[1], return_indices=True), lambda x: F.max_pool1d(x, x.shape[1], padding=2)):
         with pytest.raises(InputError, match=r"constant \(8\)"):
             capture(module(lambda self, x, pool=pool: pool(x)), (x,), None, ({1: Dim.DYNAMIC},))
+
+
+LAST_IN_PART: tuple[tuple[int, nn.Module], ...] = (
+    (2, nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False)),
+    (2, nn.MaxPool2d(3, 2, ceil_mode=True)),
+    (2, nn.AvgPool2d(3, 2, 1, ceil_mode=True)),
+    (2, nn.MaxPool2d(2, 3, 1, dilation=3, ceil_mode=True)),
+    (2, nn.MaxPool2d(1, 2, ceil_mode=True)),  # of even sizes, the last window would begin behind them
+    (2, nn.AvgPool2d(3, (2, 1), 1, ceil_mode=True, divisor_override=5)),
+    (1, nn.AvgPool1d(3, 2, ceil_mode=True)),
+    (1, nn.AvgPool1d(5, 4, 2, ceil_mode=True, count_include_pad=False)),
+    (3, nn.MaxPool3d(3, 2, 1, ceil_mode=True)),
+    (3, nn.AvgPool3d(2, 2, ceil_mode=True)),
+)
+
+
+@pytest.mark.parametrize(("rank", "pool"), LAST_IN_PART)
+def test_the_last_window_may_end_behind_an_image_of_any_size(rank: int, pool: nn.Module) -> None:
+    for example in (8, 9):
+        x, free = torch.randn(2, 3, *[example] * rank), ({2 + axis: Dim.AUTO for axis in range(rank)},)
+        captured, compiled = capture(pool, (x,), None, free), sashiko.compile(pool.eval(), (x,), dynamic_shapes=free, strict=True)
+        assert not captured.leftovers
+        answered = 0
+        for sizes in ((example,) * 3, (1, 3, 2), (2, 2, 1), (3, 7, 6), (12, 10, 6), (13, 5, 11)):
+            x = torch.randn(2, 3, *sizes[:rank])
+            x[0, 1].view(-1)[-1] = torch.nan
+            try:
+                expected = pool(x)
+            except RuntimeError:
+                continue  # fewer elements than a window has
+            with contextlib.suppress(InputError):  # torch has taken for granted that there are several windows, or where the last begins
+                torch.testing.assert_close(run(captured, (x,)), expected, equal_nan=True)
+                torch.testing.assert_close(compiled(x), expected, equal_nan=True)
+                answered += 1
+        assert answered >= 2
 
 
 def test_quantized_models_pool_over_any_length() -> None:
