@@ -272,7 +272,7 @@ def said_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: 
 @contextmanager
 def tracing() -> Iterator[None]:
     """What surrounds torch.export: its warnings of itself are hidden, and so is the graph as far as it came, which it prints where it
-    fails; recurrent layers stay whole (`aten/recurrent.py`), windows may be as long as an axis (`aten/pooling.py`), and torch does not
+    fails; recurrent layers stay whole (`aten/recurrent.py`), axes stay free that are pooled (`aten/pooling.py`), and torch does not
     look at numbers, which a trace has not: nn.Transformer at those of masks, and distributions whether their arguments are within bounds,
     unless their caller asks for it (Dynamo switches that off as well, for the whole process).
     """
@@ -285,7 +285,7 @@ def tracing() -> Iterator[None]:
         exporter.print = lambda *_, **__: None  # instead of the built-in function
         module._detect_is_causal_mask = said_causal
         try:
-            with quiet(), recurrent.Layers(), pooling.WholeAxes(), assertions.recorded(), branches.recorded(), without_those_that_follow():
+            with quiet(), recurrent.Layers(), pooling.FreeAxes(), assertions.recorded(), branches.recorded(), without_those_that_follow():
                 yield
         finally:
             module._detect_is_causal_mask = asking

@@ -1,4 +1,5 @@
-"""Pooling by one window that is as long as an axis. torch takes the size of a window for a constant, and would fix that of the axis."""
+"""Pooling that would fix the size of an axis as it is traced: torch takes the size of a window for a constant, be it that of the axis, and
+reads the length of what `max_pool1d` is given."""
 
 from __future__ import annotations
 
@@ -17,22 +18,26 @@ _POOLS: dict[Any, tuple[int, Sequence[str], Callable[..., Any]]] = {
     **{getattr(of, f"max_pool{n}d"): (n, _MAXIMUM, torch.amax) for of in (torch, torch.nn.functional) for n in (1, 2, 3)},
     **{getattr(torch.nn.functional, f"avg_pool{n}d"): (n, _MEAN, torch.mean) for n in (1, 2, 3)},
 }
+_LINES = torch.max_pool1d, torch.nn.functional.max_pool1d
 
 
-class WholeAxes(TorchFunctionMode):
-    """Takes the maximum or mean along axes that a window is known to cover, and pools along the others."""
+class FreeAxes(TorchFunctionMode):
+    """Takes the maximum or mean along axes that a window is known to cover, and pools along the others so that they stay free."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        found = _taken_whole(func, args, kwargs or {}) if func in _POOLS else None
+        found = None
+        if func in _POOLS:
+            given = {**dict(zip(_POOLS[func][1], args, strict=False)), **(kwargs or {})}
+            found = _taken_whole(func, given)
+            found = _along_lines(func, given) if found is None else found
         return func(*args, **(kwargs or {})) if found is None else found
 
 
-def _taken_whole(pool: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _taken_whole(pool: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     """What a pooling gives; None where no window has a free size, or not that of an axis without a border."""
-    rank, names, along = _POOLS[pool]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    rank, _, along = _POOLS[pool]
     x, kernel, stride = given["input"], _each(given["kernel_size"], rank), _each(given.get("stride"), rank)
     if not any(isinstance(size, torch.SymInt) for size in kernel) or any(given.get(name) for name in _OTHERWISE):
         return None
@@ -43,6 +48,17 @@ def _taken_whole(pool: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     x = along(x, [n - rank for n in whole], keepdim=True)
     kernel, stride = ([1 if n in whole else size for n, size in enumerate(sizes)] for sizes in (kernel, stride or kernel))
     return x if len(whole) == rank else pool(**{**given, "input": x, "kernel_size": kernel, "stride": stride})
+
+
+def _along_lines(pool: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """What `max_pool1d` gives along a free length, by what gives the places as well; None otherwise, and for what it alone refuses."""
+    x = given["input"]
+    if pool not in _LINES or given.get("return_indices") or not isinstance(x.shape[-1], torch.SymInt) or not x.is_floating_point():
+        return None
+    if any(2 * edge > size for edge, size in zip(_each(given.get("padding", 0), 1), _each(given["kernel_size"], 1), strict=False)):
+        return None
+    same = {name: value for name, value in given.items() if name != "return_indices"}
+    return torch.max_pool1d_with_indices(**{**same, "stride": _each(given.get("stride"), 1)})[0]
 
 
 def _each(given: Any, rank: int) -> list[Any]:

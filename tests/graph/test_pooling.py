@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 
 import pytest
@@ -77,6 +78,44 @@ def test_the_last_window_may_end_behind_an_image_of_any_size(rank: int, pool: nn
                 torch.testing.assert_close(compiled(x), expected, equal_nan=True)
                 answered += 1
         assert answered >= 2
+
+
+LINES: tuple[Callable[[Tensor], Tensor], ...] = (
+    nn.MaxPool1d(3),
+    lambda x: F.max_pool1d(x[0], 3, 2, 1, 2, True),
+    lambda x: F.max_pool1d(input=x, kernel_size=(4,), stride=[2], padding=(2,), return_indices=False),
+    lambda x: torch.max_pool1d(x.bfloat16(), [3], [], ceil_mode=True),
+)
+
+
+@pytest.mark.parametrize("pool", LINES)
+def test_the_maximum_along_a_line_of_any_length(pool: Callable[[Tensor], Tensor]) -> None:
+    model = module(lambda self, x: pool(x))
+    captured = capture(model, (torch.randn(2, 3, 24),), None, ({2: Dim("n", min=8)},))
+    assert not captured.leftovers
+    for length in (24, 8, 31):
+        x = torch.randn(2, 3, length)
+        x[1, 0, 5] = torch.nan
+        torch.testing.assert_close(run(captured, (x,)), model(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_maximum_along_a_line_is_refused_where_torch_refuses_it() -> None:
+    for pool in (lambda x: F.max_pool1d(x, 3, 1, 2, 2), lambda x: F.max_pool1d(x, 3, 0), lambda x: F.max_pool1d(x[..., 0, 0], 3)):
+        x = torch.randn(2, 3, 24)
+        with pytest.raises((RuntimeError, IndexError)) as refusal:
+            pool(x)
+        with pytest.raises(InputError, match=re.escape(str(refusal.value))):
+            sashiko.compile(module(lambda self, x, pool=pool: pool(x)), (x,), dynamic_shapes=({2: Dim.AUTO},))
+
+
+def test_quantized_models_pool_along_any_length() -> None:
+    torch.manual_seed(1)
+    text = nn.Sequential(nn.Conv1d(3, 8, 3), nn.MaxPool1d(2), nn.Conv1d(8, 4, 3)).eval()
+    small = sashiko.quantize(text, [torch.randn(2, 3, 24) for _ in range(8)], progress=False)
+    compiled = sashiko.compile(small, (torch.randn(2, 3, 24),), dynamic_shapes=({2: Dim.AUTO},), strict=True)
+    x = torch.randn(2, 3, 31)
+    assert (small(x) - text(x)).norm() < 0.1 * text(x).norm()
+    assert (compiled(x) - small(x)).norm() < 0.01 * small(x).norm()
 
 
 def test_quantized_models_pool_over_any_length() -> None:
