@@ -68,7 +68,7 @@ def _segment(number: int, notes: Sequence[Note]) -> list[str]:
 
 
 def _extern(number: int, step: AtenStep) -> list[str]:
-    return [f"segment {number}: PyTorch's {step.target}", f"      {step.reason}", ""]
+    return [f"segment {number}: PyTorch's {step.target}: {step.reason}", ""]
 
 
 def _overwritten(built: Built) -> list[str]:
