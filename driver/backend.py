@@ -29,9 +29,9 @@ from ..platforms.host import default_target
 from .aliases import merged, without_views
 from .build import Options
 from .eager import check, graphs
-from .floats import settle
 from .model import CompiledModel, build_model
 from .pipeline import check_settings
+from .settings import settle
 from .versions import Version, Versions, Weights
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
