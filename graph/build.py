@@ -16,9 +16,10 @@ import torch
 
 from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
-from .dims import Dim, Poly, Shape, broadcast
+from .dims import Dim, Poly, Shape
 from .ir import Value
 from .ops import make
+from .shapes import broadcast
 from .types import FROM_TORCH, DType, QParams, TensorType, Type, boolean, f32, i64, inverse
 
 Number = Union[int, float, bool]

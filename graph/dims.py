@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from math import gcd
 
-from ..diagnostics.errors import InvalidGraph
 from .poly import Atom, Dim, Func, Monomial, Poly, Shape, Symbol, from_terms, product, single, symbol, symbols, terms_of
 
 __all__ = [
-    "Atom", "Dim", "Func", "Poly", "Shape", "Symbol", "bounds", "broadcast", "ceildiv", "coefficient", "divides", "evaluate", "floordiv",
-    "less", "maximum", "minimum", "mod", "non_negative", "product", "rejoin", "reshape_groups", "substitute", "symbol", "symbols",
+    "Atom", "Dim", "Func", "Poly", "Shape", "Symbol", "bounds", "ceildiv", "coefficient", "divides", "evaluate", "floordiv",
+    "less", "maximum", "minimum", "mod", "non_negative", "product", "rejoin", "substitute", "symbol", "symbols",
 ]
 
 
@@ -26,28 +25,50 @@ def _func(kind: str, *args: Dim) -> Dim:
 
 def bounds(value: Dim) -> tuple[int | None, int | None]:
     """Inclusive integer bounds (None: unbounded) by interval arithmetic over the symbols' ranges."""
-    low, high = _interval(value)
-    for mono, coefficient in terms_of(value) if low is None or high is None else ():
-        divided = single(from_terms({mono: 1}), "floordiv")
-        if divided is not None and isinstance(divided[1], int) and divided[1] > 0 and coefficient % divided[1] == 0:
-            # k b (x // b) lies between k (x - b + 1) and k x
-            times, rest = coefficient // divided[1], value - from_terms({mono: coefficient})
-            ends = [_interval(rest + times * (divided[0] - lack)) for lack in (0, divided[1] - 1)][:: -1 if times > 0 else 1]
-            low, high = ends[0][0] if low is None else low, ends[1][1] if high is None else high
-    return low, high
+    spans = [_interval(value)]
+    quotients = _quotients(value) if len(terms_of(value)) > 1 or None in spans[0] else []
+    for mono, factor, x, divisor in quotients:
+        for inner in {1, *(other for *_, other in quotients)}:
+            b = divisor // inner
+            if b > 1 and divisor % inner == 0 and factor % b == 0:  # k b (x // b) lies between k (x - b + 1) and k x, x a quotient, too
+                times, rest = factor // b, value - from_terms({mono: factor})
+                ends = [_interval(rest + times * (floordiv(x, inner) - lack)) for lack in (0, b - 1)][:: -1 if times > 0 else 1]
+                spans.append((ends[0][0], ends[1][1]))
+    if len(spans) == 1:
+        return spans[0]
+    lows, highs = ([end for end in found if end is not None] for found in zip(*spans, strict=True))
+    return max(lows, default=None), min(highs, default=None)
+
+
+def _quotients(value: Dim) -> list[tuple[Monomial, int, Dim, int]]:
+    """(term, factor, x, divisor) of what is added up of quotients by known numbers."""
+    found: list[tuple[Monomial, int, Dim, int]] = []
+    for mono, factor in terms_of(value):
+        if len(mono) == 1 and isinstance(mono[0], Func) and mono[0].kind == "floordiv":
+            x, divisor = mono[0].args
+            if isinstance(divisor, int) and divisor > 0:
+                found.append((mono, factor, x, divisor))
+    return found
 
 
 def _interval(value: Dim) -> tuple[int | None, int | None]:
     """Each term by itself."""
     if not isinstance(value, Poly):
         return value, value
+    spans = {atom: _atom_bounds(atom) for mono, _ in value.terms for atom in mono}
+    terms = value.terms
+    if any(len(mono) > 1 for mono, _ in terms) and any(factor < 0 for _, factor in terms):
+        # From the least numbers on, so that less is taken from a product that has the same factor.
+        least = {atom: max(low or 0, 0) for atom, (low, _) in spans.items()}
+        moved = (product([factor, *(Poly((((atom,), 1),)) + least[atom] for atom in mono)]) for mono, factor in terms)
+        terms = terms_of(sum(moved))
+        spans = {atom: (low and low - least[atom], None if high is None else high - least[atom]) for atom, (low, high) in spans.items()}
     low: int | None = 0
     high: int | None = 0
-    for mono, coefficient in value.terms:
+    for mono, coefficient in terms:
         lo: int | None = 1
         hi: int | None = 1
-        for atom in mono:
-            a_lo, a_hi = _atom_bounds(atom)
+        for a_lo, a_hi in (spans[atom] for atom in mono):
             if a_lo is None or a_lo < 0:
                 lo, hi = None, None
                 break
@@ -149,12 +170,29 @@ def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     return quotient, rest
 
 
-def _common(a: Dim, b: Dim) -> tuple[int, Dim, Dim]:
-    """(f, x, d) with b == f * d and a == f * x + s for a number 0 <= s < f: a // b == x // d and a % b == f * (x % d) + s."""
-    factor = gcd(b, *(coefficient for mono, coefficient in terms_of(a) if mono)) if isinstance(b, int) else 1
-    if factor == 1 or not isinstance(b, int):
-        return 1, a, b
-    return factor, from_terms({mono: coefficient // factor for mono, coefficient in terms_of(a)}), b // factor
+def _common(a: Dim, b: Dim) -> tuple[int, int, Dim, Dim]:
+    """(f, n, x, d) with b == f * d and a == f * (n * d + x) + s for a number 0 <= s < f: a // b == n + x // d and a % b == f * (x % d) + s.
+    The number in x is between -d and d, where x is no less than 0 for that: sizes that are equal are in one form then."""
+    if not isinstance(b, int) or b <= 0:
+        return 1, 0, a, b
+    factor = gcd(b, *(coefficient for mono, coefficient in terms_of(a) if mono))
+    if factor > 1:
+        a, b = from_terms({mono: coefficient // factor for mono, coefficient in terms_of(a)}), b // factor
+    mono, constant = terms_of(a)[-1]
+    turns = 0 if mono else constant // b if constant > 0 else -(-constant // b)
+    return (factor, turns, a - turns * b, b) if turns < 0 or (turns and non_negative(a - turns * b)) else (factor, 0, a, b)
+
+
+def _of_quotient(a: Dim, b: Dim) -> tuple[Dim, Dim] | None:
+    """(x, d) with a // b == x // d where a quotient is among the terms of a: (x // p + k) // q == (x + k * p) // (p * q) for positive p, q.
+    In positions of loops other terms stay apart, as code looks there for what a quotient of the row is."""
+    inner = single(a, "floordiv")
+    if inner is not None:
+        return None if any(isinstance(by, int) and by <= 0 for by in (inner[1], b)) else (inner[0], inner[1] * b)
+    for mono, factor, x, by in _quotients(a) if isinstance(b, int) and b > 0 else ():
+        if factor == 1 and all(s.extent is None for s in symbols(a)):
+            return x + (a - from_terms({mono: 1})) * by, by * b
+    return None
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
@@ -171,11 +209,10 @@ def floordiv(a: Dim, b: Dim) -> Dim:
         return quotient - 1
     if (same := _same_for_all(rest, b)) is not None:
         return quotient + same
-    inner = single(rest, "floordiv")
-    if inner is not None:  # (x // p) // q == x // (p * q) for positive p, q
-        return quotient + floordiv(inner[0], inner[1] * b)
-    factor, smaller, divisor = _common(rest, b)
-    return quotient + (_func("floordiv", rest, b) if factor == 1 else floordiv(smaller, divisor))
+    if (inner := _of_quotient(rest, b)) is not None:
+        return quotient + floordiv(*inner)
+    _, turns, smaller, divisor = _common(rest, b)
+    return quotient + turns + (_func("floordiv", rest, b) if smaller == rest else floordiv(smaller, divisor))
 
 
 def _same_for_all(rest: Dim, b: Dim) -> int | None:
@@ -232,8 +269,8 @@ def mod(a: Dim, b: Dim) -> Dim:
             return rest - same * b
     elif less(rest, 0) and non_negative(rest + b):
         return rest + b
-    factor, smaller, divisor = _common(rest, b)
-    return _func("mod", rest, b) if factor == 1 else factor * mod(smaller, divisor) + (rest - factor * smaller)
+    factor, turns, smaller, divisor = _common(rest, b)
+    return _func("mod", rest, b) if smaller == rest else factor * mod(smaller, divisor) + (rest - factor * (turns * divisor + smaller))
 
 
 def _congruent(a: Dim, b: int) -> Dim:
@@ -263,45 +300,6 @@ def maximum(a: Dim, b: Dim) -> Dim:
 
 def ceildiv(a: Dim, b: Dim) -> Dim:
     return floordiv(a + b - 1, b)
-
-
-def reshape_groups(shape: Shape, source: Shape) -> list[tuple[range, range]]:
-    """The axes of a reshape to `shape` and of its source in the smallest groups of equal products, in order."""
-    groups: list[tuple[range, range]] = []
-    i = j = 0
-    while i < len(shape) or j < len(source):
-        start_i, start_j = i, j
-        i, j = min(i + 1, len(shape)), min(j + 1, len(source))
-        while product(shape[start_i:i]) != product(source[start_j:j]):
-            if i < len(shape) and (j >= len(source) or _smaller(product(shape[start_i:i]), product(source[start_j:j]))):
-                i += 1
-            elif j < len(source):
-                j += 1
-            else:
-                break
-        groups.append((range(start_i, i), range(start_j, j)))
-    return groups
-
-
-def broadcast(shapes: tuple[Shape, ...]) -> Shape:
-    """The common shape of right-aligned operands. Raises InvalidGraph when two sizes differ and neither is 1."""
-    rank = max((len(s) for s in shapes), default=0)
-    result: list[Dim] = [1] * rank
-    for shape in shapes:
-        for axis, dim in enumerate(shape, rank - len(shape)):
-            if dim != 1 and result[axis] not in (1, dim):
-                raise InvalidGraph(f"shapes {shapes} do not broadcast: {result[axis]} against {dim} on axis {axis}")
-            result[axis] = dim if result[axis] == 1 else result[axis]
-    return tuple(result)
-
-
-def _smaller(a: Dim, b: Dim) -> bool:
-    """Which side of a reshape group has to take in another axis; a guess only affects how large the groups get."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a < b
-    degree_a = max((len(m) for m, _ in a.terms), default=0) if not isinstance(a, int) else 0
-    degree_b = max((len(m) for m, _ in b.terms), default=0) if not isinstance(b, int) else 0
-    return degree_a < degree_b if degree_a != degree_b else floordiv(b, a) != 0 and isinstance(a, int)
 
 
 _FOLD = {"floordiv": floordiv, "mod": mod, "min": minimum, "max": maximum}

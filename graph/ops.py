@@ -15,9 +15,10 @@ import numpy as np
 from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
 from . import products
-from .dims import Dim, broadcast, floordiv, product
+from .dims import Dim, floordiv, product
 from .ir import Value
 from .recurrence import states_type
+from .shapes import broadcast
 from .types import DType, TensorType, TupleType, Type, boolean, f32, i32, i64
 
 Infer = Callable[[tuple[TensorType, ...], A.Attrs], Type]

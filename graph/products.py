@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
-from .dims import Shape, broadcast, floordiv, mod
+from .dims import Shape, floordiv, mod
 from .ir import Value
+from .shapes import broadcast
 from .types import TensorType, Type, f32, i8, i32, i64
 
 Env = Mapping[str, int]

@@ -6,9 +6,10 @@ from dataclasses import fields
 
 from ..diagnostics.errors import InvalidGraph
 from ..graph import attrs as A
-from ..graph.dims import Dim, broadcast
+from ..graph.dims import Dim
 from ..graph.ir import Value
 from ..graph.ops import OPS, make
+from ..graph.shapes import broadcast
 from ..graph.types import BY_NAME, DType, TensorType, boolean
 from .match import Bindings
 from .pattern import GROUPS, Argument, Number, NumberLiteral, NumberVariable, Operation, Optional, Pattern, Rest, Variable

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ..graph import attrs as A
-from ..graph.dims import Dim, Func, Poly, Shape, Symbol, bounds, coefficient, floordiv, mod, rejoin, reshape_groups, symbol, symbols
+from ..graph.dims import Dim, Func, Poly, Shape, Symbol, bounds, coefficient, floordiv, mod, rejoin, symbol, symbols
 from ..graph.ir import Value
+from ..graph.shapes import reshape_groups
 from ..graph.types import TensorType
 
 Index = tuple[Dim, ...]

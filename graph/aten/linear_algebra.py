@@ -10,9 +10,10 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import Shape, bounds, broadcast, product
+from ..dims import Shape, bounds, product
 from ..ir import Value
 from ..products import transposed
+from ..shapes import broadcast
 from ..types import boolean, f32, f64, i8, u8
 from .call import Call, Row, need_alike, opmath
 

@@ -10,8 +10,9 @@ import torch
 
 from ...diagnostics.errors import Unsupported
 from .. import build as b
-from ..dims import Dim, bounds, broadcast, product
+from ..dims import Dim, bounds, product
 from ..ir import Value
+from ..shapes import broadcast
 from ..types import boolean, i64, identity, inverse, u8
 from .call import Call, Operand, Row, as_value, need_alike, opmath
 from .indexing import wrapped

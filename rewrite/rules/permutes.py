@@ -19,9 +19,10 @@ from dataclasses import replace
 
 from ...graph import attrs as A
 from ...graph import build as b
-from ...graph.dims import product, reshape_groups
+from ...graph.dims import product
 from ...graph.ir import Graph, Value, rebuild, with_inputs
 from ...graph.ops import OPS, make
+from ...graph.shapes import reshape_groups
 from ...graph.types import Order, f32, f64, inverse
 from ..query import is_weight
 

@@ -16,8 +16,9 @@ from functools import reduce
 
 from ...graph import attrs as A
 from ...graph import build as b
-from ...graph.dims import Dim, floordiv, product, reshape_groups
+from ...graph.dims import Dim, floordiv, product
 from ...graph.ir import Value
+from ...graph.shapes import reshape_groups
 from ...graph.types import f32
 from ..match import Mismatch
 from ..rule import Match, RuleSet, rule

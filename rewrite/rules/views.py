@@ -22,9 +22,10 @@ import random
 
 from ...graph import attrs as A
 from ...graph import build as b
-from ...graph.dims import product, reshape_groups
+from ...graph.dims import product
 from ...graph.ir import Value
 from ...graph.ops import make
+from ...graph.shapes import reshape_groups
 from ...graph.types import f32
 from ..match import Mismatch
 from ..rule import Match, RuleSet, equation, rule

@@ -121,9 +121,35 @@ A, B, C = SYMBOLS["a"], SYMBOLS["b"], SYMBOLS["c"]
     (dims.floordiv(A * C - B, 8 * C), dims.floordiv(A * C - B, 8 * C)),
     (dims.mod(A * B - 1, B), B - 1),
     (dims.rejoin(dims.floordiv(A + B, 4 * C) * 8 * C + dims.mod(A + B, 4 * C) * 2), 2 * A + 2 * B),
+    (dims.floordiv(A + 9, 8), dims.floordiv(A + 1, 8) + 1),
+    (dims.floordiv(A - 11, 4), dims.floordiv(A - 3, 4) - 2),
+    (dims.mod(A + 9, 8) - dims.mod(symbol("n", 1) - 11, 4), dims.mod(A + 1, 8) - dims.mod(symbol("n", 1) - 3, 4)),
+    (dims.floordiv(dims.floordiv(A + 1, 2) + B - 3, 4), dims.floordiv(A + 2 * B - 5, 8)),
 ])
 def test_canonical_forms(left: Dim, right: Dim) -> None:
     assert left == right
+
+
+@pytest.mark.parametrize("count", range(1, 5))
+def test_sizes_of_repeated_striding(count: int) -> None:
+    """As many windows of 3, two apart, as elements from the third on."""
+    windows = places = symbol("n", 64)
+    for _ in range(count):
+        windows, places = dims.floordiv(windows - 3, 2) + 1, dims.ceildiv(places - 2, 2)
+    assert windows == places
+
+
+@settings(max_examples=300, deadline=None)
+@given(*(st.integers(-30, 30) for _ in range(4)), *(st.integers(1, 9) for _ in range(2)))
+def test_quotients_of_sums_of_quotients(x: int, y: int, before: int, after: int, p: int, q: int) -> None:
+    env, (a, b) = {"x": x, "y": y}, (symbol(name, -30, 30) for name in "xy")
+    inner, plain = dims.floordiv(a + before, p) + 2 * b + after, (x + before) // p + 2 * y + after
+    assert (dims.evaluate(dims.floordiv(inner, q), env), dims.evaluate(dims.mod(inner, q), env)) == divmod(plain, q)
+
+
+def test_quotients_by_negative_numbers() -> None:
+    n = symbol("n", 0, 9)
+    assert [dims.evaluate(dims.floordiv(dims.floordiv(n, 2), -2), {"n": at}) for at in range(10)] == [at // 2 // -2 for at in range(10)]
 
 
 def test_an_axis_stays_below_its_extent() -> None:
@@ -137,6 +163,12 @@ def test_an_axis_stays_below_its_extent() -> None:
 
 def test_padding_is_less_than_what_it_fills() -> None:
     assert dims.bounds(dims.mod(-symbol("n", 1), 8)) == (0, 7) and dims.bounds(dims.mod(-B, 8)) == (3, 7)
+    assert dims.bounds(dims.mod(-dims.floordiv(symbol("n", 1) + 1, 2), 8)) == (0, 7)  # of what is left after striding
+
+
+def test_bounds_of_products_of_what_is_left() -> None:
+    left, wide = (dims.floordiv(symbol(name, 20) - 8, 4) + 1 for name in "nw")
+    assert dims.bounds(left * wide) == (16, None) and dims.bounds(left * symbol("b", 1, 9)) == (4, None)
 
 
 def test_a_missing_symbol_is_named() -> None:
