@@ -56,21 +56,31 @@ def ask(module: GraphModule) -> None:
 
 @contextmanager
 def without_those_that_follow() -> Iterator[None]:
-    """torch.export looks at what it took for granted of declared sizes without what is true of all of them."""
+    """torch.export looks at what it took for granted of declared sizes without what is true of all of them, and without equations of
+    quotients of quotients, which sympy raises for as it solves them: each call is asked for these."""
     exporter: Any = importlib.import_module("torch.export._trace")  # which torch.export imports when it is first called
     before = exporter.produce_guards_and_solve_constraints
 
     def produce(fake_mode: Any, *args: Any, **kwargs: Any) -> None:
         env = fake_mode.shape_env
-        if env is not None:
-            env.guards[:] = (guard for guard in env.guards if not follows(guard.expr, env))
-        before(fake_mode, *args, **kwargs)
+        kept = [guard for guard in env.guards if not follows(guard.expr, env)] if env is not None else []
+        try:
+            if env is not None:
+                env.guards[:] = (guard for guard in kept if not _is_beyond_sympy(guard.expr))
+            before(fake_mode, *args, **kwargs)
+        finally:
+            if env is not None:
+                env.guards[:] = kept
 
     exporter.produce_guards_and_solve_constraints = produce
     try:
         yield
     finally:
         exporter.produce_guards_and_solve_constraints = before
+
+
+def _is_beyond_sympy(expr: sympy.Basic) -> bool:
+    return isinstance(expr, sympy.Eq) and any(quotient.args[0].has(FloorDiv) for quotient in expr.atoms(FloorDiv))
 
 
 def follows(expr: sympy.Basic, env: ShapeEnv) -> bool:

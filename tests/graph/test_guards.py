@@ -108,3 +108,26 @@ def test_which_guards_follow() -> None:
              sympy.Le(TruncToInt(5 - n * 0.5), 3 - FloorDiv(n, 4)), sympy.Eq(FloorDiv(n, 4), 2), sympy.Ne(FloorDiv(n, 4), 3),
              sympy.Le(0.5, 0.1 * n))
     assert [follows(guard, env) for guard in (*shown, *open_)] == [True] * len(shown) + [False] * len(open_)
+
+
+class Strided(nn.Module):
+    """Keeps every second window of 3, again and again, where a mask of all places, strided in another way, lets it."""
+
+    def forward(self, x: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+        keeps = torch.arange(x.shape[0]) < length
+        for _ in range(3):
+            x, keeps = x.unfold(0, 3, 2).amax(1), keeps[2::2]
+        return x.masked_fill(~keeps, 0.0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [Dim("n", min=40, max=200), Dim.AUTO], ids=["declared", "auto"])
+def test_equal_sizes_of_repeated_striding(size: object) -> None:
+    """sympy raises for the equation of their quotients, which is true of all sizes."""
+    model = Strided().eval()
+    compiled = sashiko.compile(model, (torch.randn(64), torch.tensor(64)), dynamic_shapes=({0: size}, None), strict=True)
+    for n in (40, 53, 64, 151, 200):
+        arguments = torch.randn(n), torch.tensor(n - 9)
+        assert torch.equal(compiled(*arguments), model(*arguments))
+    with pytest.raises(InputError):
+        compiled(torch.randn(7), torch.tensor(7))
