@@ -59,11 +59,11 @@ _SMALL = (
 
 
 def translated(error: Exception) -> SashikoError:
-    """torch's error as one of ours: its first line, and the last place outside torch that its text names."""
+    """torch's error as one of ours: its first sentence, and the last place outside torch that its text names."""
     if isinstance(error, SashikoError):
         return error
     text = str(error)
-    short = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:300]
+    short = (_first_sentence(text) or type(error).__name__)[:300]
     frames = [(p, n) for p, n in re.findall(r'File "([^"]+)", line (\d+)', text) if is_the_users(p)]
     where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else raised_at(error)
     if type(error).__name__ == "ConstraintViolationError" or any(sign in text for sign in _OF_SIZES):
@@ -78,6 +78,16 @@ def translated(error: Exception) -> SashikoError:
     elif any(sign in text for sign in _BY_DATA) or "DataDependent" in type(error).__name__:
         said, hint = f"it branches on its data, or makes sizes of them ({said})", BY_PARTS
     return Unsupported(f"PyTorch cannot capture this model: {said}", where, hint)
+
+
+def _first_sentence(text: str) -> str:
+    """The first line, and those that go on with it, as where sympy wraps what it says."""
+    said, *more = text.strip().splitlines() or [""]
+    for line in more:
+        if said.endswith((".", ":", "!", "?")) or not line[:1].islower():
+            break
+        said += f" {line.strip()}"
+    return said.strip()
 
 
 def _of_sizes(text: str, where: str) -> InputError:

@@ -13,7 +13,7 @@ from torch.export import Dim
 import sashiko
 from sashiko.diagnostics.errors import SPARSE, CalibrationError, InputError, SashikoError, Unsupported
 from sashiko.graph.capture import export
-from sashiko.graph.refusals import UNPACKED
+from sashiko.graph.refusals import UNPACKED, translated
 from tests.driver.functions import Apply
 
 B, C = Dim("b", max=16), Dim("c", max=16)
@@ -113,3 +113,13 @@ def test_sparse_tensors(of: torch.layout, given: tuple[torch.Tensor, ...]) -> No
         with pytest.raises(SashikoError, match="sparse") as caught:
             make()
         assert caught.value.hint == ("to_dense() converts it" if isinstance(caught.value, CalibrationError) else SPARSE)
+
+
+@pytest.mark.parametrize(("text", "what"), [
+    ("\nThe inequality cannot be solved\nusing solve_univariate_inequality.\n\nmore", "be solved using solve_univariate_inequality."),
+    ("no rule for this\nTraceback (most recent call last):\n  File", "no rule for this"),
+    ("no rule for this:\nthat and that", "no rule for this:"),
+    ("", "NotImplementedError"),
+])  # fmt: skip
+def test_a_sentence_that_goes_on_is_told_whole(text: str, what: str) -> None:
+    assert translated(NotImplementedError(text)).what.endswith(what)
