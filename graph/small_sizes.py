@@ -7,6 +7,7 @@ the end, a maximum of nothing or an element of nothing is asked for. torch raise
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -30,7 +31,7 @@ _UNDEFINED_OF_NOTHING = ("max", "min", "argmax", "argmin")
 
 def needed(nodes: Iterable[Node], known: Symbols) -> Iterator[Assumption]:
     """What torch's operations asked of sizes where the graph has an answer for all: a squeeze leaves alone what is not 1, the element or
-    the largest ones that are chosen are there, and a range has a step."""
+    the largest ones that are chosen are there, a range has a step, and there is something to pool."""
     for node in nodes:
         if node.target is torch.ops.aten.arange.start_step and len(node.args) > 2 and isinstance(node.args[2], Node):
             step = node.args[2].meta["val"]
@@ -63,8 +64,17 @@ def _topk(rank: int, count: Any, axis: int, *_: object) -> _Asked:
     return [(axis, count)] if isinstance(count, int) else []
 
 
+def _pool(axes: int, rank: int, *_: object) -> _Asked:
+    """All but a batch."""
+    return [(axis, 1) for axis in range(0 if rank == axes + 1 else 1, rank)]
+
+
 _ASKS: dict[Any, Callable[..., _Asked]] = {
     torch.ops.aten.squeeze: _squeeze, torch.ops.aten.select: _select, torch.ops.aten.topk: _topk,
+    **{
+        getattr(torch.ops.aten, f"{kind}{axes}d{places}"): partial(_pool, axes)
+        for axes in (1, 2, 3) for kind, places in (("max_pool", ""), ("max_pool", "_with_indices"), ("avg_pool", ""))
+    },
 }
 
 

@@ -31,6 +31,7 @@ from ..query import last_axes_swapped
 from ..rule import Match, RuleSet, rule
 from .scores import HIGHEST_MASK, Scores, factor_of, scores_of
 
+_LARGEST = 2.0**127
 _EXP = "e@exp(sub(s, reduce{m, kind=max}(s)))"
 _SOFTMAX = f"(div!({_EXP}, reduce{{n, kind=sum}}(e)) | mul!({_EXP}, reciprocal(reduce{{n, kind=sum}}(e))))"
 _PROBABILITIES = f"({_SOFTMAX} | cast!({_SOFTMAX}) | reshape!({_SOFTMAX}) | reshape!(cast!({_SOFTMAX})))"
@@ -91,6 +92,8 @@ def attention(m: Match) -> Value | Mismatch:
     if isinstance(found, Mismatch):
         return found
     (*operands, mask), scale = found
+    if not max(abs(scale), abs(scores.cap or 0.0)) < _LARGEST:
+        return m.fail("the scores are multiplied by more than f32 holds", s)
     attrs = A.AttentionAttrs(scale, causal=False, cap=scores.cap)
     result = m.make("attention", *operands, *(() if mask is None else (mask,)), attrs=attrs)
     return m.fitted(b.cast(b.reshape(result, m.root.shape), m.root.dtype))

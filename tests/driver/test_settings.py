@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -57,3 +57,30 @@ def test_settings_of_layers_are_constants_before_a_graph_is_traced(traces: list[
     model.scaling = 0.9
     check(ids)
     assert len(traces) == 2
+
+
+class Slope(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = torch.nn.Buffer(torch.tensor(0.2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.leaky_relu(x, self.slope.item())
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:sashiko leaves a graph")  # what takes such a number is PyTorch's
+def test_numbers_of_tensors_are_no_settings(traces: list[str]) -> None:
+    x = torch.randn(4, 8)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        torch.testing.assert_close(torch.compile(Slope(), backend="sashiko")(x), Slope()(x))
+    assert len(traces) == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", [F.softshrink, F.celu], ids=lambda layer: layer.__name__)
+def test_a_number_that_layers_compute_with_may_be_another_in_each_call(traces: list[str], layer: Callable[..., torch.Tensor]) -> None:
+    x, compiled = torch.randn(4, 8), torch.compile(lambda x, number: layer(x, number), backend="sashiko", dynamic=True)
+    for number in (0.2, 0.3, 0.4):
+        torch.testing.assert_close(compiled(x, number), layer(x, number))
+    assert len(traces) == 1

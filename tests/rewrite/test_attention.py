@@ -236,6 +236,11 @@ def test_caps_of_what_is_masked_or_capped() -> None:
     assert "more than a number for each query" in explain(attention, Graph((*INPUTS, EACH), (finish(b.mul(b.tanh(scores()), EACH)),)))
 
 
+def test_factors_that_f32_does_not_hold() -> None:
+    for s in (b.mul(b.mul(scores(), 1e30), 1e30), b.mul(b.tanh(b.mul(b.mul(scores(), 1e30), 1e30)), 2.0)):
+        assert "multiplied by more than f32 holds" in refusal(finish(s))
+
+
 def test_a_smaller_product_is_added_like_a_mask() -> None:
     less = b.matmul(b.slice_(heads(Q), 0, 0, 1), b.permute(b.slice_(heads(K), 0, 1, 1), (0, 1, 3, 2)))
     graph = apply(Graph(INPUTS, (finish(b.add(less, scores())),)), CANONICAL)
