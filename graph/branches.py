@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .alone import alone
@@ -41,7 +42,7 @@ def recorded() -> Iterator[None]:
             def asked(question: Any) -> bool:
                 answer = plain(question)
                 if is_the_users(sys._getframe(1).f_code.co_filename):
-                    _note(question.node, answer)
+                    note(question.node, answer)
                 return answer
 
             return asked
@@ -49,13 +50,32 @@ def recorded() -> Iterator[None]:
         for kind, plain in zip(kinds, before, strict=True):
             kind.__bool__ = asking(plain)
         try:
-            yield
+            with _Contiguity():
+                yield
         finally:
             for kind, plain in zip(kinds, before, strict=True):
                 kind.__bool__ = plain
 
 
-def _note(node: Any, answer: bool) -> None:
+class _Contiguity(TorchFunctionMode):
+    """Where a model asks whether a tensor is contiguous, it asks whether sizes are 1: PyTorch does not look at the strides of such axes."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.is_contiguous:
+            frame: Any = sys._getframe(1)
+            while frame.f_code.co_name == "__torch_function__":
+                frame = frame.f_back
+            if is_the_users(frame.f_code.co_filename):
+                for question in (size == 1 for size in args[0].shape):
+                    if isinstance(question, torch.SymBool):
+                        note(question.node, bool(question))
+        return func(*args, **(kwargs or {}))
+
+
+def note(node: Any, answer: bool) -> None:
+    """Takes note that sizes are asked something, if they could be 1 and the answer another one then."""
     env = node.shape_env
     known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val  # before torch 2.11
     sizes = {symbol: known.get(symbol) for symbol in node.expr.free_symbols}
@@ -84,6 +104,13 @@ def check(model: torch.nn.Module, program: ExportedProgram, args: Sequence[Any],
             for sizes in dict.fromkeys((*found, frozenset().union(*found), _all_of(inputs))):
                 if not any(sizes >= other for other in _REFUSED.get(env, ())) and not _serves(model, program, inputs, sizes, args, kwargs):
                     _REFUSED.setdefault(env, []).append(sizes)
+
+
+def refuse(sizes: Iterable[torch.SymInt]) -> None:
+    """Refuses calls where one of these sizes is 1 that is not."""
+    for size in sizes:
+        if size != 1 and isinstance(size.node.expr, sympy.Symbol):  # others become guards by being asked
+            _REFUSED.setdefault(size.node.shape_env, []).append(frozenset({size.node.expr}))
 
 
 def refused(env: ShapeEnv | None) -> Sequence[Sizes]:

@@ -9,7 +9,7 @@ torch, and so are writes to parameters.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import getitem
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
+from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
@@ -27,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.dump import say
 from . import views
+from .nodes import tensors, written
 
 aten = torch.ops.aten
 
@@ -73,6 +75,28 @@ def by_node(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]], s
         return None
 
 
+def deciding(graph: Graph) -> Iterator[torch.SymInt]:
+    """The free sizes that are not to become 1: with them, what is perhaps a view in an exported graph, and written to under one of its
+    names, may be one where it is none here."""
+    memory: dict[Node, set[Node]] = {}
+    for node in graph.nodes:
+        common = {node}.union(*(memory[n] for n in (() if _alone(node) else node.all_input_nodes)))
+        memory |= dict.fromkeys(common, common)
+    overwritten = set[Node]().union(*(memory[n] for node in graph.nodes for n in written(node)))
+    for node in graph.nodes:
+        if node in overwritten and _is_perhaps_a_view(node):
+            for each in node.all_input_nodes:
+                sizes: Iterator[Any] = (size for tensor in tensors(each) for size in tensor.shape)
+                yield from (size for size in sizes if isinstance(size, torch.SymInt) and size.node.has_hint())
+
+
+def _is_perhaps_a_view(node: Node) -> bool:
+    """Whether that depends on how its operands lie in memory. Of one without gaps, whatever its sizes, all shapes are views."""
+    sure = node.op != "call_function" or node.target is getitem or _alone(node) or views.source(node) is not None
+    changes = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    return not (sure or changes or all(is_contiguous_or_false(tensor) for each in node.all_input_nodes for tensor in tensors(each)))
+
+
 @dataclass
 class _Walk:
     """The new graph so far. state: the old placeholders that may be written to. env: what the nodes of the old graph became, nodes or
@@ -103,7 +127,14 @@ class _Walk:
         elif node.target._schema.is_mutable:
             self.env[node] = self.overwritten(node, node.target, self.env)
         else:
-            self.env[node] = self.inlined(node, node.target, *self.arguments(node, self.env))
+            self.env[node] = made = self.inlined(node, node.target, *self.arguments(node, self.env))
+            if isinstance(made, Node) and any(r.alias_info for r in node.target._schema.returns) and _is_perhaps_a_view(node):
+                self.share(made, *(self.current(self.env[n]) for n in node.all_input_nodes))
+
+    def share(self, *nodes: Node) -> None:
+        """Takes all of these for names of one memory."""
+        common = set[Node]().union(*(self.memory[n] for n in nodes if n in self.memory))
+        self.memory |= dict.fromkeys(common, common)
 
     def arguments(self, node: Node, env: Mapping[Node, Any]) -> tuple[Any, Any]:
         found = pytree.tree_map_only(Node, env.__getitem__, (node.args, node.kwargs))
@@ -126,8 +157,8 @@ class _Walk:
             made.name = node.name  # the signature has names that no graph gives, such as "input"
         made.meta = dict(node.meta)
         read = () if _alone(node) else made.all_input_nodes
-        common = {made}.union(*(self.memory[n] for n in read if not isinstance(n.meta.get("val"), torch.SymInt)))
-        self.memory |= dict.fromkeys(common, common)
+        self.memory[made] = {made}
+        self.share(made, *(n for n in read if not isinstance(n.meta.get("val"), torch.SymInt)))
         if (source := views.source(made)) is not None:
             self.source[made] = source
         return made

@@ -28,7 +28,7 @@ from .attributes import without_data
 from .axes import check_axes, spelled_out
 from .called_twice import changed
 from .computed import refuse_writes
-from .decompose import by_node
+from .decompose import by_node, deciding
 from .examples import refusal
 from .guards import without_those_that_follow
 from .lower import CHECKS, PART_OF
@@ -78,7 +78,8 @@ def export(model: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
         with torch.no_grad(), tracing():
             given = distinct(model, example)
             args, kwargs = pytree.tree_map_only(torch.Tensor, _dense, given) if dynamic_shapes else given
-            program = traced(model, args, kwargs, dynamic_shapes)
+            with oblivious():
+                program = traced(model, args, kwargs, dynamic_shapes)
             flex.spell_out(program.graph_module)
     except SashikoError:
         raise
@@ -229,6 +230,7 @@ def without_transforms(program: ExportedProgram) -> ExportedProgram:
 def _by_torch(program: ExportedProgram, table: dict[Any, Callable[..., Any]]) -> ExportedProgram:
     """The program as torch decomposes it as a whole."""
     views.refuse_windows(program.graph, f"write to slices of it instead, or to a clone of the view; or {BY_PARTS}")
+    branches.refuse(deciding(program.graph))
     found: ExportedProgram = program.run_decompositions(table)
     return found
 

@@ -142,7 +142,7 @@ def _are_equal(sizes: Sequence[int | torch.SymInt], others: Sequence[int | torch
 
 def same(equal: Sequence[tuple[sympy.Expr, sympy.Expr]]) -> tuple[sympy.Symbol, sympy.Symbol] | None:
     """Two symbols that are one where each of `equal` is."""
-    exact = {left.args for left, right in equal if isinstance(left, Mod | PythonMod) and right == 0}
+    exact = {_fraction(left) for left, right in equal if isinstance(left, Mod | PythonMod) and right == 0}
     return next(filter(None, (_alike(*(_divided(side, exact) for side in sides)) for sides in equal)), None)
 
 
@@ -158,9 +158,15 @@ def _divided(expr: sympy.Expr, exact: Container[tuple[sympy.Expr, ...]]) -> symp
     """The same with quotients that have no remainder as fractions."""
 
     def is_whole(e: sympy.Basic) -> bool:
-        return isinstance(e, CleanDiv) or (isinstance(e, FloorDiv) and e.args in exact)
+        return isinstance(e, CleanDiv) or (isinstance(e, FloorDiv) and _fraction(e) in exact)
 
     return expr.replace(is_whole, lambda e: e.args[0] / e.args[1])
+
+
+def _fraction(quotient: sympy.Basic) -> tuple[sympy.Expr, ...]:
+    """What is divided by what, without what both have in common."""
+    found: tuple[sympy.Expr, ...] = (quotient.args[0] / quotient.args[1]).as_numer_denom()
+    return found
 
 
 def another_way(assumption: object, sizes: Mapping[str, object], hint: str) -> InputError:

@@ -54,7 +54,7 @@ _UNPROVEN = "satisfy the generated guard"
 _AUTO = "torch.export.Dim.AUTO takes such conditions for granted, and the sizes of each call are checked"
 _SMALL = (
     re.compile(r"marked (.+?) as dynamic but your code specialized it to be a constant \([01]\)"),
-    re.compile(r"0/1 specialized due to hint of [01] for dimension (.+?)\.(?:\s|$)"),
+    re.compile(r"inferred a static shape of [01] for dimension (.+?)\.(?:\s|$)"),
 )
 
 

@@ -44,7 +44,10 @@ def needed(nodes: Iterable[Node], known: Symbols) -> Iterator[Assumption]:
             for axis, least in rule(len(sizes), *given):
                 if len(sizes) and isinstance(sizes[axis], torch.SymInt):
                     dim = known.dim(sizes[axis])
-                    yield Assumption(dim - 1, "!=") if least is None else Assumption(dim - least, ">=")
+                    if least is not None:
+                        yield Assumption(dim - least, ">=")
+                    elif dim != 1:
+                        yield Assumption(dim - 1, "!=")
 
 
 _Asked = Iterable[tuple[int, int | None]]

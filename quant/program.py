@@ -38,7 +38,7 @@ from .spelling import respell
 
 # Operations in a quotient, remainder or the like in the expression of a size: of images of any size in encoders and detectors, and in what
 # cuts images into windows as well. What goes beyond is to be found before torch has spent long on it.
-_LONG, _LONGEST = 4, 24
+_LONGEST = 24
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,7 @@ def export(model: nn.Module, call: Call) -> Program:
     Tried in this order, the first that exports and gives the model's own results on `call` wins: with a batch dimension of size 1
     doubled (a size of 1 would be fixed), with the sizes as they are (free lengths serve more than a free batch), with the batch dimension
     alone free, with every size fixed; then all of these again where the numbers among the model's buffers are known (`graph.numbers`), and
-    become part of the program. Where sizes are long expressions of the free ones, or those must meet conditions that the model's do not,
-    torch is asked once more without looking at whether a size is 0 or 1: it finds out less, such as the largest size of a table, and takes
-    less for granted. Raises Unsupported when none does, and CalibrationError when the model itself fails on `call`.
+    become part of the program. Raises Unsupported when none does, and CalibrationError when the model itself fails on `call`.
     """
     try:
         expected = called(model, call.args, call.kwargs)
@@ -121,19 +119,16 @@ def _exported(model: nn.Module, call: Call, expected: Any, failures: list[Except
     """What the first attempt that succeeds gives; the reasons of the others are added to `failures`."""
     for example, axes, which in _attempts(call):
         why = translated(failures[-1]).what if failures else "calibrate with larger batches to free it"
-        for obliviously in (False, True) if len(axes) > 1 else (False,):
-            if obliviously and not isinstance(failures[-1], Unsupported):
-                break  # torch refuses it all the same
-            try:
-                exported = without_writes(_torch_export(model, example, axes, obliviously))
-                program = _program(model, exported, f"{which}: {why}" if which else "")
-            except Exception as error:  # torch.export raises whatever user code and its own passes raise
-                failures.append(error)
-                continue
-            difference = _difference(program, call, expected)
-            if not difference:
-                return program
-            failures.append(Unsupported(difference, type(model).__name__))
+        try:
+            exported = without_writes(_torch_export(model, example, axes))
+            program = _program(model, exported, f"{which}: {why}" if which else "")
+        except Exception as error:  # torch.export raises whatever user code and its own passes raise
+            failures.append(error)
+            continue
+        difference = _difference(program, call, expected)
+        if not difference:
+            return program
+        failures.append(Unsupported(difference, type(model).__name__))
     return None
 
 
@@ -193,10 +188,6 @@ class _PlainSizes(TorchFunctionMode):
     each result twice, the second time from what it keeps, and reason about its sizes each time.
     """
 
-    def __init__(self, longest: int) -> None:
-        super().__init__()
-        self._longest = longest
-
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -205,8 +196,8 @@ class _PlainSizes(TorchFunctionMode):
             return result
         sizes: tuple[object, ...] = tuple(result.shape)  # int or SymInt
         longest = max((_longest_function(size.node.expr) for size in sizes if isinstance(size, torch.SymInt)), default=0)
-        if longest > self._longest:
-            raise Unsupported(f"a size is a quotient or remainder of more than {self._longest} operations, too long to prove")
+        if longest > _LONGEST:
+            raise Unsupported(f"a size is a quotient or remainder of more than {_LONGEST} operations, too long to prove")
         mode = detect_fake_mode(result)
         if mode is not None:
             mode.cache_enabled = not longest
@@ -218,7 +209,7 @@ def _longest_function(size: sympy.Expr) -> int:
     return max((int(part.count_ops()) for part in size.atoms(Application)), default=0)
 
 
-def _torch_export(model: nn.Module, call: Call, axes: range, obliviously: bool) -> ExportedProgram:
+def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
     shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     for tensor in call.tensors():
         # Sizes 0 and 1 are special to torch's symbolic shapes: they cannot be free.
@@ -232,8 +223,7 @@ def _torch_export(model: nn.Module, call: Call, axes: range, obliviously: bool) 
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         # Sizes that are expressions where none is free come from data, and torch says whether it can capture what is done with them.
-        plain = _PlainSizes(_LONGEST if obliviously else _LONG) if axes else nullcontext()
-        with oblivious() if obliviously else nullcontext(), plain:
+        with oblivious(), _PlainSizes() if axes else nullcontext():
             return traced(model, call.args, kwargs, dynamic_shapes)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)

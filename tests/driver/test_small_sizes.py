@@ -167,3 +167,54 @@ def test_integer_arguments_of_any_sign(function: Callable[[torch.Tensor, int], t
     compiled, x = torch.compile(function, backend="sashiko", dynamic=dynamic), torch.arange(6.0)
     for n in (2, 3, -1, 5, -6, 0):
         assert_close(compiled(x, n), function(x, n))
+
+
+SHIFTED: dict[str, tuple[tuple[int, ...], Function]] = {
+    "rows": ((), lambda x: SQUARE(x[:, 1:])),
+    "shift": ((), lambda x: torch.cat([x[:, 1:], x[:, :1]], 1) + x),
+    "taps": ((1,), lambda x: F.conv1d(x.mT, TAPS)),
+    "loss": ((), lambda x: F.cross_entropy(x[:, :-1].flatten(0, 1), torch.zeros(x.shape[0] * (x.shape[1] - 1), dtype=torch.int64))),
+    "broadcast": ((), lambda x: x[:, 1:] - x[:, 1:].mean(1, keepdim=True) + x[:, :1]),
+    "products": ((), lambda x: (x[:, 1:] @ x.mT).softmax(1)),
+    "squeezed": ((2,), lambda x: x[:, 1:].squeeze(1) * 2),
+    "length": ((1,), lambda x: x / (x[:, 2:].shape[1] + 0.5)),
+    "one left": ((1, 2), lambda x: x[:, 2:].amax(1)),
+    "asked": ((2,), lambda x: x[:, 1:] * 2 if x.shape[1] - 1 == 1 else x[:, 1:] + 1),
+}
+TAPS, SQUARE = torch.randn(8, 8, 2), nn.Linear(8, 8)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", swept(SHIFTED, ("shift", "loss", "squeezed", "length", "one left")))
+def test_computed_sizes_of_one(name: str) -> None:
+    """Lengths of all but one or two: PyTorch asks whether they are 1, the model does not."""
+    refused, function = SHIFTED[name]
+    shapes = {0: Dim("batch", max=9), 1: Dim.AUTO if refused else Dim("n", max=64)}
+    model = Applied(function).eval()
+    compiled = sashiko.compile(model, (torch.randn(3, 9, 8),), dynamic_shapes=(shapes,))
+    for n in (1, 2, 3, 20):
+        x = torch.randn(2, n, 8)
+        if n in refused:
+            with pytest.raises(InputError):
+                compiled(x)
+        else:
+            assert_close(compiled(x), function(x), equal_nan=True)
+
+
+@torch.no_grad()
+def test_a_quantized_model_takes_computed_sizes_of_one() -> None:
+    model = nn.Sequential(Applied(lambda x: x[:, 1:]), nn.Linear(8, 8)).eval()
+    small = sashiko.quantize(model, [torch.randn(2, 9, 8)], progress=False)
+    for n in (2, 3, 12):
+        x = torch.randn(3, n, 8)
+        assert_close(small(x), model(x), rtol=0, atol=0.2)
+
+
+@torch.no_grad()
+def test_a_computed_size_that_is_one_stays_so() -> None:
+    model = Applied(lambda x: x[:, 1:].squeeze(1) * 2)
+    compiled = sashiko.compile(model.eval(), (torch.randn(3, 2, 8),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    x = torch.randn(2, 2, 8)
+    assert_close(compiled(x), model(x))
+    with pytest.raises(InputError, match="expected 2"):
+        compiled(torch.randn(2, 3, 8))

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
+import sashiko
+from sashiko.diagnostics.errors import InputError
 from sashiko.graph import exporting
 from sashiko.graph.exporting import functional, without_writes
+from tests.driver.functions import Apply
 
 aten = torch.ops.aten
 
@@ -276,3 +279,26 @@ def test_operations_that_come_later_are_taken_apart_too() -> None:
     library.impl("scaled", lambda x: torch.exp(x) * 2, "CompositeImplicitAutograd")
     program, _ = taken_apart(lambda w, x: torch.ops.loaded_later.scaled(x), torch.randn(6))
     assert [node.target for node in program.graph.nodes if node.op == "call_function"] == [aten.exp.default, aten.mul.Tensor]
+
+
+PERHAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "reshape": lambda y: y[:, 1:].reshape(-1), "contiguous": lambda y: y.transpose(0, 1).contiguous(),
+    "flatten": lambda y: y[:, :-1].flatten(), "ravel": lambda y: y[:, 1:].ravel(),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PERHAPS)
+def test_sizes_of_one_that_make_a_copy_a_view(name: str) -> None:
+    """What is written to it is seen in the tensor then."""
+    def forward(x: Tensor) -> Tensor:
+        y = x * 2
+        PERHAPS[name](y).add_(1)
+        return y
+
+    model = sashiko.compile(Apply(forward).eval(), (torch.randn(3, 5),), dynamic_shapes={"args": ({0: Dim.AUTO, 1: Dim.AUTO},)})
+    for sizes in ((2, 4), (3, 3)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(model(x), forward(x))
+    with pytest.raises(InputError, match="takes another way"):
+        model(torch.randn(1, 4))

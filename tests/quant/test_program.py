@@ -33,7 +33,7 @@ def test_sizes_that_are_quotients_are_found_once(monkeypatch: pytest.MonkeyPatch
     assert len(again) <= 1  # the first such result, before which no size was a quotient
 
 
-def test_memory_formats_are_not_asked_for_obliviously(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_formats_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Tensor] = []
     shapes: Any = shape_prop
     ask = shapes.is_contiguous_for_memory_format_or_false
@@ -43,10 +43,8 @@ def test_memory_formats_are_not_asked_for_obliviously(monkeypatch: pytest.Monkey
         return ask(result, **kwargs)
 
     monkeypatch.setattr(shapes, "is_contiguous_for_memory_format_or_false", format_of)
-    for obliviously in (False, True):
-        asked.clear()
-        _torch_export(MODEL, CALL, range(4), obliviously)
-        assert bool(asked) != obliviously
+    _torch_export(MODEL, CALL, range(4))
+    assert not asked
 
 
 class Sound(nn.Module):
@@ -62,7 +60,7 @@ class Sound(nn.Module):
         if self.reads == "sounds":
             return torch.as_tensor(self.attend(x, x, x, need_weights=False)[0])
         mixed: Tensor = self.mix(x.contiguous().transpose(0, 1))
-        return mixed[:, :1] if self.reads == "one" and x.shape[0] == 1 else mixed
+        return mixed[:, :1] * 2 if self.reads == "one" and x.shape[0] == 1 else mixed
 
 
 @torch.no_grad()
