@@ -7,7 +7,7 @@ another way: what follows from them is equal then without anybody asking.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from math import lcm
 
 from .dims import Dim, Func, Poly, Symbol, coefficient, evaluate, symbol, symbols
@@ -102,6 +102,16 @@ def told(zero: Dim) -> dict[str, Dim]:
     for atom, value in _alone(zero):
         if isinstance(atom, Symbol) and atom.lo <= _TRACED and atom.hi is None and _functions(value):
             return {atom.name: value}
+    return {}
+
+
+def joined(zero: Dim, kept: Container[str] = ()) -> dict[str, Dim]:
+    """Both symbols as one where `zero` is their difference: as one of `kept`, if it is."""
+    pair = sorted(symbols(zero), key=lambda one: one.name not in kept)
+    for atom, value in _alone(zero) if len(pair) == 2 else ():
+        if atom == pair[1] and value == symbol(pair[0].name, pair[0].lo, pair[0].hi, pair[0].extent):
+            low, high = max(one.lo for one in pair), min((one.hi for one in pair if one.hi is not None), default=None)
+            return dict.fromkeys((one.name for one in pair), symbol(pair[0].name, low, high)) if high is None or low <= high else {}
     return {}
 
 

@@ -18,7 +18,7 @@ from ..diagnostics.errors import BY_PARTS, InputError, Unsupported
 from . import dims, floats
 from .branches import refused
 from .dims import Dim, Symbol
-from .equalities import fixed, narrowed, parts, simplest, told
+from .equalities import fixed, joined, narrowed, parts, simplest, told
 from .floats import Definition
 from .guards import another_way, guards, same
 from .refusals import place_of
@@ -121,6 +121,8 @@ class Symbols:
         for zero in self._zeros(sizes):
             self._spell(told(zero))
         self._spell(parts(self._zeros(sizes)))
+        for zero in self._zeros(sizes):
+            self._spell(joined(zero, self.found.keys()))
         for zero in self._zeros(sizes):
             self._spell(fixed(zero))
         return self

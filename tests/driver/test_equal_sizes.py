@@ -54,6 +54,10 @@ def _rows(*sizes: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(2, size, 8) for size in sizes)
 
 
+def _batches(*sizes: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(size, 5, 8) for size in sizes)
+
+
 def _with_mask(length: int, masked: int) -> tuple[torch.Tensor, ...]:
     return torch.randn(2, length, 8), torch.rand(2, masked) > 0.5
 
@@ -75,6 +79,12 @@ def _counted(x: torch.Tensor, n: int) -> torch.Tensor:
     return x * n + max(n, 1) if n % 2 == 0 else x - n
 
 
+def _in_fours(x: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+    """One of four rows is as many as the other has."""
+    sums = x.view(-1, 4, *x.shape[1:]).sum(1)
+    return sums @ e.mT + F.scaled_dot_product_attention(sums[:, None], e[:, None], e[:, None]).sum()
+
+
 CASES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[torch.Tensor, ...]], list[tuple[torch.Tensor, ...]]]] = {
     "blocks": (lambda x: x.view(x.shape[0], x.shape[1] // 4, 4, 8).relu(), [_rows(64), _rows(16)], [_rows(18)]),
     "blocks that are counted": (lambda x: x.view(x.shape[0], -1, 4, 8).relu(), [_rows(64), _rows(16)], [_rows(18)]),
@@ -86,6 +96,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[torch.Tensor, ...
     "mask": (_hidden, [_with_mask(8, 8), _with_mask(5, 5)], [_with_mask(5, 6)]),
     "caches that grow": (_grown, [_rows(3, 8, 8), _rows(3, 5, 5), _rows(2, 1, 1)], []),
     "caches that grow, and a mask": (_grown, [_step(8, 11), _step(1, 4)], [_step(5, 9)]),
+    "one of four": (_in_fours, [_batches(8, 2), _batches(4, 1)], [_batches(8, 3)]),
     "pyramid": (_pyramid, [_image(64), _image(36)], [_image(34)]),
 }
 

@@ -8,7 +8,7 @@ import pytest
 
 from sashiko.graph.binding import solve
 from sashiko.graph.dims import Dim, bounds, evaluate, floordiv, maximum, minimum, mod, product, substitute, symbol, symbols
-from sashiko.graph.equalities import fixed, narrowed, parts, simplest, told
+from sashiko.graph.equalities import fixed, joined, narrowed, parts, simplest, told
 
 S, T = symbol("s", 1), symbol("t", 1)
 
@@ -143,3 +143,10 @@ FIXED: list[tuple[Dim, dict[str, Dim]]] = [
 @pytest.mark.parametrize(("zero", "expected"), FIXED)
 def test_a_symbol_is_fixed_by_an_equation_of_it_alone(zero: Dim, expected: dict[str, Dim]) -> None:
     assert fixed(zero) == expected
+
+
+def test_symbols_whose_difference_is_nothing_are_one() -> None:
+    part, one = symbol("s_by_4", 2), symbol("t", 1, 9)
+    assert joined(part - one, {"s", "t"}) == joined(one - part, {"t"}) == dict.fromkeys(("s_by_4", "t"), symbol("t", 2, 9))
+    for zero in (part - 2 * one, part - one - 1, part + one, part * one - part, part - one - symbol("u", 1), part - symbol("u", 0, 1)):
+        assert not joined(zero, {"t"})
