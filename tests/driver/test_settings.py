@@ -80,7 +80,10 @@ def test_numbers_of_tensors_are_no_settings(traces: list[str]) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("layer", [F.softshrink, F.celu], ids=lambda layer: layer.__name__)
 def test_a_number_that_layers_compute_with_may_be_another_in_each_call(traces: list[str], layer: Callable[..., torch.Tensor]) -> None:
-    x, compiled = torch.randn(4, 8), torch.compile(lambda x, number: layer(x, number), backend="sashiko", dynamic=True)
+    def call(x: torch.Tensor, number: float) -> torch.Tensor:
+        return layer(x, number)
+
+    x, compiled = torch.randn(4, 8), torch.compile(call, backend="sashiko", dynamic=True)
     for number in (0.2, 0.3, 0.4):
         torch.testing.assert_close(compiled(x, number), layer(x, number))
     assert len(traces) == 1
