@@ -15,6 +15,7 @@ from torch.export import Dim
 import sashiko
 from sashiko.diagnostics.errors import InputError
 from tests.graph.captures import capture, module, run
+from tests.sweeps import swept
 
 POOLS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: F.max_pool1d(x[0].mT, x.shape[2]),
@@ -59,7 +60,7 @@ LAST_IN_PART: tuple[tuple[int, nn.Module], ...] = (
 )
 
 
-@pytest.mark.parametrize(("rank", "pool"), LAST_IN_PART)
+@pytest.mark.parametrize(("rank", "pool"), swept(LAST_IN_PART, [LAST_IN_PART[at] for at in (0, 1, 4, 8)]))
 def test_the_last_window_may_end_behind_an_image_of_any_size(rank: int, pool: nn.Module) -> None:
     for example in (8, 9):
         x, free = torch.randn(2, 3, *[example] * rank), ({2 + axis: Dim.AUTO for axis in range(rank)},)
