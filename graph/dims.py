@@ -23,6 +23,7 @@ def _func(kind: str, *args: Dim) -> Dim:
     return Poly((((Func(kind, args),), 1),))
 
 
+@lru_cache(maxsize=1 << 14)
 def bounds(value: Dim) -> tuple[int | None, int | None]:
     """Inclusive integer bounds (None: unbounded) by interval arithmetic over the symbols' ranges."""
     spans = [_interval(value)]
@@ -58,8 +59,9 @@ def _interval(value: Dim) -> tuple[int | None, int | None]:
     spans = {atom: _atom_bounds(atom) for mono, _ in value.terms for atom in mono}
     terms = value.terms
     if any(len(mono) > 1 for mono, _ in terms) and any(factor < 0 for _, factor in terms):
-        # From the least numbers on, so that less is taken from a product that has the same factor.
-        least = {atom: max(low or 0, 0) for atom, (low, _) in spans.items()}
+        # From the least numbers on, so that less is taken from a product with the same factor; of sizes from 1 on, which may be 0, from 0.
+        sure = {atom for atom in spans if all(s.lo != 1 for s in symbols(Poly((((atom,), 1),))))}
+        least = {atom: max(low or 0, 0) if atom in sure else 0 for atom, (low, _) in spans.items()}
         moved = (product([factor, *(Poly((((atom,), 1),)) + least[atom] for atom in mono)]) for mono, factor in terms)
         terms = terms_of(sum(moved))
         spans = {atom: (low and low - least[atom], None if high is None else high - least[atom]) for atom, (low, high) in spans.items()}
@@ -188,13 +190,14 @@ def _of_quotient(a: Dim, b: Dim) -> tuple[Dim, Dim] | None:
     In positions of loops other terms stay apart, as code looks there for what a quotient of the row is."""
     inner = single(a, "floordiv")
     if inner is not None:
-        return None if any(isinstance(by, int) and by <= 0 for by in (inner[1], b)) else (inner[0], inner[1] * b)
+        return (inner[0], inner[1] * b) if all((low := bounds(by)[0]) is not None and low >= 0 for by in (inner[1], b)) else None
     for mono, factor, x, by in _quotients(a) if isinstance(b, int) and b > 0 else ():
         if factor == 1 and all(s.extent is None for s in symbols(a)):
             return x + (a - from_terms({mono: 1})) * by, by * b
     return None
 
 
+@lru_cache(maxsize=1 << 14)
 def floordiv(a: Dim, b: Dim) -> Dim:
     """a // b, simplified when terms divide exactly or the remainder is provably in [0, b) or [-b, 0). What nothing can be divided by
     gives 0: only positions in a tensor without elements are divided by its size."""

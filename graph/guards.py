@@ -56,21 +56,25 @@ def ask(module: GraphModule) -> None:
 
 @contextmanager
 def without_those_that_follow() -> Iterator[None]:
-    """torch.export looks at what it took for granted of declared sizes without what is true of all of them, and without equations of
-    quotients of quotients, which sympy raises for as it solves them: each call is asked for these."""
+    """torch.export looks at what it took for granted of declared sizes without what is true of all of them, and where sympy raises as it
+    solves equations of quotients of quotients, without these: each call is asked for them."""
     exporter: Any = importlib.import_module("torch.export._trace")  # which torch.export imports when it is first called
     before = exporter.produce_guards_and_solve_constraints
 
-    def produce(fake_mode: Any, *args: Any, **kwargs: Any) -> None:
+    def produce(fake_mode: Any, *args: Any, **kwargs: Any) -> Any:
         env = fake_mode.shape_env
-        kept = [guard for guard in env.guards if not follows(guard.expr, env)] if env is not None else []
+        if env is None:
+            return before(fake_mode, *args, **kwargs)
+        env.guards[:] = kept = [guard for guard in env.guards if not follows(guard.expr, env)]
         try:
-            if env is not None:
-                env.guards[:] = (guard for guard in kept if not _is_beyond_sympy(guard.expr))
-            before(fake_mode, *args, **kwargs)
+            return before(fake_mode, *args, **kwargs)
+        except NotImplementedError:
+            env.guards[:] = others = [guard for guard in kept if not _is_beyond_sympy(guard.expr)]
+            if len(others) == len(kept):
+                raise
+            return before(fake_mode, *args, **kwargs)
         finally:
-            if env is not None:
-                env.guards[:] = kept
+            env.guards[:] = kept
 
     exporter.produce_guards_and_solve_constraints = produce
     try:

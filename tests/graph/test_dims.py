@@ -147,8 +147,18 @@ def test_quotients_of_sums_of_quotients(x: int, y: int, before: int, after: int,
     assert (dims.evaluate(dims.floordiv(inner, q), env), dims.evaluate(dims.mod(inner, q), env)) == divmod(plain, q)
 
 
+def test_quotients_of_parts_again_and_again() -> None:
+    """Whose parts ask for bounds of each other: six times would not end, were these not kept."""
+    size, plain = symbol("n", 2, 300), 100
+    for _ in range(6):
+        size, plain = dims.floordiv(size - 1, 2) + 1 + dims.floordiv(size, 3), (plain - 1) // 2 + 1 + plain // 3
+    low, high = dims.bounds(size)
+    assert dims.evaluate(size, {"n": 100}) == plain and low is not None and high is not None and low <= plain <= high
+
+
 def test_quotients_by_negative_numbers() -> None:
-    n = symbol("n", 0, 9)
+    n, u = symbol("n", 0, 9), symbol("u", -5, 5)
+    assert dims.evaluate(dims.floordiv(dims.floordiv(n, 2), u), {"n": 7, "u": -1}) == -3
     assert [dims.evaluate(dims.floordiv(dims.floordiv(n, 2), -2), {"n": at}) for at in range(10)] == [at // 2 // -2 for at in range(10)]
 
 
@@ -169,6 +179,8 @@ def test_padding_is_less_than_what_it_fills() -> None:
 def test_bounds_of_products_of_what_is_left() -> None:
     left, wide = (dims.floordiv(symbol(name, 20) - 8, 4) + 1 for name in "nw")
     assert dims.bounds(left * wide) == (16, None) and dims.bounds(left * symbol("b", 1, 9)) == (4, None)
+    one, two = symbol("one", 1), symbol("two", 2)  # sizes from 1 on may be 0 in a call
+    assert dims.bounds(left * two - left)[0] == 4 and dims.bounds(left * one - left)[0] is None
 
 
 def test_a_missing_symbol_is_named() -> None:

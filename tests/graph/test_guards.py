@@ -131,3 +131,9 @@ def test_equal_sizes_of_repeated_striding(size: object) -> None:
         assert torch.equal(compiled(*arguments), model(*arguments))
     with pytest.raises(InputError):
         compiled(torch.randn(7), torch.tensor(7))
+
+
+def test_equations_that_sympy_solves_bind_declared_sizes() -> None:
+    model = module(lambda self, x: x * 2 if (x.shape[0] // 2 + 1) // 3 == 5 else x * 3)
+    with pytest.raises(InputError):
+        sashiko.compile(model, (torch.randn(31),), dynamic_shapes=({0: Dim("n", min=8, max=300)},))
