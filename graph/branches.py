@@ -58,7 +58,7 @@ def recorded() -> Iterator[None]:
 
 
 class _Contiguity(TorchFunctionMode):
-    """Where a model asks whether a tensor is contiguous, it asks whether sizes are 1: PyTorch does not look at the strides of such axes."""
+    """Where a model asks whether a tensor is contiguous, it asks whether sizes are 1, or 0: PyTorch does not look at the strides then."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -68,17 +68,25 @@ class _Contiguity(TorchFunctionMode):
             while frame.f_code.co_name == "__torch_function__":
                 frame = frame.f_back
             if is_the_users(frame.f_code.co_filename):
-                for question in (size == 1 for size in args[0].shape):
+                for question in (size <= 1 for size in args[0].shape):
                     if isinstance(question, torch.SymBool):
                         note(question.node, bool(question))
+                for env, symbol in _of_strides(args[0]):
+                    _ASKED.setdefault(env, {})[frozenset({symbol})] = None
         return func(*args, **(kwargs or {}))
+
+
+def _known(env: Any) -> Mapping[sympy.Basic, Any]:
+    """The example's number of each symbol."""
+    found: Mapping[sympy.Basic, Any] = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val  # before torch 2.11
+    return found
 
 
 def note(node: Any, answer: bool) -> None:
     """Takes note that sizes are asked something, if they could be 1 and the answer another one then."""
     env = node.shape_env
-    known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val  # before torch 2.11
-    sizes = {symbol: known.get(symbol) for symbol in node.expr.free_symbols}
+    known = _known(env)
+    sizes: dict[Any, Any] = {symbol: known.get(symbol) for symbol in node.expr.free_symbols}
     if None in sizes.values() or len(sizes) > _MOST:
         return
     small = [symbol for symbol in sizes if symbol.is_positive and env.var_to_range[symbol].lower <= 2]
@@ -106,11 +114,22 @@ def check(model: torch.nn.Module, program: ExportedProgram, args: Sequence[Any],
                     _REFUSED.setdefault(env, []).append(sizes)
 
 
-def refuse(sizes: Iterable[torch.SymInt]) -> None:
-    """Refuses calls where one of these sizes is 1 that is not."""
-    for size in sizes:
-        if size != 1 and isinstance(size.node.expr, sympy.Symbol):  # others become guards by being asked
-            _REFUSED.setdefault(size.node.shape_env, []).append(frozenset({size.node.expr}))
+def refuse(tensors: Iterable[torch.Tensor]) -> None:
+    """Refuses calls where a size of one of these is 1 that is not, or a size that its strides are made of."""
+    for tensor in tensors:
+        sizes: Sequence[Any] = tensor.shape
+        for size in sizes:
+            if isinstance(size, torch.SymInt) and size.node.has_hint() and size != 1 and isinstance(size.node.expr, sympy.Symbol):
+                _REFUSED.setdefault(size.node.shape_env, []).append(frozenset({size.node.expr}))  # others become guards by being asked
+        for env, symbol in _of_strides(tensor):
+            _REFUSED.setdefault(env, []).append(frozenset({symbol}))
+
+
+def _of_strides(tensor: torch.Tensor) -> Iterator[tuple[ShapeEnv, sympy.Symbol]]:
+    """The sizes that a tensor's strides are made of and that are not 1."""
+    strides: Sequence[Any] = tensor.stride()
+    for node in (stride.node for stride in strides if isinstance(stride, torch.SymInt)):
+        yield from ((node.shape_env, one) for one in node.expr.free_symbols if _known(node.shape_env).get(one) not in (None, 1))
 
 
 def refused(env: ShapeEnv | None) -> Sequence[Sizes]:

@@ -226,9 +226,11 @@ def from_exported(program: ExportedProgram, *, decomposed: bool = False) -> Capt
     lengths = dict.fromkeys(v.shape[0] for v in made.graph.order if v.op == "recurrence" and not isinstance(v.shape[0], int))
     stepped = tuple(Assumption(length, "!=") for length in lengths)  # PyTorch refuses recurrent layers over no steps, too
     symbols = found.lowering.symbols
+    taken = symbols.assumptions()
+    equal = [each.dim for each in taken if isinstance(each, Assumption) and each.relation == "=="]
     with quiet():  # of sizes that an operation does not bear
-        small = (*needed(program.graph.nodes, symbols), *small_sizes(made.graph))
-    return replace(made, assumed=(*symbols.assumptions(), *stepped, *small))
+        small = (*needed(program.graph.nodes, symbols), *small_sizes(made.graph, equal))
+    return replace(made, assumed=(*taken, *stepped, *small))
 
 
 def _refuse_fixed(symbols: Symbols) -> None:

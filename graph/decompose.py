@@ -75,9 +75,9 @@ def by_node(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]], s
         return None
 
 
-def deciding(graph: Graph) -> Iterator[torch.SymInt]:
-    """The free sizes that are not to become 1: with them, what is perhaps a view in an exported graph, and written to under one of its
-    names, may be one where it is none here."""
+def deciding(graph: Graph) -> Iterator[torch.Tensor]:
+    """The tensors whose free sizes, and those that their strides are made of, are not to become 1: with them, what is perhaps a view in an
+    exported graph, and written to under one of its names, may be one where it is none here."""
     memory: dict[Node, set[Node]] = {}
     for node in graph.nodes:
         common = {node}.union(*(memory[n] for n in (() if _alone(node) else node.all_input_nodes)))
@@ -86,8 +86,7 @@ def deciding(graph: Graph) -> Iterator[torch.SymInt]:
     for node in graph.nodes:
         if node in overwritten and _is_perhaps_a_view(node):
             for each in node.all_input_nodes:
-                sizes: Iterator[Any] = (size for tensor in tensors(each) for size in tensor.shape)
-                yield from (size for size in sizes if isinstance(size, torch.SymInt) and size.node.has_hint())
+                yield from tensors(each)
 
 
 def _is_perhaps_a_view(node: Node) -> bool:

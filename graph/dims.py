@@ -7,7 +7,7 @@ simplify become opaque atoms. Symbols carry their range, which is all that the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import gcd
 
@@ -305,7 +305,7 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
     return floordiv(a + b - 1, b)
 
 
-_FOLD = {"floordiv": floordiv, "mod": mod, "min": minimum, "max": maximum}
+_FOLD: Mapping[str, Callable[[Dim, Dim], Dim]] = {"floordiv": floordiv, "mod": mod, "min": minimum, "max": maximum}
 
 
 def substitute(value: Dim, env: Mapping[str, Dim]) -> Dim:

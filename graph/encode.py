@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from .types import TensorType
 
 Json = Any
 _NAMED: dict[str, tuple[type, ...]] = {"dtype": (torch.dtype,), "layout": (torch.layout,), "memory_format": (torch.memory_format,)}
-_FUNCTIONS = {"floordiv": dims.floordiv, "mod": dims.mod, "min": dims.minimum, "max": dims.maximum}
+_FUNCTIONS: Mapping[str, Callable[[Dim, Dim], Dim]] = {"floordiv": dims.floordiv, "mod": dims.mod, "min": dims.minimum, "max": dims.maximum}
 
 
 def dim_json(dim: Dim) -> Json:

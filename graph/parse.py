@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,9 @@ _TENSOR = re.compile(r"(\w+)\[(.*?)\](?: order=(\[.*?\]))?(?: room=(\[.*?\]))?(?
 _STRING = re.compile(r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 _MARKS = ((re.compile(r"%(\d+)"), r"VALUE(\1)"), (re.compile(r"&(\d+)"), r"SLOT(\1)"), (re.compile(r"\$(\d+)"), r"QPARAMS(\1)"),
           (re.compile(r"@([\w.]+)"), r"OBJECT('\1')"))
-_DIM_FUNCTIONS = {"floordiv": dims.floordiv, "mod": dims.mod, "min": dims.minimum, "max": dims.maximum}
+_DIM_FUNCTIONS: Mapping[str, Callable[[Dim, Dim], Dim]] = {
+    "floordiv": dims.floordiv, "mod": dims.mod, "min": dims.minimum, "max": dims.maximum,
+}
 
 
 @dataclass

@@ -17,7 +17,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from . import attrs as A
-from .dims import Dim, Func, Shape, Symbol, bounds, evaluate, substitute, symbol, symbols
+from .dims import Dim, Func, Shape, Symbol, bounds, coefficient, evaluate, substitute, symbol, symbols
 from .interpret import call_aten
 from .ir import Graph, Value
 from .nodes import schema_arguments
@@ -81,17 +81,18 @@ _ASKS: dict[Any, Callable[..., _Asked]] = {
 }
 
 
-def small_sizes(graph: Graph) -> tuple[Assumption, ...]:
-    """What has to hold of the inputs' sizes so that the graph is right for those of 0 and 1 as well."""
+def small_sizes(graph: Graph, equal: Sequence[Dim] = ()) -> tuple[Assumption, ...]:
+    """What has to hold of the inputs' sizes so that the graph is right for those of 0 and 1 as well. equal: what is 0 in every call."""
     every = {s.name: s for value in graph.inputs for dim in value.shape for s in symbols(dim)}
     small = [name for name, s in every.items() if s.lo == 1]
-    others = _ordinary(graph, every) if small else {}
+    others = _ordinary(graph, every, equal) if small else {}
     found: list[Assumption] = []
     at_least_two: set[str] = set()
     for size in (1, 0):
         broken: list[frozenset[str]] = []
         for names in _subsets([name for name in small if name not in at_least_two]):
-            if not any(names >= other for other in broken) and _breaks(graph, {**others, **dict.fromkeys(names, size)}):
+            sizes = _fitting({**others, **dict.fromkeys(names, size)}, names, equal)
+            if not any(names >= other for other in broken) and _breaks(graph, sizes):
                 broken.append(names)
                 found.append(_more_than(size, [every[name] for name in sorted(names)]))
         if size == 1:
@@ -99,14 +100,31 @@ def small_sizes(graph: Graph) -> tuple[Assumption, ...]:
     return tuple(found)
 
 
-def _ordinary(graph: Graph, every: Mapping[str, Symbol]) -> Sizes:
+def _ordinary(graph: Graph, every: Mapping[str, Symbol], equal: Sequence[Dim]) -> Sizes:
     """The smallest sizes from 2 on that the graph bears: a small one beside them has to do without large ones. Where the model needs larger
     ones it says so by other assumptions. {}: none were found."""
     for least in (2**n + 1 for n in range(12)):
         sizes = {name: max(least, s.lo) if s.hi is None else min(max(least, s.lo), s.hi) for name, s in every.items()}
-        if not _breaks(graph, sizes):
-            return sizes
+        fitting = _fitting(sizes, frozenset(), equal)
+        if not _breaks(graph, fitting):
+            return fitting
     return {}
+
+
+def _fitting(sizes: Sizes, names: frozenset[str], equal: Sequence[Dim]) -> Sizes:
+    """The same but for sizes beside those of `names`, such that what is equal in every call is, where one of them settles it: operations
+    whose operands broadcast have another shape otherwise."""
+    for zero in equal:
+        for one in sorted(symbols(zero), key=lambda one: one.name) if substitute(zero, sizes) != 0 else ():
+            line = coefficient(substitute(zero, {name: size for name, size in sizes.items() if name != one.name}), one.name)
+            slope, rest = line if line is not None and one.name not in names else (0, 0)
+            if not isinstance(slope, int) or not isinstance(rest, int) or slope == 0 or rest % slope:
+                continue
+            number = -rest // slope
+            if number >= max(one.lo, 2) and (one.hi is None or number <= one.hi):
+                sizes = {**sizes, one.name: number}
+                break
+    return sizes
 
 
 def _subsets(names: Sequence[str]) -> Iterator[frozenset[str]]:

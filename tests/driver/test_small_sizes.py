@@ -202,6 +202,20 @@ def test_computed_sizes_of_one(name: str) -> None:
 
 
 @torch.no_grad()
+def test_one_item_of_rows_that_are_equally_many() -> None:
+    """Whose operands do not broadcast, as those of sizes would that the trace does not take for equal."""
+    class Weighted(nn.Module):
+        def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return (x[:, 1:].reshape(-1, 8) * weights[:, 1:].reshape(-1, 1)).sum(0)
+
+    model, free = Weighted().eval(), {0: Dim.AUTO, 1: Dim.AUTO}
+    compiled = sashiko.compile(model, (torch.randn(3, 5, 8), torch.randn(3, 5)), dynamic_shapes=(free, free))
+    for sizes in ((1, 5), (2, 2), (1, 2), (4, 7)):
+        x, weights = torch.randn(*sizes, 8), torch.randn(sizes)
+        assert_close(compiled(x, weights), model(x, weights))
+
+
+@torch.no_grad()
 def test_a_quantized_model_takes_computed_sizes_of_one() -> None:
     model = nn.Sequential(Applied(lambda x: x[:, 1:]), nn.Linear(8, 8)).eval()
     small = sashiko.quantize(model, [torch.randn(2, 9, 8)], progress=False)

@@ -23,6 +23,7 @@ OTHER_WAYS |= {
     "no question": lambda x: x * 2 if x.shape[0] - 1 else x * 3,
     "not": lambda x: x * 3 if not x.shape[0] // 2 else x * 2,
     "contiguous": lambda x: x * 2 if x.t().is_contiguous() else x * 3,
+    "contiguous by a stride": lambda x: x * 2 if x.t().contiguous()[:, 0].is_contiguous() else x * 3,
     "divided": lambda x: x * 3 if x.shape[0] == 1 or 12 // (x.shape[0] - 1) > 50 else x * 2,
 }
 SAME: dict[str, Callable[[Tensor], Tensor]] = {

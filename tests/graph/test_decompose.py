@@ -302,3 +302,17 @@ def test_sizes_of_one_that_make_a_copy_a_view(name: str) -> None:
         torch.testing.assert_close(model(x), forward(x))
     with pytest.raises(InputError, match="takes another way"):
         model(torch.randn(1, 4))
+
+
+@torch.no_grad()
+def test_sizes_of_one_in_strides_that_make_a_copy_a_view() -> None:
+    def forward(x: Tensor) -> Tensor:
+        y = x * 2
+        y[:, 0].contiguous().add_(1)
+        return y
+
+    model = sashiko.compile(Apply(forward).eval(), (torch.randn(3, 9, 8),), dynamic_shapes={"args": ({1: Dim.AUTO},)})
+    x = torch.randn(3, 2, 8)
+    torch.testing.assert_close(model(x), forward(x))
+    with pytest.raises(InputError, match="takes another way"):
+        model(torch.randn(3, 1, 8))
