@@ -11,8 +11,9 @@ from ..cpu_codegen.intrinsics import prefetch
 from .micro import MicroKernel, Start, Tile, offset
 
 _LINE = 64
-# Of L1, at least. Rows of a rhs that is read where it lies may all share the same sets, which hold no more of them: with 32 rows ahead
-# 1 to 4 rows times 1024 x 4096 take 1.4 to 1.7 times as long (`benchmarks/operations.py --only products`, Emerald Rapids).
+# Of L1 of x86 processors, at least; no others fetch here. Rows of a rhs that is read where it lies may all share the same sets, which hold
+# no more of them: with 32 rows ahead 1 to 4 rows times 1024 x 4096 take 1.4 to 1.7 times as long (those of `benchmarks/operations.py --only
+# products`, Emerald Rapids, both ways run in turn).
 _WAYS = 8
 
 

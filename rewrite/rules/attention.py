@@ -31,7 +31,7 @@ from ..query import last_axes_swapped
 from ..rule import Match, RuleSet, rule
 from .scores import HIGHEST_MASK, Scores, factor_of, scores_of
 
-_LARGEST = 2.0**127
+_LARGEST = 2.0**127  # factors of scores: beyond f32 one is infinite, and no number times a score of 0
 _EXP = "e@exp(sub(s, reduce{m, kind=max}(s)))"
 _SOFTMAX = f"(div!({_EXP}, reduce{{n, kind=sum}}(e)) | mul!({_EXP}, reciprocal(reduce{{n, kind=sum}}(e))))"
 _PROBABILITIES = f"({_SOFTMAX} | cast!({_SOFTMAX}) | reshape!({_SOFTMAX}) | reshape!(cast!({_SOFTMAX})))"
