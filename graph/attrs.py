@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from .dims import Dim, Shape
 from .types import DType, QParams
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -228,13 +231,20 @@ class BoundedAttrs(NumberAttrs):
 class AttentionAttrs(NumberAttrs):
     """softmax(q @ k^T * scale + mask) @ v. `causal`: key j is seen by query i when j <= i (torch's top-left rule). Where `dtype` and
     `qparams` are given the result is quantized to them, before anything else rounds it. cap: in place of a product x = q @ k^T * scale
-    stands cap tanh(x), which is no larger than that."""
+    stands cap tanh(x), which is no larger than that. sink: the last operand is the score of one more key, whose value is 0: one for each
+    row of the result, or one for several."""
 
     scale: float
     causal: bool
     dtype: DType | None = None
     qparams: QParams | None = None
     cap: float | None = None
+    sink: bool = False
+
+    def besides(self, operands: Sequence[T]) -> tuple[T | None, T | None]:
+        """The mask and the sink among all operands."""
+        *masks, sink = operands[3:] if self.sink else (*operands[3:], None)
+        return (masks[0] if masks else None), sink
 
 
 @dataclass(frozen=True)

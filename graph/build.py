@@ -274,10 +274,13 @@ def int_matmul(x: Value, y: Value) -> Value:
 
 
 def attention(
-    q: Value, k: Value, v: Value, mask: Value | None = None, *, scale: float, causal: bool = False, cap: float | None = None
+    q: Value, k: Value, v: Value, mask: Value | None = None, sink: Value | None = None, *, scale: float, causal: bool = False,
+    cap: float | None = None,
 ) -> Value:
-    """softmax(q @ k^T * scale + mask) @ v over q[B,H,M,D], k[B,G,S,D], v[B,G,S,E]; with a cap, of cap tanh(q @ k^T * scale) + mask."""
-    return _make("attention", q, k, v, *(() if mask is None else (mask,)), attrs=A.AttentionAttrs(scale, causal, cap=cap))
+    """softmax(q @ k^T * scale + mask) @ v over q[B,H,M,D], k[B,G,S,D], v[B,G,S,E]; with a cap, of cap tanh(q @ k^T * scale) + mask. sink
+    [B,H,M,1], or 1 in place of any: the score of one more key, whose value is 0."""
+    given = [operand for operand in (mask, sink) if operand is not None]
+    return _make("attention", q, k, v, *given, attrs=A.AttentionAttrs(scale, causal, cap=cap, sink=sink is not None))
 
 
 def recurrence(

@@ -270,7 +270,8 @@ _ROWS: tuple[OpSpec, ...] = (
     OpSpec("routed_linear", (3, 4), A.NoAttrs, products.routed_linear_type, "contraction"),  # x[S, K], w[E N, K], ends[E], scales[E N, G]?
     OpSpec("matmul", (2, 2), A.NoAttrs, products.matmul_type, "contraction"),
     OpSpec("int_matmul", (2, 2), A.NoAttrs, products.int_matmul_type, "contraction"),  # the same of 8-bit integers, exact in i32
-    OpSpec("attention", (3, 4), A.AttentionAttrs, products.attention_type, "contraction"),  # q, k, v, mask (bool: keep; float: added)
+    # q, k, v, perhaps a mask (bool: keep; float: added), perhaps a sink
+    OpSpec("attention", (3, 5), A.AttentionAttrs, products.attention_type, "contraction"),
     OpSpec("argsort", (1, 1), A.ArgsortAttrs, _argsort, "order"),  # along the last axis, equal elements as they were, NaN the greatest
     OpSpec("recurrence", (3, 5), A.RecurrenceAttrs, states_type, "recurrence"),  # x, state, w, projection, b: `graph/recurrence.py`
     OpSpec("input", (0, 0), A.InputAttrs, _given, "leaf"),

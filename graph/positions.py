@@ -207,16 +207,17 @@ def causal_mask(value: Value) -> Value | None:
     """A mask that, among other things, hides all keys after the query: attention leaves them out by itself, without computing them."""
     attrs = value.attrs
     assert isinstance(attrs, A.AttentionAttrs)
-    if len(value.inputs) != 4 or attrs.causal or value.inputs[3].dtype != boolean:
+    given = attrs.besides(value.inputs)[0]
+    if given is None or attrs.causal or given.dtype != boolean:
         return None
     places = value.inputs[0].shape[2], value.inputs[1].shape[2]
-    parts = _conjuncts(value.inputs[3])
+    parts = _conjuncts(given)
     rest = [part for part in parts if not (part.shape[-2:] == places and _keys_until_query(part))]
     if len(rest) == len(parts) or 1 in places:
         return None
     with b.at(value.origin):
         mask = [_four_axes(reduce(b.and_, rest))] if rest else []
-    return replace(value, inputs=(*value.inputs[:3], *mask), attrs=replace(attrs, causal=True))
+    return replace(value, inputs=(*value.inputs[:3], *mask, *value.inputs[4:]), attrs=replace(attrs, causal=True))
 
 
 def _conjuncts(mask: Value) -> list[Value]:

@@ -103,6 +103,9 @@ def attention_type(types: tuple[TensorType, ...], attrs: A.Attrs) -> Type:
     assert isinstance(attrs, A.AttentionAttrs)
     if (attrs.dtype is None) != (attrs.qparams is None) or (attrs.dtype is not None and attrs.dtype.bits != 8):
         raise InvalidGraph(f"attention: a result is quantized to 8 bits with parameters, not to {attrs.dtype} with {attrs.qparams}")
+    sink = attrs.besides(types)[1]
+    if sink is not None and (sink.rank != 4 or any(n not in (1, m) for n, m in zip(sink.shape, (*q.shape[:3], 1)))):
+        raise InvalidGraph(f"attention: {sink} is no sink of {q}")
     return TensorType(attrs.dtype or q.dtype, q.shape[:3] + (v.shape[-1],), attrs.qparams)
 
 
@@ -165,10 +168,11 @@ def int_matmul(v: Value, env: Env, x: Tensor, y: Tensor) -> Tensor:
     return torch.matmul(x.long(), y.long()).to(torch.int32)
 
 
-def attention(v: Value, env: Env, q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+def attention(v: Value, env: Env, *operands: Tensor) -> Tensor:
     """In f32 where it is quantized after that."""
-    a = v.attrs
+    a, (q, k, value) = v.attrs, operands[:3]
     assert isinstance(a, A.AttentionAttrs)
+    mask, sink = a.besides(operands)
     groups = q.shape[1] // k.shape[1]
     if groups != 1:
         k, value = k.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -180,16 +184,19 @@ def attention(v: Value, env: Env, q: Tensor, k: Tensor, value: Tensor, mask: Ten
     if a.qparams is not None or (mask is not None and mask.dtype not in (torch.bool, q.dtype)):
         q, k, value = q.float(), k.float(), value.float()
         mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
-    if a.cap is None:
+    if a.cap is None and sink is None:
         found = F.scaled_dot_product_attention(q, k, value, attn_mask=mask, scale=a.scale)
     else:
-        found = _capped(q, k, value, mask, a.scale, a.cap)
+        found = _spelled(q, k, value, mask, sink, a)
     return found if a.qparams is not None else found.to(v.dtype.torch)
 
 
-def _capped(q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
-    scores = cap * torch.tanh(accumulator(q) @ accumulator(k).mT * scale)
+def _spelled(q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None, sink: Tensor | None, a: A.AttentionAttrs) -> Tensor:
+    scores = accumulator(q) @ accumulator(k).mT * a.scale
+    scores = scores if a.cap is None else a.cap * torch.tanh(scores)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if sink is not None:
+        scores = torch.cat((scores, sink.to(scores.dtype).expand(*scores.shape[:-1], 1)), -1)
     weights = torch.softmax(scores, -1).masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
-    return weights @ accumulator(value)
+    return weights[..., : k.shape[2]] @ accumulator(value)

@@ -149,17 +149,18 @@ def whole_linear(value: Value) -> Value | None:
 
 def narrow_mask(value: Value) -> Value | None:
     """attention broadcasts its mask itself, and takes a bool mask as it is: what would only write a larger one is left out."""
-    if len(value.inputs) != 4:
+    assert isinstance(value.attrs, A.AttentionAttrs)
+    mask = value.attrs.besides(value.inputs)[0]
+    if mask is None:
         return None
-    mask = value.inputs[3]
     if _number(mask) == (1 if mask.dtype == boolean else 0):
-        return replace(value, inputs=value.inputs[:3])
+        return replace(value, inputs=value.inputs[:3] + value.inputs[4:])
     choice = (mask.op, *(_number(v) for v in mask.inputs[1:]))
     if mask.op != "expand" and choice != ("where", 0.0, float("-inf")):
         return None
     mask = mask.inputs[0]
     mask = b.reshape(mask, (1,) * (4 - mask.tensor.rank) + mask.shape)
-    return replace(value, inputs=(*value.inputs[:3], mask))
+    return replace(value, inputs=(*value.inputs[:3], mask, *value.inputs[4:]))
 
 
 _VIEWS: tuple[Rule, ...] = (fold_uniform, fold_constants, compose_views)

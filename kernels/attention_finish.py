@@ -5,10 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..cpu_codegen.builder import Function, Val, const, i64
+from ..cpu_codegen.math import call as math_call
 from .attention_rows import write_row
 
 if TYPE_CHECKING:
     from .attention_stream import Stream
+
+
+def with_sinks(stream: Stream, largest: list[Val], totals: list[Val]) -> list[Val]:
+    """The sums of weights with those of the sinks, if there are any: keys whose value is 0. largest: the scores that weights are of."""
+    fn = stream.fn
+    sinks = [sink for point in stream.points if (sink := stream.score.sink(point)) is not None]
+    found = []
+    for sink, top, factor, total in zip(sinks, largest, stream.factors, totals):
+        top = stream.finite(top) if factor is None else fn.mul(stream.finite(top), factor)
+        # Infinite where all other weights are next to nothing.
+        weight = math_call(fn, stream.target, "exp", [fn.sub(sink, top)])
+        found.append(fn.fma(weight, const(weight.ty, 2.0**stream.octave), total))
+    return found or totals
 
 
 def write_results(stream: Stream, totals: list[Val]) -> None:

@@ -53,6 +53,8 @@ class _Row:
         safe = fn.select(fn.fcmp("oeq", largest, low), zero, largest)
         self._each(lambda e: fn.store(zero, fn.gep(self.sums, e, self.ty)))
         total = fn.loop(i64(0), keys, 1, [zero], lambda j, sums: [self._add(row, j, safe, sums[0])])[0]
+        if len(spec.score.stores) > 1:
+            total = fn.add(total, math_call(fn, self.target, "exp", [fn.sub(self._sink(row), safe)]))
         divisor = fn.select(fn.fcmp("oeq", total, zero), const(self.ty, 1.0), total)
         self._each(lambda e: self._write(e, divisor))
         return []
@@ -100,6 +102,11 @@ class _Row:
             value = self.emitter.operand(result, 0, point)
             self.emitter.checks(point, self.emitter.all_checks)
             return convert.cast(fn, self.target, value, spec.score.nodes[result].dtype, self.wide)
+
+    def _sink(self, row: Val) -> Val:
+        with self.emitter.scope():
+            value = self.emitter.operand(self.spec.score.stores[1].node, 0, Point(0, {"r": row}))
+            return convert.cast(self.fn, self.target, value, f32, self.wide)
 
     def _larger(self, a: Val, b: Val) -> Val:
         return elementwise.extreme(self.fn, self.target, "maximum", a, b, (False, True))

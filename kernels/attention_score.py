@@ -109,7 +109,7 @@ class ScoreEmitter:
 
     def __init__(self, fn: Function, target: Target, slots: Slots, body: Body, unscaled: bool) -> None:
         self.body = body
-        self.result = body.stores[0].node
+        self.result, *self._sinks = (store.node for store in body.stores)
         self.accumulators = [n for n, node in enumerate(body.nodes) if node.op == "acc"]
         found = scaled(body) if unscaled else None
         self._factor = None if found is None else found[1]
@@ -126,6 +126,10 @@ class ScoreEmitter:
     def factor(self, point: Point) -> Val | None:
         """What the scores are to be multiplied with, in every lane."""
         return None if self._factor is None else self.emitter.operand(self._factor, point.lanes, point)
+
+    def sink(self, point: Point) -> Val | None:
+        """The scores of the keys whose value is 0, in every lane; None where there are none."""
+        return self.emitter.operand(self._sinks[0], point.lanes, point) if self._sinks else None
 
     def prepare(self, point: Point) -> None:
         """Computes what does not depend on the key, for use in loops over keys."""

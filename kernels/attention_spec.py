@@ -35,7 +35,8 @@ class AttentionSpec:
 
     q [batch, heads, m, depth], k [batch, groups, s, depth], v [batch, groups, s, width], out [batch, heads, m, width], all of `dtype`.
     score: a body over r = (b * heads + h) * m + i and c = j whose `acc` node is q[b, h, i, :] . k[b, h // (heads // groups), j, :];
-    the node of its only store is the score. A row whose scores are all -inf gives 0, a row with a NaN gives NaN.
+    the node of its first store is the score, that of a second one, if any, the score of one more key, whose value is 0. A row whose scores
+    are all -inf gives 0, a row with a NaN gives NaN.
     Operands: q, k, v, out, workspace, then the buffers of the body. params: the numbers of the bodies. result: None, or a body that makes
     what is stored, elements of its only buffer, of the `acc` node alone; `dtype` is that of q, k and v then.
     """

@@ -27,7 +27,7 @@ from ..graph.types import DType, f32
 from ..platforms.target import Target
 from ..stitch.loops import Body
 from .attention_beside import TURNED, Beside
-from .attention_finish import write_results
+from .attention_finish import with_sinks, write_results
 from .attention_result import Results
 from .attention_rows import emit_transpose, head_start, read_row
 from .attention_score import ScoreEmitter, is_causal, minus_infinity
@@ -130,7 +130,7 @@ class Stream(ABC):
         self.factors = self.factors_of_scores(self.score.factor(self.points[0]))
         start = [minus_infinity(const(self.vector, 0))] * tiling.vectors + [const(self.vector, 0.0)] * tiling.vectors
         state = fn.loop(i64(0), self.limit, tiling.block, start, self._block)
-        write_results(self, state[tiling.vectors :])
+        write_results(self, with_sinks(self, state[: tiling.vectors], state[tiling.vectors :]))
 
     def _from_first(self, index: int, strides: HeadStrides, b: Val, h: Val, dtype: DType) -> Val:
         """Where the rows of this block begin, of elements of `dtype`."""
@@ -182,11 +182,11 @@ class Stream(ABC):
         found = self._scores(start, count)
         self._pad(count)
         new = [self._larger(a, b) for a, b in zip(found, old)]
-        safe = [self._finite(x) for x in new]
+        safe = [self.finite(x) for x in new]
         alpha = [] if self.once else self._ratios(old, safe)
         tops = safe
         if self.apart and not self.once:
-            tops = [self._finite(x) for x in found]
+            tops = [self.finite(x) for x in found]
             self.share = self._ratios(found, safe)
         if self.overlaps:
             self.before_weights(alpha)
@@ -198,7 +198,7 @@ class Stream(ABC):
             totals = [fn.mul(total, share) for total, share in zip(totals, self.share)]
         return new + [fn.fma(x, a, total) for x, a, total in zip(sums, alpha, totals)]
 
-    def _finite(self, largest: Val) -> Val:
+    def finite(self, largest: Val) -> Val:
         """Where everything is -inf, -inf - -inf would be NaN."""
         return self.fn.select(self.fn.fcmp("oeq", largest, minus_infinity(largest)), const(largest.ty, 0.0), largest)
 

@@ -74,7 +74,7 @@ def _result(anchor: Value, first: int) -> tuple[Body | None, tuple[float, ...]]:
 
 
 def _score(anchor: Value, stored: set[Value]) -> Lowering:
-    """Body of attention: scale, cap, mask and causality of one score; its store goes nowhere and names the result."""
+    """Body of attention: scale, cap, mask and causality of one score; its stores go nowhere and name the score and, if any, the sink."""
     assert isinstance(anchor.attrs, A.AttentionAttrs)
     q, k = anchor.inputs[:2]
     shape = q.shape[:3] + (k.shape[2],)
@@ -94,12 +94,14 @@ def _score(anchor: Value, stored: set[Value]) -> Lowering:
         row = b.add(Node("index", i64, index=symbol("a2", 0, None, shape[2]) if shape[2] != 1 else 0))
         column = b.add(Node("index", i64, index=symbol("a3", 0, None, shape[3]) if shape[3] != 1 else 0))
         score = b.op("where", f32, b.op("le", boolean, column, row), score, floor)
-    if len(anchor.inputs) == 4:
-        mask = anchor.inputs[3]
+    mask, sink = anchor.attrs.besides(anchor.inputs)
+    if mask is not None:
         node = low.value(mask, broadcast_index(index, mask.shape))
         if mask.dtype == boolean:
             score = b.op("where", f32, node, score, floor)
         else:
             score = b.op("add", f32, score, b.cast(node, f32))
     b.store(-1, 0, score)
+    if sink is not None:
+        b.store(-1, 0, b.cast(low.value(sink, broadcast_index(index, sink.shape)), f32))
     return low

@@ -117,8 +117,8 @@ def _attention(value: Value) -> Value:
     if value.attrs.causal:
         rows, columns = g.iota(score.shape[2], i64), g.iota(score.shape[3], i64)
         keep = g.le(g.unsqueeze(columns, 0), g.unsqueeze(rows, 1))
-    if len(value.inputs) == 4:
-        mask = value.inputs[3]
+    mask, sink = value.attrs.besides(value.inputs)
+    if mask is not None:
         if mask.dtype == boolean:
             keep = mask if keep is None else g.and_(keep, mask)
         else:
@@ -126,9 +126,12 @@ def _attention(value: Value) -> Value:
     if keep is not None:
         score = g.where(keep, score, float("-inf"))
     top = g.reduce(score, "max", -1, True)
+    sink = sink if sink is None else g.cast(sink, wide)
+    top = top if sink is None else g.maximum(top, sink)
     masked = g.eq(top, float("-inf"))
     below = g.sub(score, g.where(masked, 0.0, top))
     weight = make("exp_weight", below) if wide == f32 else g.exp(below)  # what is hidden takes `exp` ten times as long
     total = g.reduce(weight, "sum", -1, True)
+    total = total if sink is None else g.add(total, g.exp(g.sub(sink, g.where(masked, 0.0, top))))
     result = g.div(g.matmul(weight, v), g.where(masked, 1.0, total))
     return g.cast(result, value.dtype) if value.attrs.qparams is None else g.quantize(result, value.dtype, value.attrs.qparams)

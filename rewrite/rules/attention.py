@@ -20,6 +20,7 @@ Keys and values that several query heads share need not be repeated:
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from ...graph import attrs as A
 from ...graph import build as b
@@ -30,11 +31,13 @@ from ..match import Mismatch
 from ..query import last_axes_swapped
 from ..rule import Match, RuleSet, rule
 from .scores import HIGHEST_MASK, Scores, factor_of, scores_of
+from .sinks import sunk
 
 _LARGEST = 2.0**127  # factors of scores: beyond f32 one is infinite, and no number times a score of 0
 _EXP = "e@exp(sub(s, reduce{m, kind=max}(s)))"
 _SOFTMAX = f"(div!({_EXP}, reduce{{n, kind=sum}}(e)) | mul!({_EXP}, reciprocal(reduce{{n, kind=sum}}(e))))"
-_PROBABILITIES = f"({_SOFTMAX} | cast!({_SOFTMAX}) | reshape!({_SOFTMAX}) | reshape!(cast!({_SOFTMAX})))"
+_ROUNDED = f"({_SOFTMAX} | cast!({_SOFTMAX}))"
+_PROBABILITIES = f"({_ROUNDED} | reshape!({_ROUNDED}) | slice!{{kept}}({_ROUNDED}))"
 
 
 def _example(rng: random.Random) -> Value:
@@ -51,9 +54,12 @@ def _example(rng: random.Random) -> Value:
     s = b.mul(b.tanh(s), 2.3) if capped else s
     for index, mask in enumerate(rng.sample(("added", "taken", "keep", "drop", "scaled"), rng.randint(0, 3)), 3):
         s = _masked(rng, s, mask, index)
+    if rng.random() < 0.3:
+        s = b.concat((s, b.expand(b.input_(6, f32, (1,) * s.tensor.rank), (*s.shape[:-1], 1))), s.tensor.rank - 1)
     e = b.exp(b.sub(s, b.reduce(s, "max", -1, keepdim=True)))
     total = b.reduce(e, "sum", -1, keepdim=True)
-    return b.matmul(b.div(e, total) if rng.random() < 0.5 else b.mul(e, b.reciprocal(total)), v)
+    p = b.div(e, total) if rng.random() < 0.5 else b.mul(e, b.reciprocal(total))
+    return b.matmul(b.slice_(p, p.tensor.rank - 1, 0, keys), v)
 
 
 def _masked(rng: random.Random, s: Value, mask: str, index: int) -> Value:
@@ -79,9 +85,9 @@ def attention(m: Match) -> Value | Mismatch:
             return m.fail(f"softmax over axes {reduction.axes} of {rank}, not over the keys", s)
     if rank > 4:
         return m.fail(f"{rank - 2} axes of batch and head, more than two")
-    if m.root.inputs[0].shape[-2:] != s.shape[-2:]:
+    if m.root.inputs[0].shape[-2:] != s.shape[-2:] and "kept" not in m.bindings.attrs:
         return m.fail("the probabilities are reshaped, and not in batch and head alone", s)
-    scores = scores_of(m, s)
+    scores, sink = _scores_and_sink(m, s)
     if isinstance(scores, Mismatch):
         return scores
     if scores.low > HIGHEST_MASK:
@@ -92,11 +98,24 @@ def attention(m: Match) -> Value | Mismatch:
     if isinstance(found, Mismatch):
         return found
     (*operands, mask), scale = found
+    others = [operand for operand in (mask, sink) if operand is not None]
     if not max(abs(scale), abs(scores.cap or 0.0)) < _LARGEST:
         return m.fail("the scores are multiplied by more than f32 holds", s)
-    attrs = A.AttentionAttrs(scale, causal=False, cap=scores.cap)
-    result = m.make("attention", *operands, *(() if mask is None else (mask,)), attrs=attrs)
+    attrs = A.AttentionAttrs(scale, causal=False, cap=scores.cap, sink=sink is not None)
+    result = m.make("attention", *operands, *others, attrs=attrs)
     return m.fitted(b.cast(b.reshape(result, m.root.shape), m.root.dtype))
+
+
+def _scores_and_sink(m: Match, s: Value) -> tuple[Scores | Mismatch, Value | None]:
+    if "kept" not in m.bindings.attrs:
+        return scores_of(m, s), None
+    found = sunk(m, s, m.attrs("kept", A.SliceAttrs))
+    if isinstance(found, Mismatch):
+        return found, None
+    scores = scores_of(m, found.scores, 1)
+    if isinstance(scores, Scores):
+        scores = replace(scores, narrowed=scores.narrowed or found.narrowed)
+    return scores, b.reshape(found.sink, (1,) * (4 - s.tensor.rank) + found.sink.shape)
 
 
 def _operands(m: Match, scores: Scores) -> tuple[tuple[Value, Value, Value, Value | None], float] | Mismatch:
@@ -150,7 +169,7 @@ def _grouped_example(rng: random.Random) -> Value:
 _REPEATED = "reshape{{{0}r}}(expand{{{0}e}}(reshape{{{0}u}}({0})))"
 
 
-@rule(f"attention{{a}}(q, {_REPEATED.format('k')}, {_REPEATED.format('v')}, mask?) -> attention{{a}}(q, k, v, mask?)", ulp=64,
+@rule(f"attention{{a}}(q, {_REPEATED.format('k')}, {_REPEATED.format('v')}, mask?, sink?) -> attention{{a}}(q, k, v, mask?, sink?)", ulp=64,
       example=_grouped_example)
 def grouped_attention(m: Match) -> Value | Mismatch:
     """Head h of the query reads group h // R."""

@@ -44,8 +44,8 @@ def quantized_results(graph: Graph, constants: Collection[Value]) -> Graph:
             else:
                 at = at.inputs[0]
         assert isinstance(at.attrs, A.AttentionAttrs)
-        q, k, v, *mask = at.inputs
-        operands = q, k, v if factor is None else _multiplied(v, factor), *mask
+        q, k, v, *others = at.inputs
+        operands = q, k, v if factor is None else _multiplied(v, factor), *others
         at = make("attention", *operands, attrs=replace(at.attrs, dtype=value.dtype, qparams=value.attrs.qparams), origin=at.origin)
         for view in reversed(above):
             at = make(view.op, at, attrs=view.attrs, origin=view.origin, name=view.name) if view.op in _VIEWS else at

@@ -128,8 +128,8 @@ def test_a_linear_in_groups_of_columns() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["none", "bool", "float"])
-@pytest.mark.parametrize("cap", [None, 0.7])
-def test_attention_is_its_equation(causal: bool, kind: str, cap: float | None) -> None:
+@pytest.mark.parametrize(("cap", "sunk"), [(None, False), (0.7, False), (None, True)])
+def test_attention_is_its_equation(causal: bool, kind: str, cap: float | None, sunk: bool) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 3)
     keep = torch.rand(2, 1, 1, 6) < 0.7
@@ -139,12 +139,22 @@ def test_attention_is_its_equation(causal: bool, kind: str, cap: float | None) -
     score = score if cap is None else cap * torch.tanh(score)
     score = score.masked_fill(~keep, -math.inf) if kind == "bool" else score + added.double() if kind == "float" else score
     score = score.masked_fill(~torch.ones(5, 6, dtype=torch.bool).tril(), -math.inf) if causal else score
-    want = torch.softmax(score, -1) @ v.double().repeat_interleave(2, 1)
+    sinks = [torch.randn(1, 4, 1, 1)] if sunk else []
+    score = torch.cat([score, *(sink.double().expand(2, 4, 5, 1) for sink in sinks)], -1)
+    want = torch.softmax(score, -1)[..., :6] @ v.double().repeat_interleave(2, 1)
     inputs = [b.input_(0, f32, q.shape), b.input_(1, f32, k.shape), b.input_(2, f32, v.shape)]
     masks = {"none": [], "bool": [keep], "float": [added.reshape(1, 1, 5, 6)]}[kind]
     mask = [b.input_(3, boolean if kind == "bool" else f32, m.shape) for m in masks]
-    got = evaluate(b.attention(*inputs, *mask, scale=0.3, causal=causal, cap=cap), q, k, v, *masks)
+    sink = b.input_(3 + len(mask), f32, (1, 4, 1, 1)) if sunk else None
+    got = evaluate(b.attention(*inputs, *mask or [None], sink, scale=0.3, causal=causal, cap=cap), q, k, v, *masks, *sinks)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_sinks_fit_attention() -> None:
+    q = b.input_(0, f32, (2, 4, 5, 8))
+    for shape in ((4, 1, 1), (1, 4, 1, 2), (1, 3, 1, 1)):
+        with pytest.raises(InvalidGraph, match="is no sink of"):
+            b.attention(q, q, q, sink=b.input_(1, f32, shape), scale=1.0)
 
 
 def test_attention_is_quantized_before_it_is_rounded() -> None:

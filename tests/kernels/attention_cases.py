@@ -54,6 +54,8 @@ class Case:
     """k and v are stored transposed, so that neighbours in a row are not neighbours in memory."""
     cap: float | None = None
     """Scores x before the mask are cap tanh(x / cap)."""
+    sinks: bool = False
+    """Each head has one more key, of which the first has a score beyond all others."""
 
     @property
     def scale(self) -> float:
@@ -68,19 +70,20 @@ CASES = (
     Case("keep", 2, 2, 2, 33, 19, 80, 80, "keep", dynamic=True),
     Case("added", 1, 3, 3, 18, 50, 64, 48, "added"),
     Case("grouped", 2, 4, 2, 17, 29, 128, 128, "padding", across=True, dynamic=True),
-    Case("decode", 2, 4, 1, 1, 133, 64, 64, "padding"),
+    Case("decode", 2, 4, 1, 1, 133, 64, 64, "padding", sinks=True),
     Case("one_key", 1, 2, 2, 5, 1, 16, 16),
     Case("odd", 1, 1, 1, 7, 11, 13, 9, "keep", columns=True),
     Case("uneven", 1, 2, 2, 21, 13, 7, 5),
-    Case("long", 1, 2, 2, 50, 515, 24, 40, "added", dynamic=True),
+    Case("long", 1, 2, 2, 50, 515, 24, 40, "added", dynamic=True, sinks=True),
     Case("capped", 1, 4, 2, 19, 83, 64, 64, "keep", cap=0.8),
+    Case("sinks", 2, 3, 3, 32, 40, 32, 32, dynamic=True, sinks=True),
 )
 SYMBOLS = {"B": symbol("B", 1, 64), "M": symbol("M", 1, 4096), "S": symbol("S", 1, 4096)}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A case as a kernel meets it: arrays of q, k, v and of the masks, and the result wanted, [batch, heads, m, width]."""
+    """A case as a kernel meets it: arrays of q, k, v and of masks and sinks, and the result wanted, [batch, heads, m, width]."""
 
     case: Case
     spec: AttentionSpec
@@ -105,11 +108,14 @@ def problem(case: Case, dtype: DType, seed: int = 0, quantized: tuple[DType, QPa
     batch, m, s = sizes
     q, k, v, tensors, views = _operands(case, dtype, batch, m, s)
     mask, mask_input, mask_tensor, added = _mask(case, len(tensors), batch, m, s)
-    anchor = b.attention(q, k, v, mask, scale=case.scale, causal=case.mask == "causal", cap=case.cap)
+    sinks = torch.tensor([150.0, -1.0, 2.0, 5.0])[: case.heads].reshape(1, -1, 1, 1) if case.sinks else None
+    sink = None if sinks is None else b.input_(len(tensors) + 1, f32, (1, case.heads, 1, 1))
+    anchor = b.attention(q, k, v, mask, sink, scale=case.scale, causal=case.mask == "causal", cap=case.cap)
     if quantized is not None:
         assert isinstance(anchor.attrs, A.AttentionAttrs)
         anchor = make("attention", *anchor.inputs, attrs=replace(anchor.attrs, dtype=quantized[0], qparams=quantized[1]))
-    inputs = {*tensors, *([mask_input] if mask_input is not None else [])}
+    others = {value: data for value, data in ((mask_input, mask_tensor), (sink, sinks)) if value is not None and data is not None}
+    inputs = {*tensors, *others}
     stitched = item(anchor, (anchor,), set(inputs), set(inputs))
     out = dense(case.heads, m, case.width)
     if case.across:
@@ -118,9 +124,9 @@ def problem(case: Case, dtype: DType, seed: int = 0, quantized: tuple[DType, QPa
     sizes_of_heads = (batch, case.heads, case.groups, m, s, case.depth, case.width)
     spec = AttentionSpec(dtype, *sizes_of_heads, q_at, k_at, v_at, out, stitched.epilogue, stitched.params, stitched.result)
     arrays = tuple(to_array(tensors[pointer.value]) for pointer in stitched.pointers)
-    masks = tuple(to_array(mask_tensor) for _ in stitched.operands) if mask_tensor is not None else ()
+    masks = tuple(to_array(others[value]) for value in stitched.operands)
     scores = next(node.dtype for node in spec.score.nodes if node.op == "acc")
-    wanted, tolerance = reference(views, case, dtype, scores, added)
+    wanted, tolerance = reference(views, case, dtype, scores, added, sinks)
     return Problem(case, spec, arrays, masks, wanted, tolerance, {"B": case.batch, "M": case.m, "S": case.s})
 
 
@@ -183,7 +189,7 @@ def _mask(case: Case, number: int, batch: Dim, m: Dim, s: Dim) -> tuple[Value | 
 
 
 def reference(
-    views: Sequence[torch.Tensor], case: Case, dtype: DType, scores_dtype: DType, added: torch.Tensor
+    views: Sequence[torch.Tensor], case: Case, dtype: DType, scores_dtype: DType, added: torch.Tensor, sinks: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The answer in float64, and a bound of the error.
 
@@ -196,9 +202,9 @@ def reference(
     scale = case.depth**-0.5
     scores = q @ k.transpose(2, 3) * scale
     scores = (scores if case.cap is None else case.cap * torch.tanh(scores / case.cap)) + added.double()
-    top = scores.amax(-1, keepdim=True)
+    top = scores.amax(-1, keepdim=True) if sinks is None else torch.maximum(scores.amax(-1, keepdim=True), sinks)
     weights = torch.exp(scores - torch.where(top == float("-inf"), torch.zeros_like(top), top))
-    total = weights.sum(-1, keepdim=True)
+    total = weights.sum(-1, keepdim=True) + (0 if sinks is None else torch.exp(sinks - top))
     wanted = torch.where(total == 0, torch.zeros_like(total), (weights @ v) / total)
     arithmetic = ROUNDING[scores_dtype.name]
     sizes = (q.abs() @ k.abs().transpose(2, 3)).amax() * scale

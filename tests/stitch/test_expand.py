@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -62,6 +64,19 @@ def test_attention_with_a_cap() -> None:
     data = [torch.randn(2, 3, 5, 4) for _ in range(3)]
     want = torch.softmax(0.3 * torch.tanh(data[0] @ data[1].mT * 0.5), -1) @ data[2]
     torch.testing.assert_close(run(graph, data)[0], want)
+
+
+def test_attention_with_sinks() -> None:
+    """Also where all keys are hidden, and one that is beyond all scores."""
+    q, sink = b.input_(0, f32, (1, 3, 5, 4)), b.input_(1, f32, (1, 3, 1, 1))
+    attention = b.attention(q, q, q, b.input_(2, boolean, (1, 1, 5, 5)), sink, scale=0.5)
+    graph = expand_unsupported(Graph((q, sink, attention.inputs[3]), (attention,)), lambda value: value.op != "attention")
+    data, sinks = torch.randn(1, 3, 5, 4), torch.tensor([0.3, -2.0, 200.0]).reshape(1, 3, 1, 1)
+    seen = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    seen[0, 0, 2] = False
+    scores = (data @ data.mT * 0.5).masked_fill(~seen, -math.inf)
+    want = torch.cat((scores, sinks.expand(1, 3, 5, 1)), -1).softmax(-1)[..., :5] @ data
+    torch.testing.assert_close(run(graph, (data, sinks, seen))[0], want)
 
 
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
