@@ -31,7 +31,8 @@ def sunk(m: Match, s: Value, kept: A.SliceAttrs) -> Sunk | Mismatch:
     last = s.tensor.rank - 1
     if joined.op != "concat" or len(joined.inputs) != 2 or joined.attrs != A.AxisAttrs(last):
         return m.fail("a part of the probabilities is used, and they are not of scores and a sink", s)
-    for scores, sink, start in ((*joined.inputs, 0), (*reversed(joined.inputs), 1)):
+    a, z = joined.inputs
+    for scores, sink, start in ((a, z, 0), (z, a, 1)):
         if sink.shape[last] == 1 and kept == A.SliceAttrs(last, start, scores.shape[last], 1):
             while sink.op == "expand":
                 sink = sink.inputs[0]
