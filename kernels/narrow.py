@@ -18,7 +18,7 @@ from math import gcd
 
 import torch
 
-from ..cpu_codegen.builder import I32, Function, Module, Val, const
+from ..cpu_codegen.builder import I32, Function, Module, Val, const, i64
 from ..graph.dims import evaluate, floordiv, mod, product, substitute, symbols
 from ..graph.types import f32
 from ..platforms.target import Target
@@ -35,7 +35,7 @@ _TALLEST, _LOWEST = 14, 4  # rows of a tile
 _WORDS = 32  # that the groups of a vector read at a tap: two vectors of them
 _FEWEST = 4  # groups of a vector, of rows that are no windows: zeros of fewer take as long as permutations
 _INDEPENDENT = 6  # sums, with fewer of which products wait for the ones before
-_PRODUCTS = 256  # of all rows and vectors that are written out; the rest of a window is a loop
+_PRODUCTS = 256  # of all rows and vectors that are written out; the rest of a window is a loop over taps, or over the words of some
 
 
 @dataclass(frozen=True)
@@ -99,26 +99,41 @@ class NarrowMicro(VectorMicro):
         return self._inner.product(fn, acc, a, b)
 
     def multiplied(self, fn: Function, tile: Tile, index: Val, groups: list[Val], accumulators: list[Val]) -> list[Val]:
-        values, taps = list(accumulators), self.taps
+        taps = self.taps
         (panel,) = groups
         base = fn.gep(tile.a, index, scale=taps.step)
         readers: dict[int, list[tuple[int, int]]] = {}
         for tap, place in enumerate(taps.places):
             for row in range(self.mr):
                 readers.setdefault(place + row * taps.row, []).append((row, tap))
-        for word in range(taps.words):
-            starts = [offset(fn, panel, (tap * taps.words + word) * self.nr * WORD) for tap in range(len(taps.places))]
-            weights = [[self.load_b(fn, start, v, 0) for v in range(self.vectors)] for start in starts]
-            for place in sorted(readers):
-                read: dict[tuple[int, ...], Val] = {}
-                for v in range(self.vectors):
-                    order = self._order(v, word)
-                    if order not in read:
-                        read[order] = self._read(fn, offset(fn, base, place), order)
-                    for row, tap in readers[place]:
-                        at = row * self.vectors + v
-                        values[at] = self.product(fn, values[at], read[order], weights[tap][v])
-        return values
+
+        each = self._words_at_once
+
+        def some(at: Val | None, sums: list[Val]) -> list[Val]:
+            """The products of `each` words of all taps, from word `at` on; None: the first one."""
+            sums = list(sums)
+            near, weights_near = (base, panel) if at is None else (fn.gep(base, at, scale=WORD), fn.gep(panel, at, scale=self.nr * WORD))
+            for word in range(each):
+                starts = [offset(fn, weights_near, (tap * taps.words + word) * self.nr * WORD) for tap in range(len(taps.places))]
+                weights = [[self.load_b(fn, start, v, 0) for v in range(self.vectors)] for start in starts]
+                for place in sorted(readers):
+                    read: dict[tuple[int, ...], Val] = {}
+                    for v in range(self.vectors):
+                        order = self._order(v, word)
+                        if order not in read:
+                            read[order] = self._read(fn, offset(fn, near, place), order)
+                        for row, tap in readers[place]:
+                            n = row * self.vectors + v
+                            sums[n] = self.product(fn, sums[n], read[order], weights[tap][v])
+            return sums
+
+        return some(None, accumulators) if each == taps.words else fn.loop(i64(0), i64(taps.words), each, accumulators, some)
+
+    @property
+    def _words_at_once(self) -> int:
+        """How many words of the taps of a step are written out; more of them are a loop."""
+        words, products = self.taps.words, len(self.taps.places) * self.mr * self.vectors
+        return max(n for n in range(1, words + 1) if words % n == 0 and (n == 1 or n * products <= _PRODUCTS))
 
     def _order(self, vector: int, word: int) -> tuple[int, ...]:
         """Which word of a tap each lane of a vector takes."""
