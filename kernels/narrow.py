@@ -35,7 +35,7 @@ _TALLEST, _LOWEST = 14, 4  # rows of a tile
 _WORDS = 32  # that the groups of a vector read at a tap: two vectors of them
 _FEWEST = 4  # groups of a vector, of rows that are no windows: zeros of fewer take as long as permutations
 _INDEPENDENT = 6  # sums, with fewer of which products wait for the ones before
-_PRODUCTS = 256  # of all rows and vectors that are written out; the rest of a window is a loop over taps, or over the words of some
+_PRODUCTS = 128  # of all rows and vectors that are written out; the rest of a window is a loop over taps, or over the words of some
 
 
 @dataclass(frozen=True)

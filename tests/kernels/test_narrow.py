@@ -166,7 +166,7 @@ def test_long_windows_are_loops() -> None:
     module = Module()
     selected.kernel.emit(module, X86_64_V4, spec, "narrow")
     counts = [function.count("call <16 x float> @llvm.fma") for function in module.text().split("define ")]
-    assert 11 * 14 in counts and max(counts) <= 256
+    assert 11 * 14 in counts and max(counts) <= 11 * 14
 
 
 def test_rows_that_lie_one_after_the_other() -> None:
