@@ -63,8 +63,8 @@ def scores_of(m: Match, s: Value, steps: int = 0) -> Scores | Mismatch:
     read = _STEPS.get(s.op) if steps < _MOST_STEPS else None
     if read is None:
         return m.fail("the scores are no product of queries and keys", s)
-    # A softmax reads them twice.
-    if m.graph.is_output(s) or len(m.graph.users[s]) > (1 if steps else 2):
+    # A softmax reads them twice, and what makes rows 0 of which all scores are -inf once more.
+    if m.graph.is_output(s) or len(m.graph.users[s]) > (1 if steps else 2 + ("hidden" in m.bindings.attrs)):
         return m.fail("the scores are used elsewhere, too", s)
     return read(m, s, steps + 1)
 

@@ -295,6 +295,19 @@ def test_queries_that_see_no_key_weigh_all_alike() -> None:
     torch.testing.assert_close(run(graph, [q, k, v, seen, torch.zeros(B, 1, M, S)])[0], expected)
 
 
+def test_rows_of_which_no_score_is_kept() -> None:
+    """They are 0 where the model says so, too."""
+    s = b.where(SEEN, scores(), -math.inf)
+    hidden = b.reduce(b.eq(s, -math.inf), "all", -1, keepdim=True)
+    graph = apply(Graph(INPUTS, (b.matmul(b.where(hidden, 0.0, softmax(s)), heads(V)),)), CANONICAL)
+    assert graph.outputs[0].op == "attention" and "reduce" not in {v.op for v in graph.order}
+    seen, (q, k, v) = torch.rand(B, 1, 1, S) < 0.6, (torch.randn(B, n, H, D) for n in (M, S, S))
+    seen[0], seen[1, ..., 0] = False, True
+    expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=seen, scale=1.0)
+    torch.testing.assert_close(run(graph, [q, k, v, seen, torch.zeros(B, 1, M, S)])[0], expected)
+    assert "expected the number 0, found 1.0" in refusal(b.matmul(b.where(hidden, 1.0, softmax(s)), heads(V)))
+
+
 def test_a_mask_that_adds_heads() -> None:
     q, k, v = (b.input_(i, f32, (1, n, D)) for i, n in enumerate((M, S, S)))
     mask = b.input_(3, f32, (3, M, S))
