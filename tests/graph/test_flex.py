@@ -72,7 +72,7 @@ def test_functions_of_scores(score: str, mask: str) -> None:
     """Products around a softmax of what is added to scores that are multiplied, too."""
     model, args = Attends(SCORES[score], MASKS[mask]).eval(), example(groups=2)
     fast = sashiko.compile(model, args, strict=True)
-    assert ("attention" in sashiko.explain(fast)) == (score != "scaled")
+    assert ("  attention_" in sashiko.explain(fast)) == (score != "scaled")
     torch.testing.assert_close(fast(*args), model(*args), rtol=1e-5, atol=2e-6)
 
 
