@@ -38,15 +38,12 @@ def agree(compiled: Any, model: nn.Module, x: torch.Tensor, tolerance: float = 2
 
 FREE = ({0: Dim("batch", max=40), 1: Dim("length", max=200)},)
 PRESETS = ("int8", "int8-static", "int8-dynamic", "int8-weight", "int4-weight")
+PROJECTED = {"proj_size": 32}
 
 
-def kinds(projected: int) -> list[Any]:
-    """Every cell, and an LSTM with a projection, as parameters."""
-    last = ("lstm", {"proj_size": projected})
-    return swept([*((cell, {}) for cell in LAYERS), last], [("lstm", {}), ("gru", {}), last])
-
-
-@pytest.mark.parametrize(("cell", "options"), kinds(7), ids=str)
+@pytest.mark.parametrize(("cell", "options"), swept(
+    [*((cell, {}) for cell in LAYERS), ("lstm", {"proj_size": 7})], [("lstm", {}), ("gru", {}), ("lstm", {"proj_size": 7})],
+), ids=str)
 def test_one_compilation_serves_every_length(cell: str, options: dict[str, Any]) -> None:
     model = layer(cell, num_layers=2, bidirectional=True, **options)
     compiled = sashiko.compile(model, (torch.randn(2, 5, 12),), dynamic_shapes=FREE, strict=True)
@@ -156,8 +153,10 @@ def quantized(cell: str, preset: str, **options: Any) -> tuple[nn.Module, Quanti
     return model, sashiko.quantize(model, [torch.randn(2, 9, 64) for _ in range(3)], preset=preset)
 
 
-@pytest.mark.parametrize(("cell", "options"), kinds(32), ids=str)
-@pytest.mark.parametrize("preset", swept(PRESETS, ("int8", "int8-static", "int4-weight")))
+@pytest.mark.parametrize(("cell", "options", "preset"), swept(
+    [(cell, options, preset) for preset in PRESETS for cell, options in [*((cell, {}) for cell in LAYERS), ("lstm", PROJECTED)]],
+    [("lstm", {}, "int8"), ("gru", {}, "int4-weight"), ("lstm", PROJECTED, "int8-static")],
+), ids=str)
 def test_quantized(cell: str, options: dict[str, Any], preset: str, tmp_path: Path) -> None:
     """Weights of integers over all times and in each step; the length that calibration saw is not the only one."""
     model, small = quantized(cell, preset, bidirectional=True, **options)
