@@ -229,13 +229,14 @@ class BoundedAttrs(NumberAttrs):
 
 @dataclass(frozen=True)
 class AttentionAttrs(NumberAttrs):
-    """softmax(q @ k^T * scale + mask) @ v. `causal`: key j is seen by query i when j <= i (torch's top-left rule). Where `dtype` and
-    `qparams` are given the result is quantized to them, before anything else rounds it. cap: in place of a product x = q @ k^T * scale
-    stands cap tanh(x), which is no larger than that. sink: the last operand is the score of one more key, whose value is 0: one for each
-    row of the result, or one for several."""
+    """softmax(q @ k^T * scale + mask) @ v. Key j is seen by query i when i - before <= j <= i + after, as far as these are given; `after`
+    is not negative, and 0 is torch's causal rule. Where `dtype` and `qparams` are given the result is quantized to them, before anything
+    else rounds it. cap: in place of a product x = q @ k^T * scale stands cap tanh(x), which is no larger than that. sink: the last operand
+    is the score of one more key, whose value is 0: one for each row of the result, or one for several."""
 
     scale: float
-    causal: bool
+    before: Dim | None = None
+    after: Dim | None = None
     dtype: DType | None = None
     qparams: QParams | None = None
     cap: float | None = None

@@ -274,13 +274,14 @@ def int_matmul(x: Value, y: Value) -> Value:
 
 
 def attention(
-    q: Value, k: Value, v: Value, mask: Value | None = None, sink: Value | None = None, *, scale: float, causal: bool = False,
-    cap: float | None = None,
+    q: Value, k: Value, v: Value, mask: Value | None = None, sink: Value | None = None, *, scale: float,
+    before: Dim | None = None, after: Dim | None = None, cap: float | None = None,
 ) -> Value:
     """softmax(q @ k^T * scale + mask) @ v over q[B,H,M,D], k[B,G,S,D], v[B,G,S,E]; with a cap, of cap tanh(q @ k^T * scale) + mask. sink
-    [B,H,M,1], or 1 in place of any: the score of one more key, whose value is 0."""
+    [B,H,M,1], or 1 in place of any: the score of one more key, whose value is 0. Key j is seen by query i when i - before <= j <= i +
+    after."""
     given = [operand for operand in (mask, sink) if operand is not None]
-    return _make("attention", q, k, v, *given, attrs=A.AttentionAttrs(scale, causal, cap=cap, sink=sink is not None))
+    return _make("attention", q, k, v, *given, attrs=A.AttentionAttrs(scale, before, after, cap=cap, sink=sink is not None))
 
 
 def recurrence(

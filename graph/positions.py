@@ -29,6 +29,8 @@ class Positions:
         return Positions(self.start + other.start * times, tuple(a + c * times for a, c in zip(self.steps, other.steps, strict=True)))
 
 
+# What the scores of masked keys may become: above it, some weight would be left for them.
+HIGHEST_MASK = -1e8
 Known = dict[Value, Union[Positions, None]]
 _FOLLOWED = ("concat", "add", "sub", "mul", "take", "scan", "cast", "reshape", "expand", "permute", "slice")
 
@@ -203,21 +205,38 @@ def _below(most: int | None, number: int) -> bool:
     return most is not None and most <= number
 
 
-def causal_mask(value: Value) -> Value | None:
-    """A mask that, among other things, hides all keys after the query: attention leaves them out by itself, without computing them."""
+def window_mask(value: Value) -> Value | None:
+    """A mask that, among other things, hides all keys so far before or after the query: attention leaves them out by itself, without
+    computing them."""
     attrs = value.attrs
     assert isinstance(attrs, A.AttentionAttrs)
     given = attrs.besides(value.inputs)[0]
-    if given is None or attrs.causal or given.dtype != boolean:
-        return None
     places = value.inputs[0].shape[2], value.inputs[1].shape[2]
-    parts = _conjuncts(given)
-    rest = [part for part in parts if not (part.shape[-2:] == places and _keys_until_query(part))]
-    if len(rest) == len(parts) or 1 in places:
+    if given is None or given.dtype != boolean or 1 in places:
+        return None
+    found: dict[str, Dim | None] = {"before": attrs.before, "after": attrs.after}
+    parts, rest = _conjuncts(given), []
+    for part in parts:
+        ends = _ends(part) if part.shape[-2:] == places else {}
+        if ends and all(found[end] is None for end in ends):
+            found |= ends
+        else:
+            rest.append(part)
+    if len(rest) == len(parts):
         return None
     with b.at(value.origin):
         mask = [_four_axes(reduce(b.and_, rest))] if rest else []
-    return replace(value, inputs=(*value.inputs[:3], *mask, *value.inputs[4:]), attrs=replace(attrs, causal=True))
+    window = replace(attrs, before=found["before"], after=found["after"])
+    return replace(value, inputs=(*value.inputs[:3], *mask, *value.inputs[4:]), attrs=window)
+
+
+def sees_itself(keep: Value, queries: Dim, keys: Dim) -> bool:
+    """Whether a mask that follows from positions alone keeps, for every query, the key of its own number."""
+    places = queries, keys
+    if not _above(bounds(keys - queries)[0], 0) or 1 in places:
+        return False
+    ends = [_ends(part) if part.shape[-2:] == places else {} for part in _conjuncts(keep)]
+    return all(each and all(_above(bounds(end)[0], 0) for end in each.values()) for each in ends)
 
 
 def _conjuncts(mask: Value) -> list[Value]:
@@ -236,15 +255,22 @@ def _four_axes(mask: Value) -> Value:
     return b.reshape(mask, (1,) * (4 - mask.tensor.rank) + mask.shape)
 
 
-def _keys_until_query(part: Value) -> bool:
-    """Whether element [..., i, j] says that j <= i."""
+def _ends(part: Value) -> dict[str, Dim]:
+    """`after`: that element [..., i, j] says that j <= i + after; `before`: that i - before <= j. Both, if it says that j is so near."""
     while part.op in ("reshape", "expand") and part.inputs[0].shape[-2:] == part.shape[-2:]:
         part = part.inputs[0]
     if part.op not in ("le", "lt", "ge", "gt"):
-        return False
-    x, y = (_broadcast(v, part.tensor.rank) for v in part.inputs)
-    if x is None or y is None:
-        return False
-    over = x.plus(y, -1) if part.op in ("le", "lt") else y.plus(x, -1)
-    strict = -1 if part.op in ("lt", "gt") else 0
-    return over.start == strict and over.steps[-2:] == (-1, 1) and not any(over.steps[:-2])
+        return {}
+    less, more = part.inputs if part.op in ("le", "lt") else part.inputs[::-1]
+    distance = less.op == "abs"
+    x, y = (_broadcast(v, part.tensor.rank) for v in (less.inputs[0] if distance else less, more))
+    if x is None or y is None or (distance and any(y.steps)):
+        return {}
+    strict = 1 if part.op in ("lt", "gt") else 0
+    sides = [x.plus(y, -1)] + [Positions(0, (0,) * part.tensor.rank).plus(x, -1).plus(y, -1)] * distance  # at most 0, or less
+    found = {_SIDES.get(side.steps[-2:], ""): -strict - side.start for side in sides if not any(side.steps[:-2])}
+    first = bounds(found.get("after", 0))[0]  # every query might be one that sees no key
+    return found if "" not in found and len(found) == len(sides) and _above(first, 0) else {}
+
+
+_SIDES: dict[tuple[Dim, ...], str] = {(-1, 1): "after", (1, -1): "before"}  # by the steps of queries and keys

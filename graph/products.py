@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..diagnostics.errors import InvalidGraph
 from . import attrs as A
-from .dims import Shape, floordiv, mod
+from .dims import Shape, evaluate, floordiv, mod
 from .ir import Value
 from .shapes import broadcast
 from .types import TensorType, Type, f32, i8, i32, i64
@@ -176,11 +176,14 @@ def attention(v: Value, env: Env, *operands: Tensor) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     if groups != 1:
         k, value = k.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if a.causal:
-        keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+    if a.before is not None or a.after is not None:
+        past = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+        keep = torch.ones_like(past, dtype=torch.bool)
+        keep = keep if a.before is None else keep & (past >= -evaluate(a.before, env))
+        keep = keep if a.after is None else keep & (past <= evaluate(a.after, env))
         added = mask is not None and mask.dtype != torch.bool
-        causal = torch.zeros(keep.shape, dtype=torch.float32).masked_fill(~keep, -math.inf) if added else keep
-        mask = causal if mask is None else mask & keep if mask.dtype == torch.bool else mask.float() + causal
+        hidden = torch.zeros(keep.shape, dtype=torch.float32).masked_fill(~keep, -math.inf) if added else keep
+        mask = hidden if mask is None else mask & keep if mask.dtype == torch.bool else mask.float() + hidden
     if a.qparams is not None or (mask is not None and mask.dtype not in (torch.bool, q.dtype)):
         q, k, value = q.float(), k.float(), value.float()
         mask = mask if mask is None or mask.dtype == torch.bool else mask.float()

@@ -17,7 +17,7 @@ from .dims import product
 from .interpret import evaluate_one
 from .ir import Graph, Value, rebuild, with_inputs
 from .ops import COMPARE, OPS, make
-from .positions import causal_mask, compare_positions
+from .positions import HIGHEST_MASK, compare_positions, sees_itself, window_mask
 from .types import boolean
 from .updates import put_into_permuted, put_into_slice
 
@@ -148,19 +148,27 @@ def whole_linear(value: Value) -> Value | None:
 
 
 def narrow_mask(value: Value) -> Value | None:
-    """attention broadcasts its mask itself, and takes a bool mask as it is: what would only write a larger one is left out."""
+    """attention broadcasts its mask itself, and takes a bool mask as it is: what would only write a larger one is left out. Where each
+    query sees a key, what hides others may be any number that is low enough."""
     assert isinstance(value.attrs, A.AttentionAttrs)
     mask = value.attrs.besides(value.inputs)[0]
     if mask is None:
         return None
     if _number(mask) == (1 if mask.dtype == boolean else 0):
         return replace(value, inputs=value.inputs[:3] + value.inputs[4:])
-    choice = (mask.op, *(_number(v) for v in mask.inputs[1:]))
-    if mask.op != "expand" and choice != ("where", 0.0, float("-inf")):
+    if mask.op != "expand" and not (mask.op == "where" and _hides(value, *mask.inputs)):
         return None
     mask = mask.inputs[0]
     mask = b.reshape(mask, (1,) * (4 - mask.tensor.rank) + mask.shape)
     return replace(value, inputs=(*value.inputs[:3], mask, *value.inputs[4:]))
+
+
+def _hides(attention: Value, keep: Value, kept: Value, hidden: Value) -> bool:
+    """Whether what is added is 0 or as good as -inf: a number of at most `HIGHEST_MASK`, for queries of which each sees a key."""
+    low = _number(hidden)
+    if _number(kept) != 0 or low is None or low > HIGHEST_MASK:
+        return False
+    return low == float("-inf") or sees_itself(keep, attention.inputs[0].shape[2], attention.inputs[1].shape[2])
 
 
 _VIEWS: tuple[Rule, ...] = (fold_uniform, fold_constants, compose_views)
@@ -170,7 +178,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(("reshape", "expand", "permute", "slice", "cast"), _VIEWS),
     **dict.fromkeys(("reduce", "scan", "concat", "take", "gather", "pad"), (fold_constants,)),
     "put": (put_into_slice, put_into_permuted),
-    "linear": (whole_linear,), "qlinear": (whole_linear,), "attention": (narrow_mask, causal_mask),
+    "linear": (whole_linear,), "qlinear": (whole_linear,), "attention": (narrow_mask, window_mask),
 }
 
 

@@ -42,6 +42,7 @@ class WordStream(PairStream, VectorStream):
     pack = 2
     octave = OCTAVE
     apart = True
+    by_blocks = True  # whose values have a scale
 
     def __init__(
         self, fn: Function, target: Target, spec: AttentionSpec, slots: Slots, body: Body, tiling: Tiling, layout: WordLayout

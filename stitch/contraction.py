@@ -74,7 +74,7 @@ def _result(anchor: Value, first: int) -> tuple[Body | None, tuple[float, ...]]:
 
 
 def _score(anchor: Value, stored: set[Value]) -> Lowering:
-    """Body of attention: scale, cap, mask and causality of one score; its stores go nowhere and name the score and, if any, the sink."""
+    """Body of attention: scale, cap, mask and window of one score; its stores go nowhere and name the score and, if any, the sink."""
     assert isinstance(anchor.attrs, A.AttentionAttrs)
     q, k = anchor.inputs[:2]
     shape = q.shape[:3] + (k.shape[2],)
@@ -90,10 +90,13 @@ def _score(anchor: Value, stored: set[Value]) -> Lowering:
     if anchor.attrs.cap is not None:
         score = b.op("mul", f32, b.op("tanh", f32, score), b.const(anchor.attrs.cap, f32))
     floor = b.const(float("-inf"), f32)
-    if anchor.attrs.causal:
-        row = b.add(Node("index", i64, index=symbol("a2", 0, None, shape[2]) if shape[2] != 1 else 0))
-        column = b.add(Node("index", i64, index=symbol("a3", 0, None, shape[3]) if shape[3] != 1 else 0))
-        score = b.op("where", f32, b.op("le", boolean, column, row), score, floor)
+    query, key = (symbol(f"a{n}", 0, None, shape[n]) if shape[n] != 1 else 0 for n in (2, 3))
+    before, after = anchor.attrs.before, anchor.attrs.after
+    ends = [] if before is None else [(query - before, key)]
+    ends += [] if after is None else [(key, query + after)]
+    for least, most in ends:
+        seen = b.op("le", boolean, b.add(Node("index", i64, index=least)), b.add(Node("index", i64, index=most)))
+        score = b.op("where", f32, seen, score, floor)
     mask, sink = anchor.attrs.besides(anchor.inputs)
     if mask is not None:
         node = low.value(mask, broadcast_index(index, mask.shape))

@@ -114,9 +114,11 @@ def _attention(value: Value) -> Value:
     score = g.mul(g.matmul(q, g.permute(k, (0, 1, 3, 2))), value.attrs.scale)
     score = score if value.attrs.cap is None else g.mul(g.tanh(score), value.attrs.cap)
     keep = None
-    if value.attrs.causal:
-        rows, columns = g.iota(score.shape[2], i64), g.iota(score.shape[3], i64)
-        keep = g.le(g.unsqueeze(columns, 0), g.unsqueeze(rows, 1))
+    for end, sign in ((value.attrs.before, -1), (value.attrs.after, 1)):
+        if end is not None:
+            ends, keys = g.unsqueeze(g.iota(score.shape[2], i64, end * sign), 1), g.unsqueeze(g.iota(score.shape[3], i64), 0)
+            seen = g.le(keys, ends) if sign > 0 else g.le(ends, keys)
+            keep = seen if keep is None else g.and_(keep, seen)
     mask, sink = value.attrs.besides(value.inputs)
     if mask is not None:
         if mask.dtype == boolean:

@@ -146,7 +146,7 @@ def attention_of(c: Call, q: Value, k: Value, v: Value, mask: Value | None, caus
         wide = opmath(q.dtype)
         q, k, v = (b.cast(x, wide) for x in (q, k, v))
         q, scale = b.div(q, b.sqrt(b.scalar(size, wide))), 1.0
-    return b.cast(b.reshape(b.attention(q, k, v, mask, scale=float(scale), causal=causal), c.shape), c.dtype)
+    return b.cast(b.reshape(b.attention(q, k, v, mask, scale=float(scale), after=0 if causal else None), c.shape), c.dtype)
 
 
 def attention(c: Call, q: Value, k: Value, v: Value, mask: Value | None = None, dropout: float = 0.0, causal: bool = False,

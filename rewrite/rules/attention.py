@@ -26,11 +26,12 @@ from ...graph import attrs as A
 from ...graph import build as b
 from ...graph.dims import less
 from ...graph.ir import Value
+from ...graph.positions import HIGHEST_MASK
 from ...graph.types import DType, boolean, f32
 from ..match import Mismatch
 from ..query import last_axes_swapped
 from ..rule import Match, RuleSet, rule
-from .scores import HIGHEST_MASK, Scores, factor_of, scores_of
+from .scores import Scores, factor_of, scores_of
 from .sinks import sunk
 
 _LARGEST = 2.0**127  # factors of scores: beyond f32 one is infinite, and no number times a score of 0
@@ -103,7 +104,7 @@ def attention(m: Match) -> Value | Mismatch:
     others = [operand for operand in (mask, sink) if operand is not None]
     if not max(abs(scale), abs(scores.cap or 0.0)) < _LARGEST:
         return m.fail("the scores are multiplied by more than f32 holds", s)
-    attrs = A.AttentionAttrs(scale, causal=False, cap=scores.cap, sink=sink is not None)
+    attrs = A.AttentionAttrs(scale, cap=scores.cap, sink=sink is not None)
     result = m.make("attention", *operands, *others, attrs=attrs)
     return m.fitted(b.cast(b.reshape(result, m.root.shape), m.root.dtype))
 

@@ -22,10 +22,9 @@ from ..match import Mismatch
 from ..rule import Match
 from ..template import full
 
-# What masked scores may become: above the first, some weight would be left for them. The attention adds a number instead, the second at
-# most, beside which every score is lost: queries that see no key weigh all alike. Of masks between the two there may be but one, since of
-# several the greater would count.
-HIGHEST_MASK, _HIDDEN = -1e8, -1e30
+# What the attention adds at most to masked scores, beside which every one is lost: queries that see no key weigh all alike. Of masks
+# between this and `HIGHEST_MASK` there may be but one, since of several the greater would count.
+_HIDDEN = -1e30
 _LEAST_DIVISOR = 2.0**-126  # of which the inverse is no infinity in f32
 _MOST_STEPS, _OF_A_SUM = 24, 3  # narrow floats are cast between any two; each operand of a sum may be the product
 _FACTOR = parse_pattern("mul(x, $times) | div(x, $over)")

@@ -126,10 +126,10 @@ def test_a_linear_in_groups_of_columns() -> None:
             b.linear(b.input_(0, f32, (2, 5, 12)), b.constant(torch.randn(columns, depth)))
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(None, None), (None, 0), (1, 2)])
 @pytest.mark.parametrize("kind", ["none", "bool", "float"])
 @pytest.mark.parametrize(("cap", "sunk"), [(None, False), (0.7, False), (None, True)])
-def test_attention_is_its_equation(causal: bool, kind: str, cap: float | None, sunk: bool) -> None:
+def test_attention_is_its_equation(before: int | None, after: int | None, kind: str, cap: float | None, sunk: bool) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 3)
     keep = torch.rand(2, 1, 1, 6) < 0.7
@@ -138,7 +138,8 @@ def test_attention_is_its_equation(causal: bool, kind: str, cap: float | None, s
     score = (q.double() @ k.double().repeat_interleave(2, 1).transpose(-1, -2)) * 0.3
     score = score if cap is None else cap * torch.tanh(score)
     score = score.masked_fill(~keep, -math.inf) if kind == "bool" else score + added.double() if kind == "float" else score
-    score = score.masked_fill(~torch.ones(5, 6, dtype=torch.bool).tril(), -math.inf) if causal else score
+    score = score if after is None else score.masked_fill(torch.ones(5, 6).triu(1 + after).bool(), -math.inf)
+    score = score if before is None else score.masked_fill(torch.ones(5, 6).tril(-1 - before).bool(), -math.inf)
     sinks = [torch.randn(1, 4, 1, 1)] if sunk else []
     score = torch.cat([score, *(sink.double().expand(2, 4, 5, 1) for sink in sinks)], -1)
     want = torch.softmax(score, -1)[..., :6] @ v.double().repeat_interleave(2, 1)
@@ -146,7 +147,7 @@ def test_attention_is_its_equation(causal: bool, kind: str, cap: float | None, s
     masks = {"none": [], "bool": [keep], "float": [added.reshape(1, 1, 5, 6)]}[kind]
     mask = [b.input_(3, boolean if kind == "bool" else f32, m.shape) for m in masks]
     sink = b.input_(3 + len(mask), f32, (1, 4, 1, 1)) if sunk else None
-    got = evaluate(b.attention(*inputs, *mask or [None], sink, scale=0.3, causal=causal, cap=cap), q, k, v, *masks, *sinks)
+    got = evaluate(b.attention(*inputs, *mask or [None], sink, scale=0.3, before=before, after=after, cap=cap), q, k, v, *masks, *sinks)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 
@@ -161,10 +162,10 @@ def test_attention_is_quantized_before_it_is_rounded() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 6, 8).bfloat16()
     inputs, params = [b.input_(n, bf16, (1, 2, 6, 8)) for n in range(3)], QParams((0.01,), 128, None, 0, 255)
-    value = make("attention", *inputs, attrs=A.AttentionAttrs(0.3, False, u8, params))
-    for half in (A.AttentionAttrs(0.3, False, u8), A.AttentionAttrs(0.3, False, None, params), A.AttentionAttrs(0.3, False, f32, params)):
+    value = make("attention", *inputs, attrs=A.AttentionAttrs(0.3, dtype=u8, qparams=params))
+    for dtype, given in ((u8, None), (None, params), (f32, params)):
         with pytest.raises(InvalidGraph, match="quantized to 8 bits"):
-            make("attention", *inputs, attrs=half)
+            make("attention", *inputs, attrs=A.AttentionAttrs(0.3, dtype=dtype, qparams=given))
     wide = torch.softmax(q.double() @ k.double().transpose(-1, -2) * 0.3, -1) @ v.double()
     assert value.type == TensorType(u8, (1, 2, 6, 8), params)
     assert (evaluate(value, q, k, v).double() - (wide / 0.01 + 128).clamp(0, 255)).abs().max() <= 0.5 + 1e-3

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,9 +13,10 @@ from torch.nn import functional as F
 import sashiko
 from sashiko.graph import build as b
 from sashiko.graph import interpret
-from sashiko.graph.dims import evaluate, symbol
+from sashiko.graph.attrs import AttentionAttrs
+from sashiko.graph.dims import Dim, evaluate, symbol
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.positions import causal_mask, compare_positions, positions
+from sashiko.graph.positions import compare_positions, positions, window_mask
 from sashiko.graph.simplify import canonical
 from sashiko.graph.types import boolean, f32, i32, i64
 
@@ -100,19 +104,53 @@ SEEN = b.input_(1, boolean, (1, 1, 1, S))
 ])
 def test_attention_knows_that_it_is_causal(mask: Value, left: int) -> None:
     value = b.attention(Q, Q, Q, mask, scale=0.5)
-    found = causal_mask(value)
-    assert found is not None and found.attrs.causal and len(found.inputs) == 3 + bool(left)  # type: ignore[attr-defined]
+    found = window_mask(value)
+    assert found is not None and found.attrs.after == 0 and len(found.inputs) == 3 + bool(left)  # type: ignore[attr-defined]
     q, seen = torch.randn(1, 2, LENGTH, 4), torch.rand(1, 1, 1, LENGTH) < 0.7
     before, after = (interpret.run(Graph((Q, SEEN), (v,)), [q, seen])[0] for v in (value, found))
     torch.testing.assert_close(after, before)
 
 
+DISTANCE = b.abs_(b.sub(QUERIES, KEYS))
+
+
+@pytest.mark.parametrize(("mask", "before", "after", "left"), [
+    (b.and_(b.gt(KEYS, b.sub(QUERIES, 3)), b.le(KEYS, QUERIES)), 2, 0, False),  # a sliding window
+    (b.le(DISTANCE, 2), 2, 2, False), (b.lt(DISTANCE, 3), 2, 2, False), (b.and_(SEEN, b.lt(DISTANCE, 1)), 0, 0, True),
+    (b.le(QUERIES, KEYS), 0, None, False), (b.le(KEYS, b.add(QUERIES, S)), None, S, False), (b.lt(QUERIES, KEYS), -1, None, False),
+    (b.and_(b.le(KEYS, QUERIES), b.le(KEYS, b.add(QUERIES, 1))), None, (0, 1), True),  # one of them is enough
+])
+def test_attention_knows_how_far_it_sees(mask: Value, before: Dim | None, after: Any, left: bool) -> None:
+    value = b.attention(Q, Q, Q, mask, scale=0.5)
+    found = window_mask(value)
+    assert found is not None and isinstance(found.attrs, AttentionAttrs) and len(found.inputs) == 3 + left
+    assert found.attrs.before == before and found.attrs.after in (after if isinstance(after, tuple) else (after,))
+    q, seen = torch.randn(1, 2, LENGTH, 4), torch.rand(1, 1, 1, LENGTH) < 0.7
+    wanted, got = (interpret.run(Graph((Q, SEEN), (v,)), [q, seen])[0] for v in (value, found))
+    torch.testing.assert_close(got, wanted)
+
+
 @pytest.mark.parametrize("mask", [
-    b.lt(KEYS, QUERIES), b.le(QUERIES, KEYS), b.le(KEYS, b.add(QUERIES, 1)), b.eq(KEYS, QUERIES), SEEN,
-    b.or_(SEEN, b.le(KEYS, QUERIES)), b.logical_not(b.le(KEYS, QUERIES)),
+    b.lt(KEYS, QUERIES), b.eq(KEYS, QUERIES), SEEN, b.or_(SEEN, b.le(KEYS, QUERIES)), b.logical_not(b.le(KEYS, QUERIES)),
+    b.gt(DISTANCE, 2), b.le(b.abs_(KEYS), QUERIES), b.le(b.add(KEYS, KEYS), QUERIES),
 ], ids=lambda value: value.op)
 def test_other_masks_stay(mask: Value) -> None:
-    assert causal_mask(b.attention(Q, Q, Q, mask, scale=0.5)) is None
+    assert window_mask(b.attention(Q, Q, Q, mask, scale=0.5)) is None
+
+
+@pytest.mark.parametrize(("keep", "low", "window"), [
+    (b.le(KEYS, QUERIES), -3e38, True), (b.and_(b.le(KEYS, QUERIES), b.gt(KEYS, b.sub(QUERIES, 2))), -1e9, True),
+    (b.le(KEYS, QUERIES), -1e4, False),  # some weight is left
+    (b.and_(SEEN, b.le(KEYS, QUERIES)), -3e38, False), (b.lt(QUERIES, KEYS), -3e38, False),  # of no key, all weigh alike
+    (b.and_(SEEN, b.le(KEYS, QUERIES)), -math.inf, True),
+])
+def test_numbers_that_hide_keys(keep: Value, low: float, window: bool) -> None:
+    value = b.attention(Q, Q, Q, b.where(keep, b.full(0.0, f32), b.full(low, f32)), scale=0.5)
+    (found,) = canonical(Graph((Q, SEEN), (value,))).outputs
+    assert isinstance(found.attrs, AttentionAttrs) and (found.attrs.after == 0) == window
+    q, seen = torch.randn(1, 2, LENGTH, 4), torch.rand(1, 1, 1, LENGTH) < 0.7
+    wanted, got = (interpret.run(Graph((Q, SEEN), (v,)), [q, seen])[0] for v in (value, found))
+    torch.testing.assert_close(got, wanted)
 
 
 class Decoder(nn.Module):
@@ -153,4 +191,4 @@ def test_long_and_shared_chains_are_followed_once() -> None:
         doubled = b.add(doubled, 1)
     assert positions(longer) == positions(b.iota(60, i64))
     assert positions(doubled) == positions(b.iota(S, i64, 2000))
-    assert causal_mask(b.attention(Q, Q, Q, mask, scale=0.5)) is not None
+    assert window_mask(b.attention(Q, Q, Q, mask, scale=0.5)) is not None

@@ -32,7 +32,7 @@ ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 class Case:
     """q [batch, heads, m, depth], k [batch, groups, s, depth], v [batch, groups, s, width].
 
-    mask: none, causal, padding (a [batch, s] integer tensor that becomes an additive mask inside the kernel), keep (bool
+    mask: none, padding (a [batch, s] integer tensor that becomes an additive mask inside the kernel), keep (bool
     [batch, 1, m, s] with rows that are all false), added (floats with -inf, [heads, m, s]). fused: q, k, v are views of
     [batch, s, 3, heads, depth], so that m == s and groups == heads. across: the result is laid out as [batch, m, heads, width].
     dynamic: batch, m and s are symbols.
@@ -54,6 +54,9 @@ class Case:
     """k and v are stored transposed, so that neighbours in a row are not neighbours in memory."""
     cap: float | None = None
     """Scores x before the mask are cap tanh(x / cap)."""
+    before: int | None = None
+    """Key j is seen by query i only when i + past - before <= j <= i + past + after, where the last keys are those of the queries."""
+    after: int | None = None
     sinks: bool = False
     """Each head has one more key, of which the first has a score beyond all others."""
 
@@ -65,8 +68,8 @@ class Case:
 CASES = (
     Case("plain", 2, 3, 3, 20, 37, 32, 32),
     Case("bert", 1, 2, 2, 64, 64, 32, 32, "padding", fused=True, across=True),
-    Case("causal", 1, 2, 2, 45, 45, 16, 16, "causal", dynamic=True),
-    Case("causal_wide", 1, 1, 1, 10, 70, 64, 64, "causal"),
+    Case("causal", 1, 2, 2, 45, 45, 16, 16, after=0, dynamic=True),
+    Case("first_keys", 1, 1, 1, 10, 70, 64, 64, after=-60),
     Case("keep", 2, 2, 2, 33, 19, 80, 80, "keep", dynamic=True),
     Case("added", 1, 3, 3, 18, 50, 64, 48, "added"),
     Case("grouped", 2, 4, 2, 17, 29, 128, 128, "padding", across=True, dynamic=True),
@@ -76,6 +79,9 @@ CASES = (
     Case("uneven", 1, 2, 2, 21, 13, 7, 5),
     Case("long", 1, 2, 2, 50, 515, 24, 40, "added", dynamic=True, sinks=True),
     Case("capped", 1, 4, 2, 19, 83, 64, 64, "keep", cap=0.8),
+    Case("window", 1, 2, 1, 200, 200, 32, 32, before=20, after=0, dynamic=True),
+    Case("near", 2, 1, 1, 130, 130, 16, 48, "keep", before=17, after=17),
+    Case("after_past", 1, 2, 2, 37, 230, 64, 64, before=40, after=3, dynamic=True),
     Case("sinks", 2, 3, 3, 32, 40, 32, 32, dynamic=True, sinks=True),
 )
 SYMBOLS = {"B": symbol("B", 1, 64), "M": symbol("M", 1, 4096), "S": symbol("S", 1, 4096)}
@@ -104,13 +110,20 @@ def problem(case: Case, dtype: DType, seed: int = 0, quantized: tuple[DType, QPa
     torch.manual_seed(seed)
     sizes: tuple[Dim, Dim, Dim] = (case.batch, case.m, case.s)
     if case.dynamic:
-        sizes = (SYMBOLS["B"], SYMBOLS["S"] if case.fused or case.mask == "causal" else SYMBOLS["M"], SYMBOLS["S"])
+        sizes = (SYMBOLS["B"], SYMBOLS["S"] if case.fused or case.m == case.s else SYMBOLS["M"], SYMBOLS["S"])
     batch, m, s = sizes
     q, k, v, tensors, views = _operands(case, dtype, batch, m, s)
     mask, mask_input, mask_tensor, added = _mask(case, len(tensors), batch, m, s)
     sinks = torch.tensor([150.0, -1.0, 2.0, 5.0])[: case.heads].reshape(1, -1, 1, 1) if case.sinks else None
     sink = None if sinks is None else b.input_(len(tensors) + 1, f32, (1, case.heads, 1, 1))
-    anchor = b.attention(q, k, v, mask, sink, scale=case.scale, causal=case.mask == "causal", cap=case.cap)
+    past = s - m
+    ahead = torch.arange(case.s) - (torch.arange(case.m) + case.s - case.m)[:, None]  # how far a key is behind a query
+    outside = torch.zeros_like(ahead, dtype=torch.bool)
+    outside = outside if case.before is None else outside | (ahead < -case.before)
+    added = added.masked_fill(outside if case.after is None else outside | (ahead > case.after), float("-inf"))
+    before = None if case.before is None else case.before - past
+    after = None if case.after is None else case.after + past
+    anchor = b.attention(q, k, v, mask, sink, scale=case.scale, before=before, after=after, cap=case.cap)
     if quantized is not None:
         assert isinstance(anchor.attrs, A.AttentionAttrs)
         anchor = make("attention", *anchor.inputs, attrs=replace(anchor.attrs, dtype=quantized[0], qparams=quantized[1]))
@@ -166,8 +179,6 @@ def _mask(case: Case, number: int, batch: Dim, m: Dim, s: Dim) -> tuple[Value | 
     """(mask value, its input, the input's data, what is added to scores)."""
     full = (case.batch, case.heads, case.m, case.s)
     low = float("-inf")
-    if case.mask == "causal":
-        return None, None, None, torch.zeros(full).masked_fill(torch.ones(case.m, case.s).triu(1).bool(), low)
     if case.mask == "padding":
         data = (torch.arange(case.s) < max(1, case.s - 3)).long().repeat(case.batch, 1)
         source = b.input_(number, i64, (batch, s))

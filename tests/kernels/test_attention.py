@@ -13,7 +13,7 @@ from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.dims import Func, Poly, evaluate, symbols
 from sashiko.graph.types import DType, QParams, bf16, f16, f32, f64, i8, u8
 from sashiko.kernels.attention_amx import emit_amx
-from sashiko.kernels.attention_score import by_query, is_causal
+from sashiko.kernels.attention_score import by_query, window
 from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec
 from sashiko.kernels.attention_table import ATTENTION, select
 from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
@@ -101,7 +101,7 @@ def test_results_are_quantized_as_they_are_made(runner: Runner, name: str, dtype
 
 
 @pytest.mark.parametrize("runner", AVX512)
-@pytest.mark.parametrize(("name", "result"), [("bert", UNSIGNED), ("causal_wide", UNSIGNED), ("grouped", SIGNED), ("decode", UNSIGNED)])
+@pytest.mark.parametrize(("name", "result"), [("bert", UNSIGNED), ("first_keys", UNSIGNED), ("grouped", SIGNED), ("decode", UNSIGNED)])
 def test_tiles_quantize_results(runner: Runner, name: str, result: tuple[DType, QParams]) -> None:
     given = problem(BY_NAME[name], bf16, quantized=result)
     check_quantized(run(runner, tiled, given), given, result[1])
@@ -144,7 +144,7 @@ def test_what_follows_the_keys_does_not_matter(runner: Runner, name: str, dtype:
     assert got[:, 1].isnan().all() and not got[:, ::2].isnan().any()
 
 
-@pytest.mark.parametrize("name", [case.name for case in CASES if case.mask in ("padding", "added", "keep", "causal")])
+@pytest.mark.parametrize("name", [case.name for case in CASES if case.mask != "none" or case.before or case.after is not None])
 def test_queries_as_columns_mean_the_same_elements(name: str) -> None:
     """The body over (head, key, query) reads what the body over (row, column) reads, at every point."""
     given = problem(BY_NAME[name], f32)
@@ -158,9 +158,14 @@ def test_queries_as_columns_mean_the_same_elements(name: str) -> None:
             assert before == evaluate(new.index, {**given.dims, "r": head, "c": query, "k": key})
 
 
-def test_causal_scores_are_recognized() -> None:
-    found = {case.name for case in CASES if is_causal(problem(case, f32).spec, by_query(problem(case, f32).spec))}
-    assert found == {"causal", "causal_wide"}
+def test_windows_of_keys_are_recognized() -> None:
+    found = {}
+    for case in CASES:
+        given = problem(case, f32)
+        ends = window(given.spec, by_query(given.spec))
+        found[case.name] = tuple(None if end is None else evaluate(end, given.dims) for end in ends)
+    wanted = {"causal": (None, 0), "first_keys": (None, 0), "window": (20, 0), "near": (17, 17), "after_past": (-153, 196)}
+    assert found == {case.name: wanted.get(case.name, (None, None)) for case in CASES}
 
 
 def test_selection_tells_why() -> None:

@@ -79,7 +79,7 @@ def test_spellings_become_attention(spelling: str) -> None:
     graph = apply(Graph(INPUTS, (make(),)), CANONICAL)
     root = graph.outputs[0]
     assert root.op == "attention" and isinstance(root.attrs, A.AttentionAttrs)
-    assert root.attrs.scale == pytest.approx(scale, rel=1e-6) and not root.attrs.causal
+    assert root.attrs.scale == pytest.approx(scale, rel=1e-6) and root.attrs.after is None
     assert len(root.inputs) == (4 if mask else 3)
     assert [v.op for v in root.inputs[:3]] == ["permute"] * 3, "views of the inputs, no transposed copy of k"
     assert not {"exp", "matmul", "reduce"} & {v.op for v in graph.order}

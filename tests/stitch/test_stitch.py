@@ -7,7 +7,7 @@ import torch
 
 from sashiko.graph import build as b
 from sashiko.graph import interpret
-from sashiko.graph.dims import symbol
+from sashiko.graph.dims import Dim, symbol
 from sashiko.graph.ir import Graph, Value
 from sashiko.graph.types import QParams, bf16, boolean, f32, f64, i8, i64, u8
 from sashiko.rewrite.rules.tables import tabulate
@@ -278,13 +278,13 @@ def test_scalar_and_empty_graph_outputs() -> None:
     check([b.add(x, 1.0), b.full(3.0, f32, (2, 3))], [x], [torch.tensor(2.0)])
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_contractions_spelled_out(causal: bool) -> None:
+@pytest.mark.parametrize(("before", "after"), [(None, None), (None, 0), (0, S - 3)], ids=str)
+def test_contractions_spelled_out(before: Dim | None, after: Dim | None) -> None:
     q, k = b.input_(0, f64, (2, 4, 3, 8)), b.input_(1, f64, (2, 2, S, 8))
     mask = b.input_(2, boolean, (3, S))
     keep = torch.ones(3, 5, dtype=torch.bool)
     keep[1] = False
-    a = b.attention(q, k, k, mask, scale=0.3, causal=causal)
+    a = b.attention(q, k, k, mask, scale=0.3, before=before, after=after)
     w = b.constant(torch.randn(7, 8, dtype=torch.float64))
     graph = expand_unsupported(Graph((q, k, mask), (b.linear(a, w), b.matmul(a, b.permute(a, (0, 1, 3, 2))))), lambda v: False)
     tensors = [torch.randn(2, 4, 3, 8, dtype=torch.float64), torch.randn(2, 2, 5, 8, dtype=torch.float64), keep]
