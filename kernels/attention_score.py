@@ -72,28 +72,6 @@ def _divided(atom: Func, a: Dim, b: Dim, axes: Axes) -> Dim:
     return floordiv(head, rest) if atom.kind == "floordiv" else mod(head, rest) * axes.m + mod(a, axes.m)
 
 
-def window(spec: AttentionSpec, body: Body) -> tuple[Dim | None, Dim | None]:
-    """How many keys before and after a query have scores that are not -inf by a comparison of their positions, so that others may be left
-    out; None: all."""
-    axes, nodes = axes_of(spec), body.nodes
-    before: Dim | None = None
-    after: Dim | None = None
-    position = body.stores[0].node
-    while nodes[position].op == "where" and nodes[nodes[position].args[2]].op == "const":
-        condition, _, other = (nodes[n] for n in nodes[position].args)
-        if other.value != float("-inf"):
-            break
-        if condition.op == "le" and all(nodes[n].op == "index" for n in condition.args):
-            least, most = (nodes[n].index for n in condition.args)
-            own = symbols(axes.query) | symbols(axes.key)
-            if least == axes.key and not symbols(most - axes.query) & own:
-                after = most - axes.query
-            if most == axes.key and not symbols(axes.query - least) & own:
-                before = axes.query - least
-        position = nodes[position].args[1]
-    return before, after
-
-
 def scaled(body: Body) -> tuple[int, int] | None:
     """(product, factor) where the score is a product times a number, or -inf where a mask says so: the factor is positive (see `_score` in
     `stitch/contraction.py`), so that the order of scores is that of products."""

@@ -30,10 +30,11 @@ from .attention_beside import TURNED, Beside
 from .attention_finish import with_sinks, write_results
 from .attention_result import Results
 from .attention_rows import emit_transpose, head_start, read_row
-from .attention_score import ScoreEmitter, minus_infinity, window
+from .attention_score import ScoreEmitter, minus_infinity
 from .attention_softmax import bounded_weight, octaves, short_weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
 from .attention_tiling import PADDING, Tiling, up
+from .attention_window import seen_keys
 
 
 class Stream(ABC):
@@ -61,7 +62,6 @@ class Stream(ABC):
         self.share: list[Val] = []  # of the weights of a block in all, by which its sums are to be multiplied, where blocks are `apart`
         self.score = ScoreEmitter(fn, target, slots, body, self.short)
         self.beside = Beside(fn, slots, self.score, tiling.lanes, tiling.vectors)
-        self.before, self.after = window(spec, body)
         self.once = isinstance(spec.s, int) and 0 < spec.s <= tiling.block  # a single block of keys: nothing to add to
         self.whole = isinstance(spec.m, int) and spec.m % tiling.queries == 0  # all blocks have all their queries
         self.row_bytes = tiling.queries * 4
@@ -118,7 +118,6 @@ class Stream(ABC):
         self.q = self._from_first(Q, self.spec.q, b, h, self.spec.dtype)
         self.out = self._from_first(OUT, self.spec.out, b, h, self.spec.stored)
         self.k, self.v, self.batch_group = self._operand(K, self.spec.k, b, g), self._operand(V, self.spec.v, b, g), (b, g)
-        begin, self.limit = self._window()
         self.load_queries()
         if not self.once:
             self._clear()
@@ -127,20 +126,9 @@ class Stream(ABC):
             self.score.prepare(point)
         self.factors = self.factors_of_scores(self.score.factor(self.points[0]))
         start = [minus_infinity(const(self.vector, 0))] * tiling.vectors + [const(self.vector, 0.0)] * tiling.vectors
+        begin, self.limit = seen_keys(self)
         state = fn.loop(begin, self.limit, tiling.block, start, self._block)
         write_results(self, with_sinks(self, state[: tiling.vectors], state[tiling.vectors :]))
-
-    def _window(self) -> tuple[Val, Val]:
-        """The first key that is looked at, of a block or of `unit` of them, and where they end. There is one at least."""
-        fn, dim = self.fn, self.slots.dim
-        begin, end = i64(0), dim(self.spec.s)
-        if self.after is not None:
-            end = fn.smin(end, fn.add(fn.add(self.first, self.rows), dim(self.after)))
-        if self.before is not None and not self.once:
-            step = self.tiling.block if self.by_blocks else self.unit
-            first = fn.smin(fn.sub(self.first, dim(self.before)), fn.sub(end, i64(1)))
-            begin = fn.mul(fn.udiv(fn.smax(first, i64(0)), i64(step)), i64(step))
-        return begin, end
 
     def _from_first(self, index: int, strides: HeadStrides, b: Val, h: Val, dtype: DType) -> Val:
         """Where the rows of this block begin, of elements of `dtype`."""

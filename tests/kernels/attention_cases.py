@@ -32,9 +32,10 @@ ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 class Case:
     """q [batch, heads, m, depth], k [batch, groups, s, depth], v [batch, groups, s, width].
 
-    mask: none, padding (a [batch, s] integer tensor that becomes an additive mask inside the kernel), keep (bool
-    [batch, 1, m, s] with rows that are all false), added (floats with -inf, [heads, m, s]). fused: q, k, v are views of
-    [batch, s, 3, heads, depth], so that m == s and groups == heads. across: the result is laid out as [batch, m, heads, width].
+    mask: none, hidden (keys of an item for all its queries, of others than the first all), positions (of the last of 30 keys that a query
+    sees, [m], where some see none), padding (a [batch, s] integer tensor that becomes an additive mask inside the kernel), keep (bool
+    [batch, 1, m, s] with rows that are all false), added (floats with -inf, [heads, m, s]). fused: q, k, v are views of [batch, s, 3,
+    heads, depth], so that m == s and groups == heads. across: the result is laid out as [batch, m, heads, width].
     dynamic: batch, m and s are symbols.
     """
 
@@ -82,6 +83,9 @@ CASES = (
     Case("window", 1, 2, 1, 200, 200, 32, 32, before=20, after=0, dynamic=True),
     Case("near", 2, 1, 1, 130, 130, 16, 48, "keep", before=17, after=17),
     Case("after_past", 1, 2, 2, 37, 230, 64, 64, before=40, after=3, dynamic=True),
+    Case("positions", 1, 2, 2, 70, 300, 32, 32, "positions", dynamic=True),
+    Case("hidden", 2, 2, 1, 30, 300, 32, 32, "hidden", dynamic=True),
+    Case("hidden_few", 2, 1, 1, 16, 37, 16, 16, "hidden"),
     Case("sinks", 2, 3, 3, 32, 40, 32, 32, dynamic=True, sinks=True),
 )
 SYMBOLS = {"B": symbol("B", 1, 64), "M": symbol("M", 1, 4096), "S": symbol("S", 1, 4096)}
@@ -185,6 +189,19 @@ def _mask(case: Case, number: int, batch: Dim, m: Dim, s: Dim) -> tuple[Value | 
         kept = b.ne(b.reshape(source, (batch, 1, 1, s)), 0)
         mask = b.where(kept, b.full(0.0, f32), b.full(low, f32))
         return mask, source, data, torch.zeros(full).masked_fill(data[:, None, None] == 0, low)
+    if case.mask == "positions":
+        last = torch.arange(case.m) + case.s // 3
+        last[0], last[1] = -5, 2**63 - 1
+        source, keys = b.input_(number, i64, (m,)), b.iota(s, i64)
+        end = b.reshape(source, (m, 1))
+        seen = (torch.arange(case.s) <= last[:, None]) & (torch.arange(case.s) > last[:, None] - 30)
+        mask = b.and_(b.le(keys, end), b.gt(keys, b.sub(end, 30)))
+        return mask, source, last, torch.zeros(full).masked_fill(~seen, low)
+    if case.mask == "hidden":
+        seen = torch.zeros(case.batch, 1, 1, case.s, dtype=torch.bool)
+        seen[0, ..., case.s // 3 : -case.s // 3] = torch.rand(case.s)[case.s // 3 : -case.s // 3] < 0.8
+        source = b.input_(number, boolean, (batch, 1, 1, s))
+        return source, source, seen, torch.zeros(full).masked_fill(~seen, low)
     if case.mask == "keep":
         data = torch.rand(case.batch, 1, case.m, case.s) < 0.6
         data[:, :, case.m // 2] = False

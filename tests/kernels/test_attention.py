@@ -13,9 +13,10 @@ from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.dims import Func, Poly, evaluate, symbols
 from sashiko.graph.types import DType, QParams, bf16, f16, f32, f64, i8, u8
 from sashiko.kernels.attention_amx import emit_amx
-from sashiko.kernels.attention_score import by_query, window
+from sashiko.kernels.attention_score import by_query
 from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec
 from sashiko.kernels.attention_table import ATTENTION, select
+from sashiko.kernels.attention_window import conditions
 from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.target import Target
 from tests.emulation import Runner, runners
@@ -161,11 +162,13 @@ def test_queries_as_columns_mean_the_same_elements(name: str) -> None:
 def test_windows_of_keys_are_recognized() -> None:
     found = {}
     for case in CASES:
-        given = problem(case, f32)
-        ends = window(given.spec, by_query(given.spec))
-        found[case.name] = tuple(None if end is None else evaluate(end, given.dims) for end in ends)
-    wanted = {"causal": (None, 0), "first_keys": (None, 0), "window": (20, 0), "near": (17, 17), "after_past": (-153, 196)}
-    assert found == {case.name: wanted.get(case.name, (None, None)) for case in CASES}
+        spec = problem(case, f32).spec
+        told = conditions(spec, by_query(spec))
+        found[case.name] = len(told.first), len(told.last), len(told.keys)
+    after, both = (0, 1, 0), (1, 1, 0)
+    wanted = {"causal": after, "first_keys": after, **dict.fromkeys(("window", "near", "after_past", "positions"), both)}
+    wanted |= dict.fromkeys(("hidden", "hidden_few"), (0, 0, 1))
+    assert found == {case.name: wanted.get(case.name, (0, 0, 0)) for case in CASES}
 
 
 def test_selection_tells_why() -> None:
