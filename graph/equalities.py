@@ -7,10 +7,10 @@ another way: what follows from them is equal then without anybody asking.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
-from math import lcm
+from collections.abc import Container, Iterable, Iterator, Sequence
+from math import lcm, prod
 
-from .dims import Dim, Func, Poly, Symbol, coefficient, evaluate, symbol, symbols
+from .dims import Dim, Func, Poly, Symbol, coefficient, evaluate, floordiv, product, symbol, symbols
 from .poly import Atom, from_terms, terms_of
 
 _TRACED = 2  # the least size that torch traces for
@@ -25,6 +25,29 @@ def simplest(zero: Dim) -> Dim:
     for mono, _ in zero.terms:
         common &= Counter[Atom](mono)
     return from_terms({tuple((Counter[Atom](mono) - common).elements()): factor for mono, factor in zero.terms}) if common else zero
+
+
+def apart(left: Sequence[Dim], right: Sequence[Dim]) -> list[Dim]:
+    """What is 0 where the products of both are equal. Where several sizes are each cut into parts, as those of an image into windows, that
+    is asked of each by itself: n * (x // n) is no more than x, and so each is all of its parts where the products are equal."""
+    zero = simplest(product(left) - product(right))
+    whole, cut = sorted((Counter(left) - Counter(right), Counter(right) - Counter(left)), key=_number)
+    sizes, quotients = (list[Dim](factor for factor in side.elements() if isinstance(factor, Poly)) for side in (whole, cut))
+    times, beyond = divmod(_number(cut), _number(whole)) if _number(whole) > 0 else (0, 0)
+    found: list[Dim] = []
+    for size in sizes:
+        counts = (n for n in range(2, min(times, _LARGEST) + 1) if times % n == 0 and floordiv(size, n) in quotients)
+        count = next(counts, None)
+        if count is None:
+            return [zero]
+        found.append(size - count * floordiv(size, count))
+        quotients.remove(floordiv(size, count))
+        times //= count
+    return [zero] if quotients or beyond or times != 1 else found
+
+
+def _number(factors: Counter[Dim]) -> int:
+    return prod(factor for factor in factors.elements() if isinstance(factor, int))
 
 
 def narrowed(zeros: Iterable[Dim]) -> dict[str, Dim]:

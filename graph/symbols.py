@@ -18,7 +18,7 @@ from ..diagnostics.errors import BY_PARTS, InputError, Unsupported
 from . import dims, floats
 from .branches import refused
 from .dims import Dim, Symbol
-from .equalities import fixed, joined, narrowed, parts, simplest, told
+from .equalities import apart, fixed, joined, narrowed, parts, told
 from .floats import Definition
 from .guards import another_way, guards, same
 from .refusals import place_of
@@ -142,10 +142,10 @@ class Symbols:
         for left, right in ((self._unified(e.lhs), self._unified(e.rhs)) for e in equal):
             ratio = left.args[0] / left.args[1] if isinstance(left, Mod | PythonMod) and right == 0 else None
             with suppress(Unsupported):
-                over = (left - right, sympy.Integer(1)) if ratio is None else ratio.as_numer_denom()
-                zero, divisor = map(self._translate, over)
+                sides = [self._factors(side) for side in ((left, right) if ratio is None else ratio.as_numer_denom())]
+                zeros = apart(*sides) if ratio is None else [dims.mod(*map(dims.product, sides))]
                 if not self.computed:
-                    yield simplest(zero) if ratio is None else dims.mod(zero, divisor)
+                    yield from zeros
             self.computed.clear()  # their symbols may be spelled in another way yet
 
     def dim(self, size: int | torch.SymInt) -> Dim:
@@ -238,6 +238,12 @@ class Symbols:
                 dim = dims.maximum(1 - dim * dim, 0)
             total = total + dim * dim
         return total
+
+    def _factors(self, expr: sympy.Expr) -> list[Dim]:
+        """What an expression is the product of."""
+        powers = ((base, exponent) if exponent.is_Integer and exponent > 0 else (base**exponent, 1)
+                  for base, exponent in expr.as_powers_dict().items())
+        return [factor for base, exponent in powers for factor in [self._translate(base)] * int(exponent)]
 
     def _translate(self, expr: sympy.Expr) -> Dim:
         if isinstance(expr, sympy.Integer):

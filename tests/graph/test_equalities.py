@@ -8,7 +8,7 @@ import pytest
 
 from sashiko.graph.binding import solve
 from sashiko.graph.dims import Dim, bounds, evaluate, floordiv, maximum, minimum, mod, product, substitute, symbol, symbols
-from sashiko.graph.equalities import fixed, joined, narrowed, parts, simplest, told
+from sashiko.graph.equalities import apart, fixed, joined, narrowed, parts, simplest, told
 
 S, T = symbol("s", 1), symbol("t", 1)
 
@@ -71,6 +71,32 @@ def test_sizes_that_all_terms_have_are_left_out() -> None:
     assert simplest(S * T) == 1 and simplest(5) == 5
     perhaps = symbol("n", 0)
     assert simplest(perhaps * T - perhaps) == perhaps * T - perhaps
+
+
+PRODUCTS: list[tuple[list[Dim], list[Dim], list[Dim]]] = [
+    ([3, S, T], [12, floordiv(T, 2), floordiv(S, 2)], [S - 2 * floordiv(S, 2), T - 2 * floordiv(T, 2)]),
+    ([144, floordiv(S, 4), floordiv(T, 6)], [6, S, T], [S - 4 * floordiv(S, 4), T - 6 * floordiv(T, 6)]),
+    ([S, S], [9, floordiv(S, 3), floordiv(S, 3)], [S - 3 * floordiv(S, 3)] * 2),
+    ([floordiv(S, 4), T + 3], [14, floordiv(S, 8), floordiv(T + 3, 7)],
+     [floordiv(S, 4) - 2 * floordiv(S, 8), T + 3 - 7 * floordiv(T + 3, 7)]),
+    ([S + 2, T + 2], [4, floordiv(S, 2) + 1, floordiv(T, 2) + 1], [S - 2 * floordiv(S, 2), T - 2 * floordiv(T, 2)]),
+    ([S, T], [8, floordiv(S, 2), floordiv(T, 2)], [S * T - 8 * product([floordiv(S, 2), floordiv(T, 2)])]),
+    ([2, S, T], [3, floordiv(S, 2), floordiv(T, 2)], [2 * S * T - 3 * product([floordiv(S, 2), floordiv(T, 2)])]),
+    ([S, T], [4, floordiv(S * T, 4)], [S * T - 4 * floordiv(S * T, 4)]),
+    ([8, S, T], [32, S, floordiv(T, 4)], [T - 4 * floordiv(T, 4)]),
+    ([-1, S, T], [4, floordiv(S, 2), floordiv(T, 2)], [-S * T - 4 * product([floordiv(S, 2), floordiv(T, 2)])]),
+    ([S - T], [0], [S - T]),
+]
+
+
+@pytest.mark.parametrize(("left", "right", "expected"), PRODUCTS)
+def test_sizes_of_one_product_are_cut_one_by_one(left: list[Dim], right: list[Dim], expected: list[Dim]) -> None:
+    found = apart(left, right)
+    assert found == expected
+    for values in itertools.product(range(1, 30), repeat=2):
+        env = dict(zip("st", values))
+        equal = evaluate(product(left), env) == evaluate(product(right), env)
+        assert all(evaluate(zero, env) == 0 for zero in found) is equal or min(evaluate(size, env) for size in left) == 0
 
 
 @pytest.mark.parametrize(
