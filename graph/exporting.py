@@ -23,7 +23,7 @@ from ..diagnostics.errors import BY_PARTS, PADDED, SPARSE, InputError, SashikoEr
 from ..diagnostics.warn import warn
 from . import assertions, branches, flex, regions, views
 from .alone import alone
-from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, pooling, recurrent
+from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, pooling, recurrent, spaced
 from .attributes import without_data
 from .axes import check_axes, spelled_out
 from .called_twice import changed
@@ -274,9 +274,9 @@ def said_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: 
 @contextmanager
 def tracing() -> Iterator[None]:
     """What surrounds torch.export: its warnings of itself are hidden, and so is the graph as far as it came, which it prints where it
-    fails; recurrent layers stay whole (`aten/recurrent.py`), axes stay free that are pooled (`aten/pooling.py`), and torch does not
-    look at numbers, which a trace has not: nn.Transformer at those of masks, and distributions whether their arguments are within bounds,
-    unless their caller asks for it (Dynamo switches that off as well, for the whole process).
+    fails; recurrent layers stay whole (`aten/recurrent.py`), axes stay free that are pooled (`aten/pooling.py`) or counted
+    (`aten/spaced.py`), and torch does not look at numbers, which a trace has not: nn.Transformer at those of masks, and distributions
+    whether their arguments are within bounds, unless their caller asks for it (Dynamo switches that off as well, for the whole process).
     """
     module: Any = torch.nn.modules.transformer
     distribution: Any = torch.distributions.Distribution
@@ -287,7 +287,8 @@ def tracing() -> Iterator[None]:
         exporter.print = lambda *_, **__: None  # instead of the built-in function
         module._detect_is_causal_mask = said_causal
         try:
-            with quiet(), recurrent.Layers(), pooling.FreeAxes(), assertions.recorded(), branches.recorded(), without_those_that_follow():
+            with (quiet(), recurrent.Layers(), pooling.FreeAxes(), spaced.FreeSteps(), assertions.recorded(), branches.recorded(),
+                  without_those_that_follow()):
                 yield
         finally:
             module._detect_is_causal_mask = asking
