@@ -65,7 +65,8 @@ def without_those_that_follow() -> Iterator[None]:
         env = fake_mode.shape_env
         if env is None:
             return before(fake_mode, *args, **kwargs)
-        env.guards[:] = kept = [guard for guard in env.guards if not follows(guard.expr, env)]
+        one = _declared_as_one(env, kwargs.get("equalities_inputs"))
+        env.guards[:] = kept = [guard for guard in env.guards if not follows(guard.expr.xreplace(one), env)]
         try:
             return before(fake_mode, *args, **kwargs)
         except NotImplementedError:
@@ -83,6 +84,12 @@ def without_those_that_follow() -> Iterator[None]:
         exporter.produce_guards_and_solve_constraints = before
 
 
+def _declared_as_one(env: ShapeEnv, declared: Any) -> Mapping[sympy.Basic, sympy.Basic]:
+    """Symbols of sizes that are declared to be equal, as the first of them: for a trace they are free of each other."""
+    sources = {symbol: found[0] for symbol, found in env.var_to_sources.items() if found} if declared is not None else {}
+    return {one: next(s for s in sources if declared.is_derived(sources[s], sources[one], lambda same: same)) for one in sources}
+
+
 def _is_beyond_sympy(expr: sympy.Basic) -> bool:
     return isinstance(expr, sympy.Eq) and any(quotient.args[0].has(FloorDiv) for quotient in expr.atoms(FloorDiv))
 
@@ -90,8 +97,14 @@ def _is_beyond_sympy(expr: sympy.Basic) -> bool:
 def follows(expr: sympy.Basic, env: ShapeEnv) -> bool:
     """Whether a guard is true of all sizes in their ranges, as that half of a size is no more than it: torch's intervals do not show what
     sizes and what is rounded of them have in common, and it refuses declared sizes for such a guard."""
+    if expr == sympy.true:
+        return True
     if isinstance(expr, sympy.And):
         return all(follows(part, env) for part in expr.args)
+    if isinstance(expr, sympy.Eq) and isinstance(expr.lhs, FloorDiv):
+        whole, divisor = expr.lhs.args
+        rest = whole - divisor * expr.rhs
+        return all(follows(each, env) for each in (divisor > 0, rest >= 0, rest < divisor))
     if isinstance(expr, sympy.Ne):
         return any(follows(relation(*expr.args), env) for relation in (sympy.Gt, sympy.Lt))
     if not isinstance(expr, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt) or free_unbacked_symbols(expr):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable, Sequence
 
 import pytest
 import sympy
@@ -98,15 +100,41 @@ def test_a_part_of_a_size_is_no_more_than_it(name: str) -> None:
         torch.testing.assert_close(run(captured, (x,)), model(x))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("split", [lambda x, a: x.chunk(2), lambda x, a: x.split(a.shape[0])], ids=["chunk", "split"])
+def test_what_is_joined_is_split_again(split: Callable[..., Sequence[torch.Tensor]]) -> None:
+    """Two images go through a network in one batch. What torch asks is true where their declared sizes are one."""
+    model = module(lambda self, a, b: operator.matmul(*(part * 2 for part in split(torch.cat([a, b]), a))))
+    batch = Dim("batch", max=8)
+    captured = capture(model, (torch.randn(3, 4, 4), torch.randn(3, 4, 4)), shapes=({0: batch}, {0: batch}))
+    assert not captured.leftovers
+    for count in (3, 1, 8):
+        args = torch.randn(count, 4, 4), torch.randn(count, 4, 4)
+        torch.testing.assert_close(run(captured, args), model(*args))
+    with pytest.raises(InputError, match="expected 3, the size of"):
+        run(captured, (torch.randn(3, 4, 4), torch.randn(2, 4, 4)))
+
+
+@torch.no_grad()
+def test_what_is_declared_by_itself_stays_free() -> None:
+    model = module(lambda self, a, b: torch.cat([a, b]).split(a.shape[0])[0] * 2)
+    captured = capture(model, (torch.randn(3, 4), torch.randn(3, 4)), shapes=({0: Dim.AUTO}, {0: Dim.AUTO}))
+    for here, there in ((3, 3), (5, 2), (2, 2)):
+        args = torch.randn(here, 4), torch.randn(there, 4)
+        torch.testing.assert_close(run(captured, args), model(*args))
+    with pytest.raises(InputError, match="another way"):
+        run(captured, (torch.randn(2, 4), torch.randn(5, 4)))
+
+
 def test_which_guards_follow() -> None:
     env = ShapeEnv()
     n, m = (sympy.Symbol(name, integer=True, positive=True) for name in "nm")
     env.var_to_range.update({n: ValueRanges(4, 64), m: ValueRanges(2, 64)})
     shown = (sympy.Le(FloorDiv(n, 3), n), sympy.Lt(TruncToInt(n * 0.7), n), sympy.Le(FloorDiv(n * m, 2), n * m),
-             sympy.Ne(n - FloorDiv(n, 4), 1))
+             sympy.Ne(n - FloorDiv(n, 4), 1), sympy.Eq(FloorDiv(3 * n - 1, n), 2), sympy.Eq(FloorDiv(n + FloorDiv(n, 2), n), 1))
     open_ = (sympy.Le(FloorDiv(n * 5, 4), n), sympy.Lt(CeilToInt(n * 0.9), n), sympy.Le(FloorDiv(n, 3), m), sympy.Le(0.9 * n, 0.8 * n),
              sympy.Le(TruncToInt(5 - n * 0.5), 3 - FloorDiv(n, 4)), sympy.Eq(FloorDiv(n, 4), 2), sympy.Ne(FloorDiv(n, 4), 3),
-             sympy.Le(0.5, 0.1 * n))
+             sympy.Eq(FloorDiv(3 * n - 1, m), 2), sympy.Le(0.5, 0.1 * n))
     assert [follows(guard, env) for guard in (*shown, *open_)] == [True] * len(shown) + [False] * len(open_)
 
 
