@@ -32,13 +32,15 @@ _ROUNDED = (FloorDiv, FloorToInt, TruncToInt, CeilToInt)
 _ATTENTION = (torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default)
 _FOR_STRIDES = {"_reshape_view_helper_core_alg", "matmul"}
 """Functions of PyTorch that reshape what may or may not be contiguous."""
+_OF_ORDER = "ge", "_prims_common/__init__.py"
+"""Where PyTorch asks which of two strides is larger, which it takes multiples for."""
 
 
 def guards(env: ShapeEnv | None) -> tuple[sympy.Basic, ...]:
-    """The guards of a trace, each once. That a reshape found sizes unequal is none: what it does then is right for equal ones, too."""
+    """The guards of a trace, each once. That a reshape found sizes unequal is none: what it does then is right for equal ones, too. Nor is
+    that a stride is a multiple of another."""
     found = env.guards if env is not None else ()
-    asked = (guard.expr for guard in found if not (isinstance(guard.expr, sympy.Ne) and _for_strides(guard.sloc.framework_loc)))
-    return tuple(dict.fromkeys(asked))
+    return tuple(dict.fromkeys(guard.expr for guard in found if not _for_strides(guard)))
 
 
 def ask(module: GraphModule) -> None:
@@ -66,7 +68,7 @@ def without_those_that_follow() -> Iterator[None]:
         if env is None:
             return before(fake_mode, *args, **kwargs)
         one = _declared_as_one(env, kwargs.get("equalities_inputs"))
-        env.guards[:] = kept = [guard for guard in env.guards if not follows(guard.expr.xreplace(one), env)]
+        env.guards[:] = kept = [guard for guard in env.guards if not (_for_strides(guard) or follows(guard.expr.xreplace(one), env))]
         try:
             return before(fake_mode, *args, **kwargs)
         except NotImplementedError:
@@ -192,5 +194,9 @@ def another_way(assumption: object, sizes: Mapping[str, object], hint: str) -> I
     return InputError(f"the model takes another way for these sizes: it was captured where {assumption}, and here {here}", hint=hint)
 
 
-def _for_strides(place: traceback.FrameSummary | str | None) -> bool:
-    return isinstance(place, traceback.FrameSummary) and place.name in _FOR_STRIDES and place.filename.startswith(torch.__path__[0])
+def _for_strides(guard: Any) -> bool:
+    place = guard.sloc.framework_loc
+    if not isinstance(place, traceback.FrameSummary) or not place.filename.startswith(torch.__path__[0]):
+        return False
+    reshaped = isinstance(guard.expr, sympy.Ne) and place.name in _FOR_STRIDES
+    return reshaped or (place.name == _OF_ORDER[0] and place.filename.endswith(_OF_ORDER[1]))

@@ -71,6 +71,16 @@ def test_a_quantized_model_takes_any_batch() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("size", [Dim("n", max=64), Dim.AUTO], ids=["declared", "auto"])
+def test_strides_need_not_be_multiples_of_one_another(size: object) -> None:
+    model = module(lambda self, x: nn.functional.avg_pool2d(x, 2)[:, ::2, ::2] * 2)
+    captured = capture(model, (torch.randn(3, 16, 24),), shapes=({1: size, 2: Dim.AUTO},))
+    for shape in ((3, 16, 24), (3, 18, 24), (3, 17, 7), (3, 2, 2)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(run(captured, (x,)), model(x))
+
+
+@torch.no_grad()
 def test_what_the_model_decides_by_sizes_still_binds() -> None:
     class Square(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
