@@ -5,7 +5,7 @@ Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from .calibrate import watch
 from .constants import Constants
 from .edit import add_attribute, call, drop_unread
 from .observers import NonFinite, rows
-from .placement import source_of, uncounted
+from .placement import source_of
 from .program import Call, Program
-from .record import Placement
+from .record import Placement, QuantSite
 from .run import Run
 
 aten = torch.ops.aten
@@ -49,11 +49,12 @@ def output_means(program: Program, placement: Placement, sample: Sequence[Call])
 
 
 def correct(
-    program: Program, attributes: dict[str, Any], made: Mapping[str, Node], means: Mapping[str, torch.Tensor], sample: Sequence[Call]
+    program: Program, attributes: dict[str, Any], sites: Iterable[QuantSite], made: Mapping[str, Node], means: Mapping[str, torch.Tensor],
+    sample: Sequence[Call],
 ) -> None:
     """Moves the biases of a quantized program so that its linears have these means over the sample.
 
-    The program's graph and `attributes`, which are its own, are changed. made: the results of its operations, by name of site.
+    The program's graph and `attributes`, which are its own, are changed. made: the results of its sites, by name.
     Each linear is corrected for the error that is left when those before it are. All calls run side by side, operation by operation, so
     that one pass is enough.
     """
@@ -70,8 +71,9 @@ def correct(
                 run.env[node] = run.env[node] + change
         for run in runs:
             run.forget(node)
-    for name, change in changes.items():
-        _add(program.graph, attributes, uncounted(name), made[name], change)
+    for site in sites:
+        if site.name in changes:
+            _add(program.graph, attributes, site.owner, made[site.name], changes[site.name])
 
 
 def _change(runs: Sequence[Run], node: Node, mean: torch.Tensor, name: str) -> torch.Tensor:

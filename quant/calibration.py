@@ -67,7 +67,7 @@ class Calibration:
         # What a choice leaves in floating point has no error of quantization to take off.
         means = {site.name: self.means[site.name] for site in sites if site.scheme.quantized and site.name in self.means}
         if means:
-            correct(replace(program, graph=graph, attributes=attributes), attributes, inserter.made, means, self.sample)
+            correct(replace(program, graph=graph, attributes=attributes), attributes, sites, inserter.made, means, self.sample)
         results = with_histograms(results, self.observers)
         notes = program.notes if results else (*program.notes, "nothing was quantized")
         return QuantizedModule.build(attributes, graph, program.gate, QuantRecord(self.scheme, results, left, self.batches, notes))

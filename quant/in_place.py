@@ -148,7 +148,8 @@ def _placed(
         _check_finite(name, weight)
         layers[name] = Layer(module, weight, chosen.weight)
         op, parameter = ("linear", f"{name}.weight") if operation == "linear" else ("grouped_mm", name)
-        sites[name] = QuantSite(name, operation, op, chosen, "", (), parameter, (weight.shape[-1], weight.shape[-2]), "")
+        features = weight.shape[-1], weight.shape[-2]
+        sites[name] = QuantSite(name, operation, op, chosen, "", (), parameter, features, "", owner=name)
     check_used(overrides, used, names)
     return layers, sites, left
 
@@ -225,7 +226,7 @@ def _around(name: str, model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _matches(where: Where, name: str, owner: str, model: nn.Module) -> bool:
-    return any(isinstance(m, where) for m in _around(owner, model)) if isinstance(where, type) else is_named(where, name)
+    return any(isinstance(m, where) for m in _around(owner, model)) if isinstance(where, type) else is_named(where, name, name)
 
 
 def _check_finite(name: str, weight: torch.Tensor) -> None:

@@ -48,23 +48,22 @@ def place(
     excluded = tuple(Override(where, FP32) for where in exclude)
     overrides = (*scheme.overrides, *excluded)
     classes = {override.where: _names_of(override.where) for override in overrides if isinstance(override.where, type)}
-    names: dict[str, int] = {}
     used: set[int] = set()
     sites: list[QuantSite] = []
     left: list[LeftOut] = []
     operations = {node: found for node in graph.nodes if (found := operands(node, constants)) is not None}
     of_bytes = _of_bytes(operations, constants, target, sized)
     choosing = routers(graph, (node for node in operations if packet(node) != "embedding"))
-    for node, found in operations.items():
-        if packet(node) == "embedding" and "embedding" not in scheme.operations:
-            continue
-        name = _unique(_name(node, constants), names)
-        hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, node, classes)]
+    owners = {node: _owner(node, constants) for node in operations if packet(node) != "embedding" or "embedding" in scheme.operations}
+    names = dict.fromkeys(owners.values(), 0)
+    for node, owner in owners.items():
+        found, name = operations[node], _unique(owner, names)
+        hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, owner, node, classes)]
         used.update(hits)
         reason = found if isinstance(found, str) else ""
         if isinstance(found, Operands):
             chosen = overrides[hits[-1]].scheme if hits else scheme.default
-            site = _site(node, name, found, chosen, constants, node in of_bytes)
+            site = _site(node, name, owner, found, chosen, constants, node in of_bytes)
             chosen, why = fitted(chosen, site.operation, site.features[0], target.sums16 and site.integers)
             site = replace(site, scheme=chosen)
             reason = _refusal(site, scheme, by_caller=bool(hits) and overrides[hits[-1]] in excluded) or why
@@ -158,7 +157,9 @@ def _without_bytes(node: Node, found: Operands, constants: Constants, target: Ta
     return Filtering(height, width, channels, columns, integers=True).why_not(far=shape.numel() > target.l2) is None
 
 
-def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: Constants, integers: bool) -> QuantSite:
+def _site(
+    node: Node, name: str, owner: str, found: Operands, scheme: OpScheme, constants: Constants, integers: bool
+) -> QuantSite:
     weight, features = "", (0, 0)
     if found.weight is not None:
         shape = constants.value(found.weight).shape
@@ -168,7 +169,8 @@ def _site(node: Node, name: str, found: Operands, scheme: OpScheme, constants: C
         sources = constants.sources(found.weight)
         weight = sources[0] if len(sources) == 1 else f"expression of {', '.join(sources)}"
     activations = tuple(a.name for a in found.activations)
-    return QuantSite(name, found.operation, packet(node), scheme, node.name, activations, weight, features, source_of(node), integers)
+    source = source_of(node)
+    return QuantSite(name, found.operation, packet(node), scheme, node.name, activations, weight, features, source, integers, owner)
 
 
 def _refusal(site: QuantSite, scheme: Scheme, by_caller: bool) -> str:
@@ -211,7 +213,7 @@ def unknown(wanted: str, names: Iterable[str], where: str) -> InputError:
     return InputError(f"{wanted!r} matches no operation of the model", where, hint)
 
 
-def _name(node: Node, constants: Constants) -> str:
+def _owner(node: Node, constants: Constants) -> str:
     """The owner of the parameter that is multiplied with, else the module that contains the operation, and its name."""
     for operand in node.all_input_nodes:
         if constants.is_constant(operand):
@@ -222,28 +224,30 @@ def _name(node: Node, constants: Constants) -> str:
 
 
 def _unique(name: str, names: dict[str, int]) -> str:
-    names[name] = names.get(name, 0) + 1
-    return name if names[name] == 1 else f"{name}#{names[name]}"
+    """The name of one more operation of an owner. names: how many operations have each, with those of all owners, which may be like
+    "a#2" themselves."""
+    names[name] += 1
+    if names[name] == 1:
+        return name
+    while (made := f"{name}#{names[name]}") in names:
+        names[name] += 1
+    names[made] = 1
+    return made
 
 
-def uncounted(name: str) -> str:
-    """The name without the number of its repetition; modules may have "#" in names of their own."""
-    return re.sub(r"#\d+\Z", "", name)
-
-
-def _matches(where: Where, name: str, node: Node, classes: Mapping[type, set[str]]) -> bool:
+def _matches(where: Where, name: str, owner: str, node: Node, classes: Mapping[type, set[str]]) -> bool:
     """classes: the names of each class that is asked for, and of those that inherit from it."""
     if isinstance(where, (str, re.Pattern)):
-        return is_named(where, name)
+        return is_named(where, name, owner)
     return any(_class_name(kind) in classes[where] for _, kind in _modules(node))
 
 
-def is_named(where: str | re.Pattern[str], name: str) -> bool:
-    """Whether an operation is the one named, or in the module named, or has a name in which a pattern is found."""
+def is_named(where: str | re.Pattern[str], name: str, owner: str) -> bool:
+    """Whether an operation is the one named, or in the module named, or has a name in which a pattern is found. owner: its name without
+    the number of its repetition."""
     if isinstance(where, re.Pattern):
         return where.search(name) is not None
-    bare = uncounted(name)
-    return where in (name, bare) or bare.startswith(f"{where}.")
+    return where in (name, owner) or owner.startswith(f"{where}.")
 
 
 def _names_of(kind: type) -> set[str]:

@@ -25,7 +25,6 @@ from .insert import Inserter, activation_range, matrix_of, plain_weight
 from .module import QuantizedModule, attribute_name
 from .observers import Range, affine, covered
 from .operands import Operands
-from .placement import uncounted
 from .presets import resolve
 from .program import copied
 from .quantize import calibrate
@@ -239,7 +238,7 @@ class _FakeInserter(Inserter):
             matrix = matrix_of(value, found)
             scheme = settled(matrix.detach().to(torch.float32), scheme)
             quantized = quantize_weight(matrix, scheme)
-            name = self._free_name(f"{uncounted(site.name)}.{weight.name}")
+            name = self._free_name(f"{site.owner}.{weight.name}")
             node = self._fake_weight(weight, found, quantized, scheme, f"{name}_scale", like)
             self._learnt[node] = f"{name}_scale", scheme
             self._weights[key] = node, quantized.sqnr

@@ -22,6 +22,7 @@ class QuantSite:
     source: file:line in user code, empty when unknown.
     integers: whether it multiplies bytes, and so many that small weights (`graph.sums16`) are worth it on machines that are faster with
         them. Convolutions from one channel each are sums in f32.
+    owner: the name without the number that tells it from others of the same module or parameter; empty in older files.
     """
 
     name: str
@@ -34,6 +35,7 @@ class QuantSite:
     features: tuple[int, int]
     source: str
     integers: bool = True
+    owner: str = ""
 
 
 @dataclass(frozen=True)

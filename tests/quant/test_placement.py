@@ -221,22 +221,6 @@ def test_exclude_a_module_and_everything_in_it() -> None:
     assert [item.site.name for item in small.record.sites] == ["1", "2.0"]
 
 
-def test_a_number_sign_in_a_name_is_part_of_it() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleDict({"a#b": nn.Linear(8, 8), "a": nn.Linear(8, 8), "c": nn.Linear(8, 8)})
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in (*self.layers.values(), self.layers["a"]):
-                x = layer(x).relu()
-            return x
-
-    for exclude, kept in (("layers.a", ["a#b", "c"]), ("layers.a#b", ["a", "c", "a#2"]), ("layers.a#2", ["a#b", "a", "c"])):
-        small = quantize(Named().eval(), [torch.randn(3, 8)], exclude=exclude)
-        assert [item.site.name.removeprefix("layers.") for item in small.record.sites] == kept
-
-
 class Inheriting(nn.Linear):
     """Multiplies as any linear layer."""
 
