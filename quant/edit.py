@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.fx import Graph, GraphModule, Node
 
 from ..graph.alone import alone
@@ -55,6 +57,19 @@ def free_name(attributes: Mapping[str, Any], base: str, suffix: str = "") -> str
         count += 1
         name = f"{base}_{count}"
     return name
+
+
+def rename_attributes(exported: ExportedProgram) -> None:
+    """Gives parameters, buffers and constants the names that they have in a quantized module. torch makes a GraphModule of the program,
+    where those of its own would be in their way."""
+    for tensors in (exported.state_dict, exported.constants):
+        renamed = {attribute_name(name): value for name, value in tensors.items()}
+        tensors.clear()
+        tensors.update(renamed)
+    signature = exported.graph_signature
+    for spec in (*signature.input_specs, *signature.output_specs):
+        if spec.target is not None and spec.kind is not OutputKind.USER_INPUT_MUTATION:
+            spec.target = attribute_name(spec.target)
 
 
 def drop_unread(graph: Graph, attributes: dict[str, Any]) -> None:

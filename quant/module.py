@@ -295,14 +295,14 @@ def gate_of(module: QuantizedModule) -> Gate:
 
 @cache
 def _own_names() -> frozenset[str]:
-    """What these classes have beyond a GraphModule, which torch.export makes of every model."""
+    """What modules of these classes have, some of which torch makes of every exported model: a GraphModule."""
     from .qat import QATModule
 
-    return frozenset(dir(QATModule)) - frozenset(dir(GraphModule))
+    return frozenset(dir(QATModule({}, Graph())))
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a quantized module has a method or property in the place of an attribute of this name."""
+    """Whether a quantized module has something of its own in the place of an attribute of this name."""
     return name.partition(".")[0] in _own_names()
 
 
@@ -310,7 +310,8 @@ def attribute_name(name: str) -> str:
     """What an attribute of the model is called in a quantized module: one that would be hidden, such as "report.weight", has an underscore
     behind the first part, and one that has some already has one more."""
     first, dot, rest = name.partition(".")
-    return f"{first}_{dot}{rest}" if is_hidden(first.rstrip("_")) else name
+    ends = range(len(first.rstrip("_")), len(first) + 1)
+    return f"{first}_{dot}{rest}" if any(is_hidden(first[:end]) for end in ends) else name
 
 
 def _gated(planned: Callable[..., Any], gate: Gate) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ from ..graph.oblivious import oblivious
 from ..graph.refusals import raised_at, translated
 from . import edit
 from .masking import MaskArgument
-from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf, attribute_name
+from .module import ConstantLeaf, FreeDim, Gate, Leaf, QuantizedModule, TensorLeaf
 from .spelling import respell
 
 # Operations in a quotient, remainder or the like in the expression of a size: of images of any size in encoders and detectors, and in what
@@ -231,6 +231,7 @@ def _torch_export(model: nn.Module, call: Call, axes: range) -> ExportedProgram:
 
 def _program(model: nn.Module, exported: ExportedProgram, fixed: str) -> Program:
     ask(exported.graph_module)
+    edit.rename_attributes(exported)
     module = exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
     edit.drop_statements(module)
@@ -242,8 +243,7 @@ def _program(model: nn.Module, exported: ExportedProgram, fixed: str) -> Program
 
 
 def _own_attributes(module: GraphModule) -> dict[str, torch.Tensor]:
-    """Copies of all tensors the graph reads, under the names that they are read by from now on; tied ones stay tied. Submodules that hold
-    nested graphs are kept as they are."""
+    """Copies of all tensors the graph reads; tied ones stay tied. Submodules that hold nested graphs are kept as they are."""
     copies: dict[int, torch.Tensor] = {}
     attributes: dict[str, torch.Tensor] = {}
     for node in module.graph.nodes:
@@ -254,7 +254,6 @@ def _own_attributes(module: GraphModule) -> dict[str, torch.Tensor]:
             if isinstance(value, torch.Tensor) and id(value) not in copies:
                 own = value.detach().clone()
                 copies[id(value)] = nn.Parameter(own, requires_grad=False) if isinstance(value, nn.Parameter) else own
-            node.target = attribute_name(node.target)
             attributes[node.target] = copies.get(id(value), value)
     return attributes
 
