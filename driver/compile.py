@@ -13,7 +13,7 @@ from ..graph.examples import example
 from ..kernels.custom import CustomKernel
 from ..platforms.host import resolve
 from ..platforms.target import Target
-from ..quant import QATModule
+from ..quant.module import check_converted
 from ..rewrite import Rule, RuleSet
 from .build import Options
 from .captures import captured_of
@@ -70,8 +70,7 @@ def compiled(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, options: Options, tune: float = 0.0
 ) -> CompiledModel:
     """The model as code for calls like the given one, measured for `tune` seconds; errors as in `compile`."""
-    if isinstance(model, QATModule):
-        raise InputError("the model still trains: its quantizers have no integers", hint="compile what model.convert() returns")
+    check_converted(model)
     with paused():
         captured = captured_of(model, args, kwargs, dynamic_shapes)
         if tune > 0:

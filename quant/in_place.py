@@ -22,6 +22,7 @@ from .experts import matrices, put
 from .inputs import Layer, compensated_weights
 from .linear import QuantizedLinear
 from .masking import USUAL, MaskArgument
+from .module import check_converted
 from .placement import EXCLUDED, check_used, dynamic, fitted, is_named
 from .presets import resolve
 from .program import Call, named
@@ -99,6 +100,7 @@ def quantize_(
 def _check(model: nn.Module, scheme: Scheme, batches: Iterable[Any] | None, of_batches: Mapping[str, object]) -> None:
     if batches is None:
         check_module(model)
+        check_converted(model)
         for option in (name for name, value in of_batches.items() if value is not None):
             raise InputError(f"{option} is given without batches", f"{_PLACE}({option}=...)", "give batches, or leave it out")
     else:

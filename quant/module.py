@@ -293,6 +293,16 @@ def gate_of(module: QuantizedModule) -> Gate:
     return gate
 
 
+def check_converted(model: object, place: str = "") -> None:
+    """Raises InputError for a model of which a part, or the whole, still trains."""
+    from .qat import QATModule
+
+    for name, part in model.named_modules() if isinstance(model, torch.nn.Module) else ():
+        if isinstance(part, QATModule):
+            what = f"{name or 'the model'} still trains: its quantizers have no integers"
+            raise InputError(what, place, "take what its convert() returns")
+
+
 @cache
 def _own_names() -> frozenset[str]:
     """What modules of these classes have, some of which torch makes of every exported model: a GraphModule."""

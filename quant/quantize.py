@@ -24,7 +24,7 @@ from .calibration import Calibration, calibrated
 from .constants import Constants
 from .gptq import Compensation
 from .masking import mask_arguments
-from .module import QuantizedModule
+from .module import QuantizedModule, check_converted
 from .operands import Operands, operands
 from .placement import place
 from .presets import resolve
@@ -133,8 +133,9 @@ def typical(sample: tuple[Call, ...]) -> Call:
 
 @alone()
 def check_evaluating(model: nn.Module) -> None:
-    """Raises CalibrationError for a model in training mode, and what `check_module` raises."""
+    """Raises CalibrationError for a model in training mode, and what `check_module` and `check_converted` raise."""
     check_module(model)
+    check_converted(model)
     if names := in_training(model):
         hint = f"{to_evaluate(model)}; dropout and batch statistics would falsify the calibration"
         raise CalibrationError(f"the model is in training mode: {names}", "quantize(model, ...)", hint)

@@ -30,9 +30,8 @@ from ..graph.nesting import parts
 from ..graph.nodes import origin_of
 from ..graph.refusals import translated
 from ..graph.symbols import require
-from .module import FreeDim, Gate, QuantizedModule, TensorLeaf, gate_of
+from .module import FreeDim, Gate, QuantizedModule, TensorLeaf, check_converted, gate_of
 from .onnx_operators import translations
-from .qat import QATModule
 
 _PACKAGES = ("onnx", "onnxscript")
 _PLACE = "export_onnx"
@@ -60,8 +59,7 @@ def export_onnx(
     if missing:
         raise InputError(f"{' and '.join(missing)} cannot be imported", _PLACE, "pip install 'sashiko[onnx]'")
     given: object = quantized
-    if isinstance(given, QATModule):
-        raise InputError("the model still trains: its quantizers have no integers", _PLACE, "export what model.convert() returns")
+    check_converted(given, _PLACE)
     if not isinstance(given, QuantizedModule):
         raise InputError(f"expected what quantize returns, got a {type(given).__name__}", _PLACE, "torch.onnx.export is for other models")
     for item in quantized.record.sites:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -243,10 +244,17 @@ def test_what_is_frozen_stays_so() -> None:
     assert all(not model.get_parameter(name).requires_grad for name in frozen)
 
 
-def test_what_still_trains_is_not_compiled() -> None:
-    x = torch.randn(4, 8)
-    with pytest.raises(InputError, match="still trains"):
-        sashiko.compile(prepare_qat(mlp(), [x]), (x,))
+@pytest.mark.parametrize("verb", [
+    quantize, prepare_qat, partial(sashiko.quant.calibrate, scheme="int8"), lambda model, data: sashiko.compile(model, data[0]),
+    lambda model, data: sashiko.quantize_(model, "int8-weight"), lambda model, data: sashiko.quantize_(model, "int4-weight", data),
+], ids=["quantize", "prepare_qat", "calibrate", "compile", "quantize_", "quantize_ with data"])
+def test_what_still_trains_is_no_model_yet(verb: Callable[[nn.Module, list[torch.Tensor]], object]) -> None:
+    data = [torch.randn(4, 8)]
+    trained = prepare_qat(mlp(), data)
+    owner = nn.Sequential(nn.Linear(8, 8), trained).eval()
+    for model, says in ((trained, "the model still trains"), (owner, "1 still trains")):
+        with pytest.raises(InputError, match=says):
+            verb(model, data)
 
 
 def test_the_converted_model_shares_nothing_with_the_one_that_trains() -> None:
