@@ -34,6 +34,11 @@ def check_iterable(batches: object) -> None:
         )
 
 
+def is_count(value: object) -> bool:
+    """Whether it is a whole number from 1 on, which True is not."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def numbered(
     batches: Iterable[Any], limit: int | None, transform: Callable[[Any], Any] | None = None
 ) -> Iterator[tuple[int, Any]]:
@@ -42,7 +47,7 @@ def numbered(
     Raises CalibrationError when `batches` is no iterable of batches, or when it or `transform` raises.
     """
     check_iterable(batches)
-    if limit is not None and not (isinstance(limit, int) and limit > 0):
+    if limit is not None and not is_count(limit):
         raise InputError(f"max_batches={limit!r} is no number of batches", _LOOP, "1 or more, or None for all")
     iterator = iter(batches)
     number = 0

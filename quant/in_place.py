@@ -17,7 +17,7 @@ from ..diagnostics.errors import CalibrationError, InputError
 from ..graph.exporting import check_module
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
-from .calibrate import call_of, numbered
+from .calibrate import call_of, is_count, numbered
 from .experts import matrices, put
 from .inputs import Layer, compensated_weights
 from .linear import QuantizedLinear
@@ -35,6 +35,7 @@ _PLACE = "quantize_"
 _READERS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 """Classes that read the weights of their linear layers instead of calling these."""
 _EMPTY = "the weight is empty"
+_MEMORY = 2**31
 _OTHERS = (nn.RNNBase, nn.RNNCellBase, nn.modules.conv._ConvNd)
 
 
@@ -48,7 +49,7 @@ def quantize_(
     mask: str | Literal[False] | None = None,
     max_batches: int | None = None,
     target: Target | str | None = None,
-    memory: int = 2**31,
+    memory: int | None = None,
 ) -> QuantRecord:
     """Puts a `QuantizedLinear` in the place of every linear layer of `model`, and integers in that of the matrices of experts of
     transformers, and returns what was done; `quant.report` shows it.
@@ -58,10 +59,11 @@ def quantize_(
 
     preset: `int4-weight`, `int8-weight`, `int8-dynamic`, or a Scheme without smoothing, bias correction and ranges for all calls.
     batches: for a scheme that compensates rounding errors (GPTQ, as `int4-weight` does), what the model is called with, as in `quantize`.
-        They are kept, and the model runs over them once, and again for each part of the layers whose sums of inputs fit `memory` bytes.
+        They are kept, and the model runs over them once, and again for each part of the layers whose sums of inputs fit `memory` bytes;
+        None: 2 GiB.
         None: weights are rounded to nearest.
     exclude: what to leave in floating point: names, modules that contain them, compiled patterns, module classes.
-    transform, mask, max_batches, target: as in `quantize`; the first three with batches alone.
+    transform, mask, max_batches, target: as in `quantize`; the first three, and memory, with batches alone.
 
     A layer whose weight something else reads or changes stays as it is, in `left_out` with the reason. A linear layer that chooses experts
     cannot be told from others here, as `quantize` does: exclude it. The model is changed when all that can be wrong with the arguments has
@@ -70,7 +72,9 @@ def quantize_(
     Errors: CalibrationError for weights or data that are not finite or do not fit, InputError for options.
     """
     scheme, machine = resolve(preset), resolve_target(target)
-    _check(model, scheme, batches, {"transform": transform, "mask": mask, "max_batches": max_batches})
+    _check(model, scheme, batches, {"transform": transform, "mask": mask, "max_batches": max_batches, "memory": memory})
+    if memory is not None and not is_count(memory):
+        raise InputError(f"memory={memory!r:.60} is no number of bytes", f"{_PLACE}(memory=...)", "1 or more, or None for 2 GiB")
     layers, sites, left = _placed(model, scheme, machine, exclude)
     notes: tuple[str, ...] = () if sites else ("nothing was quantized",)
     calls: list[Call] = []
@@ -79,7 +83,7 @@ def quantize_(
         calls = [call_of(model, batch, number).own() for number, batch in numbered(batches, max_batches, transform)]
         typical(tuple(calls))
         # All before any is put in its place: the model runs several times, and quantized layers are slow before they are compiled.
-        made = compensated_weights(model, _compensating(layers), calls, _masks(model, calls, mask), memory)
+        made = compensated_weights(model, _compensating(layers), calls, _masks(model, calls, mask), memory or _MEMORY)
     notes += _rounded_to_nearest(layers, made, bool(calls))
     noise: dict[str, float] = {}
     for name in tuple(layers):  # a layer that is replaced is forgotten, so that its weight goes before the next one has integers

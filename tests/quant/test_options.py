@@ -56,10 +56,18 @@ def test_calibration_takes_the_name_of_a_preset() -> None:
         calibrate(model, [X], "int9")
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.5])
+@pytest.mark.parametrize("count", [0, -1, 1.5, True])
 def test_a_number_of_batches(count: Any) -> None:
     with pytest.raises(sashiko.InputError, match=f"max_batches={count} is no number of batches"):
         sashiko.quantize(mlp(), [X], max_batches=count)
+
+
+@pytest.mark.parametrize("memory", [0, -1, 2e9, "2G", True])
+def test_a_number_of_bytes(memory: Any) -> None:
+    with pytest.raises(sashiko.InputError, match=f"memory={memory!r} is no number of bytes"):
+        sashiko.quantize_(mlp(), "int4-weight", [X], memory=memory)
+    with pytest.raises(sashiko.InputError, match="memory is given without batches"):
+        sashiko.quantize_(mlp(), "int4-weight", memory=memory)
 
 
 def test_what_is_explained_and_exported(tmp_path: Path) -> None:
