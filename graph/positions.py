@@ -239,11 +239,19 @@ def sees_itself(keep: Value, queries: Dim, keys: Dim) -> bool:
     return all(each and all(_above(bounds(end)[0], 0) for end in each.values()) for each in ends)
 
 
+def only_in_front(view: Value) -> bool:
+    """Whether a reshape adds or drops axes of size 1 before all others alone."""
+    x, most = view.inputs[0], max(view.tensor.rank, view.inputs[0].tensor.rank)
+    return x.tensor.rank <= 4 and (1,) * (most - view.tensor.rank) + view.shape == (1,) * (most - x.tensor.rank) + x.shape
+
+
 def _conjuncts(mask: Value) -> list[Value]:
     found: dict[Value, None] = {}
     seen, stack = set[Value](), [mask]
     while stack:
         each = stack.pop()
+        while each.op == "reshape" and each.inputs[0].op == "and" and only_in_front(each):
+            each = each.inputs[0]
         if each not in seen:
             seen.add(each)
             stack += each.inputs if each.op == "and" else ()

@@ -13,11 +13,12 @@ import torch
 
 from . import attrs as A
 from . import build as b
+from .choices import chosen_numbers, chosen_truth, negated, number_of, opposite
 from .dims import product
 from .interpret import evaluate_one
 from .ir import Graph, Value, rebuild, with_inputs
 from .ops import COMPARE, OPS, make
-from .positions import HIGHEST_MASK, compare_positions, sees_itself, window_mask
+from .positions import HIGHEST_MASK, compare_positions, only_in_front, sees_itself, window_mask
 from .types import boolean
 from .updates import put_into_permuted, put_into_slice
 
@@ -41,11 +42,6 @@ def cse(graph: Graph) -> Graph:
     return rebuild(graph, visit)
 
 
-def _number(value: Value) -> float | int | None:
-    """The number that a `full` repeats."""
-    return value.attrs.value if isinstance(value.attrs, A.FullAttrs) else None
-
-
 def _full_like(value: Value, number: float) -> Value:
     with b.at(value.origin):
         return b.full(number, value.dtype, value.shape)
@@ -60,7 +56,7 @@ def fold_uniform(value: Value) -> Value | None:
         return _full_like(value, value.inputs[0].attrs.value) if isinstance(value.inputs[0].attrs, A.FullAttrs) else None
     if group != "elementwise" or value.op in ("quantize", "dequantize"):
         return None
-    operands = [torch.tensor(_number(v), dtype=v.dtype.torch) for v in value.inputs]
+    operands = [torch.tensor(number_of(v), dtype=v.dtype.torch) for v in value.inputs]
     return _full_like(value, evaluate_one(value, operands, {}, {}).item())
 
 
@@ -87,7 +83,7 @@ def _spread(value: Value) -> torch.Tensor:
 
 def _neutral(value: Value, place: int) -> bool:
     """True when operand `place` of a binary operation leaves the other one as it is, bit for bit."""
-    number = _number(value.inputs[place])
+    number = number_of(value.inputs[place])
     if number is None:
         return False
     floating = value.dtype.is_float
@@ -102,8 +98,8 @@ def _neutral(value: Value, place: int) -> bool:
 
 def drop_neutral(value: Value) -> Value | None:
     """x * 1, and(x, True), integer x + 0, where(True, x, y)."""
-    if value.op == "where" and _number(value.inputs[0]) is not None:
-        return b.expand(value.inputs[1 if _number(value.inputs[0]) else 2], value.shape)
+    if value.op == "where" and number_of(value.inputs[0]) is not None:
+        return b.expand(value.inputs[1 if number_of(value.inputs[0]) else 2], value.shape)
     for place in (0, 1) if len(value.inputs) == 2 else ():
         if _neutral(value, place):
             return b.expand(value.inputs[1 - place], value.shape)
@@ -151,31 +147,42 @@ def narrow_mask(value: Value) -> Value | None:
     """attention broadcasts its mask itself, and takes a bool mask as it is: what would only write a larger one is left out. Where each
     query sees a key, what hides others may be any number that is low enough."""
     assert isinstance(value.attrs, A.AttentionAttrs)
-    mask = value.attrs.besides(value.inputs)[0]
-    if mask is None:
+    mask = given = value.attrs.besides(value.inputs)[0]
+    if mask is None or given is None:
         return None
-    if _number(mask) == (1 if mask.dtype == boolean else 0):
+    if number_of(mask) == (1 if mask.dtype == boolean else 0):
         return replace(value, inputs=value.inputs[:3] + value.inputs[4:])
-    if mask.op != "expand" and not (mask.op == "where" and _hides(value, *mask.inputs)):
+    while mask.op == "expand" or (mask.op == "reshape" and only_in_front(mask)):
+        mask = mask.inputs[0]
+    if mask.op == "where" and mask.dtype != boolean:
+        condition, *others = mask.inputs
+        with b.at(mask.origin):
+            for keep, kept, hidden in ((condition, *others), (negated(condition), *reversed(others))):
+                if _hides(value, keep, kept, hidden):
+                    mask = keep
+                    break
+    if mask is given or (given.op == "reshape" and mask is given.inputs[0] and given.tensor.rank == 4):
         return None
-    mask = mask.inputs[0]
     mask = b.reshape(mask, (1,) * (4 - mask.tensor.rank) + mask.shape)
     return replace(value, inputs=(*value.inputs[:3], mask, *value.inputs[4:]))
 
 
 def _hides(attention: Value, keep: Value, kept: Value, hidden: Value) -> bool:
     """Whether what is added is 0 or as good as -inf: a number of at most `HIGHEST_MASK`, for queries of which each sees a key."""
-    low = _number(hidden)
-    if _number(kept) != 0 or low is None or low > HIGHEST_MASK:
+    low = number_of(hidden)
+    if number_of(kept) != 0 or low is None or low > HIGHEST_MASK:
         return False
     return low == float("-inf") or sees_itself(keep, attention.inputs[0].shape[2], attention.inputs[1].shape[2])
 
 
 _VIEWS: tuple[Rule, ...] = (fold_uniform, fold_constants, compose_views)
 RULES: dict[str, tuple[Rule, ...]] = {
-    **{n: (fold_uniform, fold_constants, drop_neutral) for n, s in OPS.items() if s.group == "elementwise"},
-    **dict.fromkeys(COMPARE, (fold_uniform, fold_constants, compare_positions)),
-    **dict.fromkeys(("reshape", "expand", "permute", "slice", "cast"), _VIEWS),
+    **{n: (fold_uniform, fold_constants, drop_neutral, chosen_numbers) for n, s in OPS.items() if s.group == "elementwise"},
+    **dict.fromkeys(COMPARE, (fold_uniform, fold_constants, compare_positions, chosen_numbers)),
+    **dict.fromkeys(("reshape", "expand", "permute", "slice"), _VIEWS),
+    "cast": (*_VIEWS, chosen_numbers),
+    "where": (fold_uniform, fold_constants, drop_neutral, chosen_truth),
+    "logical_not": (fold_uniform, fold_constants, opposite, chosen_numbers),
     **dict.fromkeys(("reduce", "scan", "concat", "take", "gather", "pad"), (fold_constants,)),
     "put": (put_into_slice, put_into_permuted),
     "linear": (whole_linear,), "qlinear": (whole_linear,), "attention": (narrow_mask, window_mask),
