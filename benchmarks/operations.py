@@ -149,6 +149,46 @@ def _of_products() -> dict[str, Operation]:
     }
 
 
+def _of_attention() -> dict[str, Operation]:
+    """Of 8 heads of 64."""
+
+    def heads(items: int, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.randn(items, 8, queries, 64), torch.randn(items, 8, keys, 64), torch.randn(items, 8, keys, 64)
+
+    def by_distance(seen: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+        """seen: by how many places a key is behind a query."""
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            queries, keys = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen(keys - queries))
+
+        return attention
+
+    def until(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.arange(k.shape[2]) <= last[:, None])
+
+    def with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        scores = torch.cat([q @ k.mT / 8, sinks.view(1, -1, 1, 1).expand(*q.shape[:3], 1)], -1)
+        return scores.softmax(-1)[..., :-1] @ v
+
+    def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (20 * (q @ k.mT / 160).tanh()).softmax(-1) @ v
+
+    def padded(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None])
+
+    return {
+        "512 x 512": (F.scaled_dot_product_attention, heads(1, 512, 512)),
+        "2048 x 2048, no later keys": (by_distance(lambda behind: behind <= 0), heads(1, 2048, 2048)),
+        "2048 x 2048, 128 keys": (by_distance(lambda behind: (behind <= 0) & (behind > -128)), heads(1, 2048, 2048)),
+        "2048 x 2048, 64 on either side": (by_distance(lambda behind: behind.abs() <= 64), heads(1, 2048, 2048)),
+        "8 of 512 x 512, half of them padding": (padded, (*heads(8, 512, 512), torch.arange(512) < 64 * torch.arange(1, 9)[:, None])),
+        "128 x 4096 of a cache, of which 512 are filled": (until, (*heads(1, 128, 4096), torch.arange(384, 512))),
+        "512 x 512 with sinks": (with_sinks, (*heads(1, 512, 512), torch.randn(8))),
+        "512 x 512, capped": (capped, heads(1, 512, 512)),
+    }
+
+
 def _of_graphs() -> dict[str, Operation]:
     """Of 3000 nodes of 64 features and 20000 edges; and bags."""
     nodes, weights, scores = torch.randn(3000, 64), torch.rand(20000, 1), torch.randn(20000, 4)
@@ -196,7 +236,7 @@ def _of_order() -> dict[str, Operation]:
 
 
 PARTS: Mapping[str, Callable[[], dict[str, Operation]]] = {
-    "images": _of_images, "rows": _of_rows, "products": _of_products, "graphs": _of_graphs, "order": _of_order,
+    "images": _of_images, "rows": _of_rows, "products": _of_products, "attention": _of_attention, "graphs": _of_graphs, "order": _of_order,
 }
 
 
