@@ -1,5 +1,5 @@
 """`dynamic_shapes` in a form that torch.export takes: the axes that they name are looked at before it takes them for places in lists, and
-arguments have names of their own where it would be of two minds about them."""
+arguments have names of their own where it would be of two minds about them. What it notes of them in the arguments is gone afterwards."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch.export import AdditionalInputs, ShapesCollection
+from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
 
 _PLACE = "dynamic_shapes"
+_MARK = "_dynamo_"  # in the names of all attributes of tensors that say which sizes are dynamic
 _HINT = "a dict has axes counted from 0 for its keys: {0: Dim('batch')}"
 
 
@@ -46,6 +48,21 @@ def _check(shapes: Any, value: Any, name: str) -> None:
     elif isinstance(shapes, (tuple, list)) and isinstance(value, (tuple, list)):
         for number, pair in enumerate(zip(shapes, value)):
             _check(*pair, f"{name}[{number}]")
+
+
+@contextmanager
+def marks_kept(arguments: Any) -> Iterator[None]:
+    """Afterwards tensors have the marks of dynamic sizes that they had before. torch.export makes its own, which it takes off only where it
+    succeeds, and the caller's with them; the next trace would go by what is left."""
+    held = [vars(leaf) for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    before = [{name: mark for name, mark in attributes.items() if _MARK in name} for attributes in held]
+    try:
+        yield
+    finally:
+        for attributes, marks in zip(held, before):
+            for name in [name for name in attributes if _MARK in name]:
+                del attributes[name]
+            attributes.update(marks)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from . import assertions, branches, flex, regions, views
 from .alone import alone
 from .aten import COMPLEX, COMPOSITES, QUANTIZED, TABLE, composite, pooling, recurrent, spaced
 from .attributes import without_data
-from .axes import check_axes, spelled_out
+from .axes import check_axes, marks_kept, spelled_out
 from .called_twice import changed
 from .computed import refuse_writes
 from .decompose import by_node, deciding
@@ -125,7 +125,7 @@ def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     def trace(shapes: Any = None) -> ExportedProgram:
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
 
-    with spelled_out(model, args, kwargs, dynamic_shapes) as shapes:
+    with marks_kept((args, kwargs)), spelled_out(model, args, kwargs, dynamic_shapes) as shapes:
         program, (always, once, written) = changed(model, lambda: settled(model, lambda: trace(shapes), trace), trace)
     if written:
         what = f"the first call alone writes into {written}, and what is made of it would in each call"

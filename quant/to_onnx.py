@@ -24,6 +24,7 @@ from ..diagnostics.errors import InputError, Unsupported
 from ..diagnostics.files import writing
 from ..diagnostics.surroundings import undisturbed
 from ..graph.alone import alone
+from ..graph.axes import marks_kept
 from ..graph.examples import example
 from ..graph.exporting import any_names, quiet
 from ..graph.nesting import parts
@@ -114,7 +115,7 @@ def _traced(quantized: QuantizedModule, example_inputs: Any) -> ExportedProgram:
     kwargs = {name: named[name] for name in gate_of(quantized).names if name in named}
     shapes = pytree.tree_map(_freedom, (args, kwargs))
     try:
-        with alone(), torch.no_grad(), quiet():
+        with alone(), torch.no_grad(), quiet(), marks_kept((args, kwargs)):
             return torch.export.export(quantized, args, kwargs, dynamic_shapes=(*shapes[0], *shapes[1].values()), strict=False)
     except Exception as error:
         reason = translated(error)

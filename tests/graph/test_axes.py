@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim, ShapesCollection
 from torch.testing import assert_close
@@ -72,6 +75,38 @@ def test_calibration_frees_sizes_of_named_arguments() -> None:
     first, second = ({name: torch.randn(n, 8) for name in ("x", "a", "b")} for n in (4, 5))
     small = sashiko.quantize(model, [first], preset="int8-weight")
     assert_close(small(**second), model(**second), rtol=0.05, atol=0.05)
+
+
+class Padded(nn.Module):
+    """Takes one of two ways, by a size that depends on a number among its buffers: it is refused where that size is free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Buffer(torch.tensor(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.pad(x, (0, (x.shape[1] + self.step) % 4))
+        return y.cos() if y.shape[1] > 7 else y.sin()
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["unmarked", "marked by the caller"])
+@pytest.mark.parametrize("attempt", [
+    lambda x: sashiko.compile(Padded().eval(), (x,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},)),
+    lambda x: sashiko.compile(nn.Linear(9, 4).eval(), (x,), dynamic_shapes=({1: B},)),
+    lambda x: sashiko.compile(nn.Linear(9, 4).eval(), (x,), dynamic_shapes=({0: Dim.AUTO},)),
+    lambda x: sashiko.quantize(nn.Sequential(nn.Linear(9, 9), Padded()).eval(), [x]),
+    lambda x: sashiko.quantize_and_compile(nn.Sequential(nn.Linear(9, 9), Padded()).eval(), [x]),
+])  # fmt: skip
+def test_marks_of_tensors_stay_those_of_the_caller(attempt: Callable[[torch.Tensor], object], marked: bool) -> None:
+    model, x = Padded().eval(), torch.randn(2, 9)
+    if marked:
+        torch._dynamo.mark_dynamic(x, 0)
+    before = copy.deepcopy(vars(x))
+    with suppress(sashiko.SashikoError):
+        attempt(x)
+    assert vars(x) == before
+    if not marked:
+        assert_close(sashiko.compile(model, (x,))(x), model(x))
 
 
 @pytest.mark.parametrize("given", [3, [3], (None,)])

@@ -109,10 +109,19 @@ class Edges(nn.Module):
 ], ids=["coo", "csr", "argument", "made"])  # fmt: skip
 def test_sparse_tensors(of: torch.layout, given: tuple[torch.Tensor, ...]) -> None:
     model, args = Edges(of).eval(), (torch.randn(5, 4), *given)
-    for make in (lambda: sashiko.compile(model, args), lambda: sashiko.quantize(model, [args], progress=False)):
+    for make in (lambda: sashiko.compile(model, args), lambda: sashiko.quantize_and_compile(model, [args])):
         with pytest.raises(SashikoError, match="sparse") as caught:
             make()
         assert caught.value.hint == ("to_dense() converts it" if isinstance(caught.value, CalibrationError) else SPARSE)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("of", [torch.sparse_coo, torch.sparse_csr])
+def test_products_of_sparse_tensors_are_traced_where_every_size_is_fixed(of: torch.layout) -> None:
+    model, x = Edges(of).eval(), torch.randn(5, 4)
+    small = sashiko.quantize(model, [x], progress=False)
+    torch.testing.assert_close(small(x), model(x), rtol=0.05, atol=0.05)
+    assert "every size is fixed" in small.report()
 
 
 @pytest.mark.parametrize(("text", "what"), [

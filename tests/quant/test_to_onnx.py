@@ -220,9 +220,12 @@ def test_recurrent_layers(cell: type[nn.RNNBase], options: dict[str, Any], signe
 
 
 def test_examples_may_be_given(tmp_path: Path) -> None:
-    small = quantize(mlp(), [torch.randn(4, 8)])
-    for n, example in enumerate((torch.randn(4, 8), (torch.randn(4, 8),), {"input": torch.randn(4, 8)})):
+    small, x = quantize(mlp(), [torch.randn(4, 8)]), torch.randn(4, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    marks = dict(vars(x))
+    for n, example in enumerate((x, (torch.randn(4, 8),), {"input": torch.randn(4, 8)})):
         export_onnx(small, tmp_path / f"{n}.onnx", example)
+        assert vars(x) == marks
         assert steps(small, tmp_path / f"{n}.onnx", {"input": torch.randn(3, 8)}) < 1
 
 
