@@ -1,4 +1,4 @@
-"""Constant expressions: values that depend on weights alone are computed once, outside the compiled code."""
+"""Constant expressions: values that depend on weights alone, or on nothing, are computed once, outside the compiled code."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .roots import segment_order
 
 
 def constant_values(outputs: Iterable[Value]) -> tuple[Value, ...]:
-    """The outermost values computed from `constant`s alone (with static shapes); everything below them is out of the graph."""
+    """The outermost values computed from constants alone (with static shapes); everything below them is out of the graph."""
     outputs = tuple(outputs)
     order = segment_order(outputs, set())
     fixed: set[Value] = set()
-    rooted: set[Value] = set()  # has a constant below: scalars and ranges alone are cheaper to make in the kernel
+    rooted: set[Value] = set()  # is or has below what no kernel makes: scalars and ranges alone are cheaper to make there
     for value in order:
         if value.op == "constant":
             fixed.add(value)
             rooted.add(value)
         elif fixed.issuperset(value.inputs) and _repeatable(value) and value.op != "input" and _static(value):
             fixed.add(value)
-            if any(v in rooted for v in value.inputs):
+            if value.op == "aten" or any(v in rooted for v in value.inputs):
                 rooted.add(value)
     used = {operand for value in order if value not in fixed for operand in value.inputs} | set(outputs)
     return tuple(v for v in order if v in rooted and v in used)
