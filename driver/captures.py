@@ -16,13 +16,12 @@ from ..graph.captured import Captured, Parameters, TensorInput
 from ..graph.dims import Dim, substitute, symbol
 from ..graph.examples import failure
 from ..graph.exporting import export
-from ..graph.guards import another_way
 from ..graph.ir import Value
 from ..graph.lower import constant_value
 from ..graph.symbols import Assumed, Assumption
 from ..graph.types import TensorType
 from ..quant import QuantizedModule
-from ..quant.module import ONE_WAY, Gate, TensorLeaf, gate_of
+from ..quant.module import Gate, TensorLeaf, gate_of
 
 
 @alone()
@@ -67,7 +66,7 @@ def _mixed(value: Value) -> bool:
 
 
 def _behind(gate: Gate, captured: Captured) -> Captured:
-    """What the gate requires of sizes is required of those of a call. Raises InputError."""
+    """What the gate requires of sizes is required of those of a call. It has let the example pass."""
     leaves = [leaf for _, held in gate.arguments for leaf in held]
     sizes: dict[str, Dim] = {}
     required: list[Assumed] = []  # in the symbols of the gate
@@ -78,7 +77,9 @@ def _behind(gate: Gate, captured: Captured) -> Captured:
             if isinstance(dim, int):
                 asked += [] if isinstance(there, int) else [Assumption(there - dim, "==")]
             else:
-                sizes[dim.symbol], size = there, symbol(dim.symbol)
+                size = symbol(dim.symbol)
+                if sizes.get(dim.symbol, 1) == 1:  # which is no symbol's value where others are: it stretches
+                    sizes[dim.symbol] = there
                 required += [Assumption(size - dim.low, ">=")] if dim.low > 2 else []
                 required += [Assumption(dim.high - size, ">=")] if dim.high is not None else []
     for each in (*required, *gate.assumed):
@@ -88,8 +89,6 @@ def _behind(gate: Gate, captured: Captured) -> Captured:
             asked.append(defined)
             continue
         own = Assumption(substitute(each.dim, sizes), each.relation)
-        if not isinstance(own.dim, int):
+        if not isinstance(own.dim, int):  # of fixed sizes, those of the example
             asked.append(own)
-        elif not own.holds({}):  # of fixed sizes, those of the example
-            raise another_way(each, sizes, ONE_WAY)
     return replace(captured, assumed=(*captured.assumed, *asked))

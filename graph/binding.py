@@ -56,7 +56,7 @@ def _settle(dim: Dim, size: int, where: str, env: dict[str, int], found: dict[st
             expected = f"{rest}, the size of {plain}" if plain else rest if dim == rest else f"{dim} = {rest}"
             raise InputError(f"{where} has size {size}, expected {expected}", hint=_AS_COMPILED if dim == rest else "")
         return True
-    parts = _parts(rest)
+    parts = in_parts(rest)
     if parts is None:
         return False
     count, whole, beyond, first = parts
@@ -72,7 +72,7 @@ def _settle(dim: Dim, size: int, where: str, env: dict[str, int], found: dict[st
     return True
 
 
-def _parts(dim: Dim) -> tuple[int, Symbol, Symbol | None, int] | None:
+def in_parts(dim: Dim) -> tuple[int, Symbol, Symbol | None, int] | None:
     """(count, whole, beyond, first) of count * whole + beyond + first, where beyond is less than count; None for what is something else."""
     slopes: dict[Symbol, int] = {}
     rest = dim

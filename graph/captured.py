@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import InputError
 from ..diagnostics.surroundings import CPU
+from .asked import told
 from .binding import solve
 from .dims import Dim, Shape, evaluate, symbols
 from .floats import Definition
@@ -199,6 +200,15 @@ class Captured:
     device: torch.device = CPU
 
     @property
+    def places(self) -> Iterator[tuple[str, Dim]]:
+        """The sizes and numbers among the inputs, and what they are called."""
+        for spec in self.inputs:
+            if isinstance(spec, TensorInput):
+                yield from ((f"{spec.name}.shape[{axis}]", dim) for axis, dim in enumerate(spec.shape))
+            elif isinstance(spec, IntInput):
+                yield spec.name, spec.dim
+
+    @property
     def declared(self) -> list[Dim]:
         """Symbols that no tensor's shape has: of integer arguments, and computed from others."""
         return [*(i.dim for i in self.inputs if isinstance(i, IntInput)), *(d.dim for d in self.assumed if isinstance(d, Definition))]
@@ -222,7 +232,9 @@ class Captured:
                 pairs.append((spec.dim, int(value), f"argument {spec.name}"))
             elif not same_value(value, spec.value):
                 raise InputError(f"argument {spec.name} is {value!r}, captured with {spec.value!r}", hint="capture again for another value")
-        env = require(self.assumed, solve(pairs))
+        env = solve(pairs)
+        with told(self.assumed, env, self.places):
+            env = require(self.assumed, env)
         return [*tensors, *(s.tensor for s in self.state)], env
 
     def results(self, flat: Sequence[Any], outputs: Sequence[Any], env: Mapping[str, int]) -> Any:

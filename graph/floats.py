@@ -54,8 +54,13 @@ class Definition:
         """Of that name, with other dimensions for symbols."""
         return replace(self, name=name, tree=_substituted(self.tree, env))
 
+    @property
+    def text(self) -> str:
+        """What the number is of."""
+        return _text(self.tree)
+
     def __str__(self) -> str:
-        return f"{self.name} = {_text(self.tree)}"
+        return f"{self.name} = {self.text}"
 
 
 def function(name: str) -> str:

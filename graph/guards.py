@@ -190,8 +190,12 @@ def _fraction(quotient: sympy.Basic) -> tuple[sympy.Expr, ...]:
 
 def another_way(assumption: object, sizes: Mapping[str, object], hint: str) -> InputError:
     """What is said of sizes that another program would be traced for."""
-    here = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-    return InputError(f"the model takes another way for these sizes: it was captured where {assumption}, and here {here}", hint=hint)
+    what = f"the model takes another way for these sizes: it was captured where {assumption}, and here {listed(sizes)}"
+    return InputError(what, hint=hint)
+
+
+def listed(sizes: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items())
 
 
 def _for_strides(guard: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -23,8 +23,10 @@ from torch.utils import _pytree as pytree
 
 from ..diagnostics.errors import ArtifactError, InputError, Unsupported
 from ..diagnostics.files import writing
+from ..graph.asked import told
 from ..graph.captured import same_value
 from ..graph.device import device_of
+from ..graph.dims import Dim, symbol
 from ..graph.exporting import any_names, quiet
 from ..graph.nesting import parts
 from ..graph.symbols import Assumed, require
@@ -172,8 +174,19 @@ class Gate:
         for name, leaves in self.arguments:
             self._check(name, leaves, values[name], sizes)
         ones = {dim.symbol: 1 for dim in self.free}  # sizes of 1 are no symbol's value: they stretch
-        require(self.assumed, {**ones, **sizes}, ONE_WAY)
+        env = {**ones, **sizes}
+        with told(self.assumed, env, self._places(values, env)):
+            require(self.assumed, env, ONE_WAY)
         return [values[name] for name in self.names]
+
+    def _places(self, values: Mapping[str, Any], env: Mapping[str, int]) -> Iterator[tuple[str, Dim]]:
+        """The free sizes in a call and what they are called, but for those of 1 that stretch."""
+        for name, leaves in self.arguments:
+            given = parts(values[name])
+            for leaf in leaves:
+                for axis, dim in enumerate(leaf.dims if isinstance(leaf, TensorLeaf) else ()):
+                    if isinstance(dim, FreeDim) and given[leaf.path].shape[axis] == env[dim.symbol]:
+                        yield f"{name}{leaf.path}.shape[{axis}]", symbol(dim.symbol)
 
     def _misfit(self, given: Collection[str]) -> str:
         """Why these are not the arguments of the program, by their names."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -251,10 +250,19 @@ class Plan:
         return tuple(dict.fromkeys(code.symbol for segment in native for step in segment.steps for code in step.variants))
 
     @property
+    def places(self) -> Iterator[tuple[str, Dim]]:
+        """The sizes of the inputs, and other numbers among them, and what they are called."""
+        for position, item in enumerate(self.inputs):
+            name = item.label or f"argument {position}"
+            if isinstance(item, InputTensor):
+                yield from ((f"{name}.shape[{axis}]", dim) for axis, dim in enumerate(item.type.shape))
+            else:
+                yield name, item.dim
+
+    @property
     def sizes(self) -> Iterator[Dim]:
         """Every size of the inputs, and other number among them, that differs from call to call, each once."""
-        sizes = (item.type.shape if isinstance(item, InputTensor) else (item.dim,) for item in self.inputs)
-        return (dim for dim in dict.fromkeys(chain.from_iterable(sizes)) if not isinstance(dim, int))
+        return (dim for dim in dict.fromkeys(dim for _, dim in self.places) if not isinstance(dim, int))
 
     @cached_property
     def dims(self) -> tuple[Dim, ...]:

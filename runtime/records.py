@@ -10,6 +10,7 @@ from math import prod
 import torch
 
 from ..diagnostics.errors import InvalidGraph
+from ..graph.asked import told
 from ..graph.dims import Dim, evaluate
 from ..graph.symbols import require
 from .arena import Life, arrange
@@ -82,7 +83,8 @@ def make_record(plan: Plan, env: Mapping[str, int]) -> ShapeRecord:
     """Returns the record for the symbols' values `env`. InputError for sizes that another program would be captured for, InvalidGraph when
     the plan has a symbol that no input defines."""
     try:
-        env = require(plan.assumed, env, sizes=plan.sizes)
+        with told(plan.assumed, env, plan.places):
+            env = require(plan.assumed, env)
         numbers = {dim: evaluate(dim, env) for dim in plan.dims}
     except KeyError as error:
         raise InvalidGraph(f"no input defines the size {error.args[0]}", f"plan {plan.name}") from error

@@ -25,7 +25,7 @@ def test_rows_of_any_length_are_refused_from_where_their_places_do_not_fit() -> 
     x[2000], x[7] = 9, 5
     for got, expected in zip(compiled(x), torch.topk(x, 2), strict=True):
         assert torch.equal(got, expected)
-    with pytest.raises(InputError, match=f"captured where .*{PLACES} >= 0, and here .* = {PLACES + 1}"):
+    with pytest.raises(InputError, match=f"captured where {PLACES} >= .*, and here .* = {PLACES + 1}"):
         compiled(torch.empty(PLACES + 1, dtype=torch.uint8))
 
 

@@ -147,5 +147,5 @@ def test_what_the_model_decides_is_told_of_the_sizes_of_a_call() -> None:
     assert captured.graph.inputs[0].shape == (8, 3)
     quarters = module(lambda self, x, y: x.view(-1, 4, 3) * y.sum() if x.shape[0] > y.shape[0] else x)
     fast = sashiko.compile(quarters, (torch.randn(12, 3), torch.randn(5)), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}))
-    with pytest.raises(sashiko.InputError, match=r"and here 4\*s\d+_by_4 = 8, s\d+ = 9"):
+    with pytest.raises(sashiko.InputError, match=r"and here x.shape\[0\] = 8, y.shape\[0\] = 9\n"):
         fast(torch.randn(8, 3), torch.randn(9))
