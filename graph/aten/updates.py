@@ -173,6 +173,16 @@ def select_scatter(c: Call, x: Value, part: Value, axis: int, index: Dim) -> Val
     return _at(x, b.unsqueeze(b.cast(part, x.dtype), axis), axis, movable(index, x.shape[axis]), 1)
 
 
+def unpooled(c: Call, x: Value, places: Value, size: Sequence[Dim], *_: Any) -> Value:
+    """max_unpool: elements at places that are counted in the plane of each alone. torch's decomposition counts through all planes, so that
+    a place beyond the end of one is in the next."""
+    if 0 in size:
+        return b.full(0, x.dtype, c.shape)
+    planes = c.shape[: -len(size)]
+    part, at = (b.reshape(v, (*planes, product(x.shape[-len(size) :]))) for v in (x, places))
+    return b.reshape(b.put(b.full(0, x.dtype, (*planes, product(size))), part, {len(planes): at}), c.shape)
+
+
 def _at(x: Value, part: Value, axis: int, first: Dim, step: int) -> Value:
     return b.put(x, part, {axis: along(b.iota(part.shape[axis], i64, first, step), axis, x.tensor.rank)})
 
@@ -189,6 +199,8 @@ ROWS: dict[Any, Row] = {
     aten.scatter_reduce.two: scatter_reduce,
     aten.scatter.src: scatter,
     aten.scatter.value: scatter,
+    aten.max_unpool2d.default: unpooled,
+    aten.max_unpool3d.default: unpooled,
     aten.slice_scatter.default: slice_scatter,
     aten.select_scatter.default: select_scatter,
 }

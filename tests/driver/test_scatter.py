@@ -112,6 +112,20 @@ def test_positions_that_are_not_there() -> None:
             fast(x, i.index_fill(0, torch.tensor([77]), wrong), s)
 
 
+@pytest.mark.parametrize("batch", [(2, 3), (3,)], ids=str)
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_places_in_a_plane(axes: int, batch: tuple[int, ...]) -> None:
+    """A place beyond the end of one is none in the next."""
+    pool, unpool = (getattr(torch.nn.functional, f"max_{kind}{axes}d") for kind in ("pool", "unpool"))
+    model = Apply(lambda x, places: unpool(x, places, 2, output_size=[5] * axes))
+    x, places = pool(torch.randn(*batch, *[4] * axes, generator=torch.Generator().manual_seed(0)), 2, return_indices=True)
+    fast = sashiko.compile(model.eval(), (x, places), strict=True)
+    assert torch.equal(fast(x, places), model(x, places))
+    for wrong in (-1, 5**axes):
+        with pytest.raises(IndexError):
+            fast(x, places.masked_fill(places == places.flatten()[0], wrong))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 @pytest.mark.parametrize("value", [3.7, torch.tensor(2.5)], ids=["number", "tensor"])
 def test_one_number_at_places_from_both_ends(value: Any, dtype: torch.dtype) -> None:
