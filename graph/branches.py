@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import sympy
 import torch
+from torch._prims_common import is_contiguous_for_memory_format_or_false
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental import symbolic_shapes
@@ -20,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ..diagnostics.errors import Unsupported
 from .alone import alone
 from .examples import called
 from .refusals import is_the_users
@@ -27,6 +29,7 @@ from .refusals import is_the_users
 Sizes = frozenset[sympy.Symbol]
 _ASKED: WeakKeyDictionary[ShapeEnv, dict[Sizes, None]] = WeakKeyDictionary()
 _REFUSED: WeakKeyDictionary[ShapeEnv, list[Sizes]] = WeakKeyDictionary()
+_OWN = "write to a clone of it, or compile from an example with sizes for which it is a copy"
 _MOST = 4  # free sizes of one question
 
 
@@ -73,7 +76,25 @@ class _Contiguity(TorchFunctionMode):
                         note(question.node, bool(question))
                 for env, symbol in _of_strides(args[0]):
                     _ASKED.setdefault(env, {})[frozenset({symbol})] = None
+                if args[0].layout is torch.strided:
+                    return _lies(args[0], (kwargs or {}).get("memory_format", torch.contiguous_format))
         return func(*args, **(kwargs or {}))
+
+
+_ORDERS = {torch.channels_last: (1, 3, 2, 0), torch.channels_last_3d: (1, 4, 3, 2, 0)}
+
+
+def _lies(tensor: torch.Tensor, order: torch.memory_format) -> bool:
+    """Whether a tensor lies without gaps in an order. Sizes are asked for it, of which torch takes no note (`oblivious.py`)."""
+    axes, expected = _ORDERS.get(order, range(tensor.ndim - 1, -1, -1)), 1
+    if len(axes) != tensor.ndim:
+        return False
+    for axis in axes:
+        if tensor.shape[axis] != 1:
+            if tensor.stride(axis) != expected:
+                return 0 in tensor.shape
+            expected = expected * tensor.shape[axis]
+    return True
 
 
 def _known(env: Any) -> Mapping[sympy.Basic, Any]:
@@ -114,15 +135,18 @@ def check(model: torch.nn.Module, program: ExportedProgram, args: Sequence[Any],
                     _REFUSED.setdefault(env, []).append(sizes)
 
 
-def refuse(tensors: Iterable[torch.Tensor]) -> None:
-    """Refuses calls where a size of one of these is 1 that is not, or a size that its strides are made of."""
-    for tensor in tensors:
+def refuse(tensors: Iterable[tuple[torch.Tensor, torch.memory_format]]) -> None:
+    """Refuses calls where a size of one of these is 1 that is not, or a size that its strides are made of, or where it lies without gaps
+    in this order. Unsupported for an example where it does so, unless that is so in all calls."""
+    for tensor, order in tensors:
         sizes: Sequence[Any] = tensor.shape
         for size in sizes:
             if isinstance(size, torch.SymInt) and size.node.has_hint() and size != 1 and isinstance(size.node.expr, sympy.Symbol):
                 _REFUSED.setdefault(size.node.shape_env, []).append(frozenset({size.node.expr}))  # others become guards by being asked
         for env, symbol in _of_strides(tensor):
             _REFUSED.setdefault(env, []).append(frozenset({symbol}))
+        if not is_contiguous_for_memory_format_or_false(tensor, memory_format=order) and _lies(tensor, order):
+            raise Unsupported("the model writes to what is a view for some sizes, these among them, and a copy for others", hint=_OWN)
 
 
 def _of_strides(tensor: torch.Tensor) -> Iterator[tuple[ShapeEnv, sympy.Symbol]]:

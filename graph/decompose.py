@@ -75,9 +75,9 @@ def by_node(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]], s
         return None
 
 
-def deciding(graph: Graph) -> Iterator[torch.Tensor]:
-    """The tensors whose free sizes, and those that their strides are made of, are not to become 1: with them, what is perhaps a view in an
-    exported graph, and written to under one of its names, may be one where it is none here."""
+def deciding(graph: Graph) -> Iterator[tuple[torch.Tensor, torch.memory_format]]:
+    """The tensors whose sizes decide whether what is made of them, and is written to under one of its names, is a view, in an exported
+    graph that takes it for none: it would be one if they lay without gaps, in the order that is asked for."""
     memory: dict[Node, set[Node]] = {}
     for node in graph.nodes:
         common = {node}.union(*(memory[n] for n in (() if _alone(node) else node.all_input_nodes)))
@@ -85,8 +85,8 @@ def deciding(graph: Graph) -> Iterator[torch.Tensor]:
     overwritten = set[Node]().union(*(memory[n] for node in graph.nodes for n in written(node)))
     for node in graph.nodes:
         if node in overwritten and _is_perhaps_a_view(node):
-            for each in node.all_input_nodes:
-                yield from tensors(each)
+            order = node.kwargs.get("memory_format") or torch.contiguous_format
+            yield from ((tensor, order) for each in node.all_input_nodes for tensor in tensors(each))
 
 
 def _is_perhaps_a_view(node: Node) -> bool:
