@@ -72,7 +72,13 @@ def _pool(axes: int, rank: int, *_: object) -> _Asked:
     return [(axis, 1) for axis in range(0 if rank == axes + 1 else 1, rank)]
 
 
+def _extreme(rank: int, axes: int | Sequence[int] | Node | None = None, *_: object) -> _Asked:
+    """The axes along which an element is chosen: all where none is named, and none of two tensors."""
+    return [] if isinstance(axes, Node) else [(axis, 1) for axis in ((axes,) if isinstance(axes, int) else axes or range(rank))]
+
+
 _ASKS: dict[Any, Callable[..., _Asked]] = {
+    **{getattr(torch.ops.aten, name): _extreme for name in ("amax", "amin", *_UNDEFINED_OF_NOTHING)},
     torch.ops.aten.squeeze: _squeeze, torch.ops.aten.select: _select, torch.ops.aten.topk: _topk,
     **{
         getattr(torch.ops.aten, f"{kind}{axes}d{places}"): partial(_pool, axes)

@@ -95,13 +95,20 @@ def extreme(x: Value, kind: str, axes: Sequence[int], keepdim: bool) -> Value:
     """max or min; for bool any or all. Raises Unsupported where there may be nothing to choose from, which PyTorch refuses."""
     if (bounds(count(x, axes))[0] or 0) < 1:
         raise Unsupported(f"{kind} over an axis that may be empty")
+    return _chosen(x, kind, axes, keepdim)
+
+
+def _chosen(x: Value, kind: str, axes: Sequence[int], keepdim: bool) -> Value:
+    """The same for axes of computed sizes as well, which are not empty in any call: `small_sizes.needed`, or a guard of Dynamo, says so."""
+    if count(x, axes) == 0:
+        raise Unsupported(f"{kind} over an axis that is empty")
     if x.dtype == boolean:
         return b.reduce(x, "any" if kind == "max" else "all", axes, keepdim)
     return b.reduce(x, kind, axes, keepdim)
 
 
 def most(kind: str) -> Row:
-    return lambda c, x, axes=None, keepdim=False: extreme(x, kind, axes_of(x, axes), keepdim)
+    return lambda c, x, axes=None, keepdim=False: _chosen(x, kind, axes_of(x, axes), keepdim)
 
 
 def most_and_where(kind: str) -> Row:
@@ -110,7 +117,7 @@ def most_and_where(kind: str) -> Row:
     def row(c: Call, x: Value, axis: int, keepdim: bool = False) -> tuple[Value | None, ...]:
         index = arg(kind)(c, x, axis, keepdim) if 1 in c.used else None
         assert not isinstance(index, tuple)
-        return extreme(x, kind, axes_of(x, axis), keepdim), index
+        return _chosen(x, kind, axes_of(x, axis), keepdim), index
 
     return row
 
@@ -125,8 +132,8 @@ def arg(kind: str) -> Row:
             out = b.reduce(b.reshape(x, (product(x.shape),)), f"arg{kind}", 0)
             return b.reshape(out, (1,) * x.tensor.rank) if keepdim else out
         axes = axes_of(x, axis)
-        if (bounds(count(x, axes))[0] or 0) < 1:
-            raise Unsupported(f"arg{kind} over an axis that may be empty")
+        if count(x, axes) == 0:
+            raise Unsupported(f"arg{kind} over an axis that is empty")
         return b.reduce(x, f"arg{kind}", axes, keepdim)
 
     return row

@@ -78,6 +78,19 @@ def test_sizes_are_served_from_the_least_one_that_operations_bear(name: str) -> 
             assert_close(compiled(x), function(x), equal_nan=True)
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: x[4:].max(0)[0], lambda x: x[4:].min(), lambda x: x[4:].amax((0, 1)), lambda x: x[4:].argmin(0), lambda x: x[4:].aminmax()[1],
+])  # fmt: skip
+def test_what_is_chosen_from_what_may_be_cut_off(function: Function) -> None:
+    compiled = sashiko.compile(Applied(function).eval(), (torch.randn(9, 4),), dynamic_shapes=({0: Dim.AUTO},), strict=True)
+    for n in (5, 20):
+        x = torch.randn(n, 4)
+        assert torch.equal(compiled(x), function(x))
+    for n in (1, 4):
+        with pytest.raises(InputError, match="takes another way for these sizes"):
+            compiled(torch.randn(n, 4))
+
+
 def test_a_size_of_one_that_a_squeeze_would_drop() -> None:
     compiled = sashiko.compile(Applied(lambda x: x.squeeze()).eval(), (torch.randn(6, 4),), dynamic_shapes=({0: Dim("n", max=9)},))
     assert compiled(torch.randn(5, 4)).shape == (5, 4)
