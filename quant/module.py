@@ -173,8 +173,7 @@ class Gate:
         sizes: dict[str, int] = {}
         for name, leaves in self.arguments:
             self._check(name, leaves, values[name], sizes)
-        ones = {dim.symbol: 1 for dim in self.free}  # sizes of 1 are no symbol's value: they stretch
-        env = {**ones, **sizes}
+        env = {**{dim.symbol: 1 for dim in self.free}, **sizes}  # sizes of 1 are no symbol's value: they stretch
         with told(self.assumed, env, self._places(values, env)):
             require(self.assumed, env, ONE_WAY)
         return [values[name] for name in self.names]
