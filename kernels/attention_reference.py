@@ -54,7 +54,10 @@ class _Row:
         self._each(lambda e: fn.store(zero, fn.gep(self.sums, e, self.ty)))
         total = fn.loop(i64(0), keys, 1, [zero], lambda j, sums: [self._add(row, j, safe, sums[0])])[0]
         if len(spec.score.stores) > 1:
-            total = fn.add(total, math_call(fn, self.target, "exp", [fn.sub(self._sink(row), safe)]))
+            sink = self._sink(row)
+            weight = math_call(fn, self.target, "exp", [fn.sub(sink, safe)])
+            infinite = fn.fcmp("oeq", sink, const(self.ty, float("inf")))
+            total = fn.add(total, fn.select(infinite, const(self.ty, float("nan")), weight))
         divisor = fn.select(fn.fcmp("oeq", total, zero), const(self.ty, 1.0), total)
         self._each(lambda e: self._write(e, divisor))
         return []

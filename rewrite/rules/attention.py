@@ -82,7 +82,7 @@ def _masked(rng: random.Random, s: Value, mask: str, index: int) -> Value:
 def attention(m: Match) -> Value | Mismatch:
     """Queries, keys and mask are those of the scores; q, k and v must have the same batch and head axes."""
     s, rank = m["s"], m["s"].tensor.rank
-    for name in ("m", "n"):
+    for name in ("m", "n", *(["hidden"] if "hidden" in m.bindings.attrs else [])):
         reduction = m.attrs(name, A.ReduceAttrs)
         if reduction.axes != (rank - 1,) or not reduction.keepdim:
             return m.fail(f"softmax over axes {reduction.axes} of {rank}, not over the keys", s)

@@ -172,7 +172,7 @@ def _where(m: Match, s: Value, steps: int) -> Scores | Mismatch:
     if low == -inf:
         return replace(found, kept=keep if found.kept is None else b.and_(found.kept, keep))
     before = found.folded()
-    return replace(before, added=_chosen(keep, before.added, min(low, _HIDDEN)), low=max(low, before.low))
+    return replace(before, added=_chosen(keep, before.added, _HIDDEN), low=max(low, before.low))
 
 
 def _chosen(keep: Value, added: Value | None, low: float) -> Value:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from sashiko.cpu_codegen import jit
@@ -13,6 +14,7 @@ from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.dims import Func, Poly, evaluate, symbols
 from sashiko.graph.types import DType, QParams, bf16, f16, f32, f64, i8, u8
 from sashiko.kernels.attention_amx import emit_amx
+from sashiko.kernels.attention_reference import emit_reference
 from sashiko.kernels.attention_score import by_query
 from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec
 from sashiko.kernels.attention_table import ATTENTION, select
@@ -130,6 +132,16 @@ def check_that_nan_stays_in_its_row(runner: Runner, emit: Emit, short: bool) -> 
     got = run(runner, emit, given)
     broken = got.isnan().any(-1)
     assert broken[1, 2, 5] and broken[0, 1, 19] and got[1, 2, 5].isnan().all() and broken.sum() == 2
+
+
+@pytest.mark.parametrize("emit", [selected, lambda *given: AttentionCode(emit_reference(*given))], ids=["selected", "reference"])
+def test_an_infinite_sink_makes_its_head_nan(emit: Emit) -> None:
+    runner = MACHINES[0].values[0]
+    assert isinstance(runner, Runner)
+    given = problem(BY_NAME["sinks"], f32)
+    given.masks[-1].reshape(-1)[:] = np.array([np.inf, -np.inf, 0.0])
+    got = run(runner, emit, given)
+    assert got[:, 0].isnan().all() and not got[:, 1:].isnan().any()
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)

@@ -13,7 +13,7 @@ from sashiko.graph import attrs as A
 from sashiko.graph import build as b
 from sashiko.graph.interpret import run
 from sashiko.graph.ir import Graph, Value
-from sashiko.graph.types import DType, bf16, boolean, f16, f32
+from sashiko.graph.types import DType, bf16, boolean, f16, f32, f64
 from sashiko.rewrite import apply, explain
 from sashiko.rewrite.rules import CANONICAL
 from sashiko.rewrite.rules.attention import attention
@@ -306,6 +306,20 @@ def test_rows_of_which_no_score_is_kept() -> None:
     expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=seen, scale=1.0)
     torch.testing.assert_close(run(graph, [q, k, v, seen, torch.zeros(B, 1, M, S)])[0], expected)
     assert "expected the number 0, found 1.0" in refusal(b.matmul(b.where(hidden, 1.0, softmax(s)), heads(V)))
+    for axis in (1, 2):
+        other = b.reduce(b.eq(s, -math.inf), "all", axis, keepdim=True)
+        assert "not over the keys" in refusal(b.matmul(b.where(other, 0.0, softmax(s)), heads(V)))
+
+
+def test_keys_hidden_by_the_lowest_number_of_f64() -> None:
+    """f32 does not hold it; queries that see no key weigh all alike."""
+    q, k, v = (b.input_(i, f64, (B, H, n, D)) for i, n in enumerate((M, S, S)))
+    s = b.where(SEEN, b.matmul(q, b.permute(k, (0, 1, 3, 2))), torch.finfo(torch.float64).min)
+    graph = apply(Graph((q, k, v, SEEN), (b.matmul(softmax(s), v),)), CANONICAL)
+    assert graph.outputs[0].op == "attention"
+    data = [torch.randn(B, H, n, D, dtype=torch.float64) for n in (M, S, S)]
+    got = run(graph, [*data, torch.zeros(B, 1, 1, S, dtype=torch.bool)])[0]
+    torch.testing.assert_close(got, data[2].mean(-2, keepdim=True).expand(B, H, M, D))
 
 
 def test_a_mask_that_adds_heads() -> None:
