@@ -78,10 +78,9 @@ Assumed = Assumption | Definition
 
 def require(
     assumptions: Iterable[Assumed], env: Mapping[str, int], hint: str = "compile it for an example of these sizes, too",
-    sizes: Iterable[Dim] = (),
 ) -> dict[str, int]:
-    """The numbers of all symbols, those that are defined included. Raises InputError for sizes that another program would be traced for,
-    which tells `sizes`, or without any the symbols."""
+    """The numbers of all symbols, those that are defined included. Raises InputError for sizes that another program would be traced for;
+    `asked.told` puts it into the caller's words."""
     env = dict(env)
     for assumption in assumptions:
         if isinstance(assumption, Definition):
@@ -90,7 +89,7 @@ def require(
             except (ArithmeticError, ValueError) as error:  # as the model itself would raise
                 raise InputError(f"the model computes {assumption} of its sizes, here {env}: {error}") from error
         elif not assumption.holds(env):
-            raise another_way(assumption, {str(dim): dims.evaluate(dim, env) for dim in sizes} or env, hint)
+            raise another_way(assumption, env, hint)
     return env
 
 

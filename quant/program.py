@@ -192,7 +192,7 @@ class _PlainSizes(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not isinstance(result, torch.Tensor):
+        if torch.compiler.is_dynamo_compiling() or not isinstance(result, torch.Tensor):  # it looks into this, too, for torch.cond
             return result
         sizes: tuple[object, ...] = tuple(result.shape)  # int or SymInt
         longest = max((_longest_function(size.node.expr) for size in sizes if isinstance(size, torch.SymInt)), default=0)
