@@ -2,7 +2,7 @@
 
 A `Dim` is a Python int or a `Poly`. Arithmetic on them gives canonical results, so equal expressions compare equal
 and `product([B, S]) == product([S, B])` needs no solver. Floor division, remainder, minimum and maximum that do not
-simplify become opaque atoms. Symbols carry their range, which is all that the proofs in this file use.
+simplify become opaque atoms. Symbols carry their range, from which `bounds.py` proves what it can.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import gcd
 
+from .bounds import bounds, less, non_negative
 from .poly import Atom, Dim, Func, Monomial, Poly, Shape, Symbol, from_terms, product, single, symbol, symbols, terms_of
 
 __all__ = [
@@ -23,125 +24,12 @@ def _func(kind: str, *args: Dim) -> Dim:
     return Poly((((Func(kind, args),), 1),))
 
 
-@lru_cache(maxsize=1 << 14)
-def bounds(value: Dim) -> tuple[int | None, int | None]:
-    """Inclusive integer bounds (None: unbounded) by interval arithmetic over the symbols' ranges."""
-    spans = [_interval(value)]
-    quotients = _quotients(value) if len(terms_of(value)) > 1 or None in spans[0] else []
-    for mono, factor, x, divisor in quotients:
-        for inner in {1, *(other for *_, other in quotients)}:
-            b = divisor // inner
-            if b > 1 and divisor % inner == 0 and factor % b == 0:  # k b (x // b) lies between k (x - b + 1) and k x, x a quotient, too
-                times, rest = factor // b, value - from_terms({mono: factor})
-                ends = [_interval(rest + times * (floordiv(x, inner) - lack)) for lack in (0, b - 1)][:: -1 if times > 0 else 1]
-                spans.append((ends[0][0], ends[1][1]))
-    if len(spans) == 1:
-        return spans[0]
-    lows, highs = ([end for end in found if end is not None] for found in zip(*spans, strict=True))
-    return max(lows, default=None), min(highs, default=None)
-
-
-def _quotients(value: Dim) -> list[tuple[Monomial, int, Dim, int]]:
-    """(term, factor, x, divisor) of what is added up of quotients by known numbers."""
-    found: list[tuple[Monomial, int, Dim, int]] = []
-    for mono, factor in terms_of(value):
-        if len(mono) == 1 and isinstance(mono[0], Func) and mono[0].kind == "floordiv":
-            x, divisor = mono[0].args
-            if isinstance(divisor, int) and divisor > 0:
-                found.append((mono, factor, x, divisor))
-    return found
-
-
-def _interval(value: Dim) -> tuple[int | None, int | None]:
-    """Each term by itself."""
-    if not isinstance(value, Poly):
-        return value, value
-    spans = {atom: _atom_bounds(atom) for mono, _ in value.terms for atom in mono}
-    terms = value.terms
-    if any(len(mono) > 1 for mono, _ in terms) and any(factor < 0 for _, factor in terms):
-        # From the least numbers on, so that less is taken from a product with the same factor; of sizes from 1 on, which may be 0, from 0.
-        sure = {atom for atom in spans if all(s.lo != 1 for s in symbols(Poly((((atom,), 1),))))}
-        least = {atom: max(low or 0, 0) if atom in sure else 0 for atom, (low, _) in spans.items()}
-        moved = (product([factor, *(Poly((((atom,), 1),)) + least[atom] for atom in mono)]) for mono, factor in terms)
-        terms = terms_of(sum(moved))
-        spans = {atom: (low and low - least[atom], None if high is None else high - least[atom]) for atom, (low, high) in spans.items()}
-    low: int | None = 0
-    high: int | None = 0
-    for mono, coefficient in terms:
-        lo: int | None = 1
-        hi: int | None = 1
-        for a_lo, a_hi in (spans[atom] for atom in mono):
-            if a_lo is None or a_lo < 0:
-                lo, hi = None, None
-                break
-            lo = None if lo is None else lo * a_lo
-            hi = None if hi is None or a_hi is None else hi * a_hi
-        if coefficient < 0:
-            lo, hi = hi, lo
-        low = None if low is None or lo is None else low + coefficient * lo
-        high = None if high is None or hi is None else high + coefficient * hi
-    return low, high
-
-
-def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
-    if isinstance(atom, Symbol):
-        hi = atom.hi
-        if hi is None and atom.extent is not None:
-            extent_hi = bounds(atom.extent)[1]
-            hi = None if extent_hi is None else extent_hi - 1
-        return atom.lo, hi
-    spans = [bounds(a) for a in atom.args]
-    (a_lo, a_hi), (b_lo, b_hi) = spans[0], spans[-1]
-    if atom.kind == "mod":
-        return 0, None if b_hi is None else b_hi - 1
-    if atom.kind == "floordiv":
-        if a_lo is None or a_lo < 0 or b_lo is None or b_lo < 1:
-            return None, None
-        return (0 if b_hi is None else a_lo // b_hi), (None if a_hi is None else a_hi // b_lo)
-    los, his = [s[0] for s in spans], [s[1] for s in spans]
-    if atom.kind == "min":
-        known = [h for h in his if h is not None]
-        return (None if None in los else min(x for x in los if x is not None)), (min(known) if known else None)
-    known = [x for x in los if x is not None] + ([0] if atom.args[0] + atom.args[1] == 0 else [])
-    return (max(known) if known else None), (None if None in his else max(h for h in his if h is not None))
-
-
-def non_negative(value: Dim) -> bool:
-    low = bounds(value)[0]
-    return low is not None and low >= 0
-
-
-def less(a: Dim, b: Dim) -> bool:
-    """True when a < b is proved for every value in range."""
-    if (bounds(b - a)[0] or 0) > 0:
-        return True
-    if isinstance(a, Poly) and len(a.terms) == 1 and a.terms[0][1] == 1 and len(a.terms[0][0]) == 1:
-        atom = a.terms[0][0][0]
-        if isinstance(atom, Symbol) and atom.extent is not None:
-            return atom.extent == b or non_negative(b - atom.extent)
-        if isinstance(atom, Func) and atom.kind == "mod":
-            return atom.args[1] == b
-    greatest = _greatest(a)
-    return greatest != a and (bounds(b - greatest)[0] or 0) > 0
-
-
-def _greatest(value: Dim) -> Dim:
-    """No less than `value`: every axis that adds to it is at its end."""
-    total: Dim = 0
-    for mono, factor in terms_of(value):
-        term: Dim = factor
-        grows = factor > 0 and all((least := _atom_bounds(atom)[0]) is not None and least >= 0 for atom in mono)
-        for atom in mono:
-            end = atom.extent if grows and isinstance(atom, Symbol) else None
-            term = term * (Poly((((atom,), 1),)) if end is None else end - 1)
-        total = total + term
-    return total
-
-
 def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
-    """a / b when b is one monomial that divides every term of a."""
-    (divisor, scale), *rest = terms_of(b) or (((), 0),)
-    if rest or scale == 0:
+    """a / b when that is a polynomial."""
+    if len(terms_of(b)) > 1:
+        return _long_division(a, b)
+    (divisor, scale), *_ = terms_of(b) or (((), 0),)
+    if scale == 0:
         return None
     quotient: dict[Monomial, int] = {}
     for mono, coefficient in terms_of(a):
@@ -156,6 +44,23 @@ def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
     return from_terms(quotient)
 
 
+def _long_division(a: Dim, b: Dim) -> Dim | None:
+    """a / b by leading terms, as of sizes that are 4 n + 3."""
+    leading = from_terms(dict([max(terms_of(b), key=_degree)]))
+    quotient: Dim = 0
+    while a != 0:
+        part = _exact_quotient(from_terms(dict([max(terms_of(a), key=_degree)])), leading)
+        if part is None:
+            return None
+        quotient, a = quotient + part, a - part * b
+    return quotient
+
+
+def _degree(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
+    """Terms are in the same order as their products with another one are."""
+    return len(term[0]), [atom.key for atom in term[0]]
+
+
 def divides(b: Dim, a: Dim) -> bool:
     """True when a % b == 0 is evident from the form of a and b."""
     return a == b or _exact_quotient(a, b) is not None
@@ -163,6 +68,9 @@ def divides(b: Dim, a: Dim) -> bool:
 
 def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     """a == quotient * b + rest, with every term that b divides in the quotient."""
+    if len(terms_of(b)) > 1:
+        exact = _exact_quotient(a, b)
+        return (0, a) if exact is None else (exact, 0)
     quotient: Dim = 0
     rest: Dim = 0
     for mono, coefficient in terms_of(a):
@@ -174,15 +82,39 @@ def _split(a: Dim, b: Dim) -> tuple[Dim, Dim]:
 
 def _common(a: Dim, b: Dim) -> tuple[int, int, Dim, Dim]:
     """(f, n, x, d) with b == f * d and a == f * (n * d + x) + s for a number 0 <= s < f: a // b == n + x // d and a % b == f * (x % d) + s.
-    The number in x is between -d and d, where x is no less than 0 for that: sizes that are equal are in one form then."""
+    The number in x is from 0 to d - 1."""
     if not isinstance(b, int) or b <= 0:
         return 1, 0, a, b
     factor = gcd(b, *(coefficient for mono, coefficient in terms_of(a) if mono))
     if factor > 1:
         a, b = from_terms({mono: coefficient // factor for mono, coefficient in terms_of(a)}), b // factor
     mono, constant = terms_of(a)[-1]
-    turns = 0 if mono else constant // b if constant > 0 else -(-constant // b)
-    return (factor, turns, a - turns * b, b) if turns < 0 or (turns and non_negative(a - turns * b)) else (factor, 0, a, b)
+    turns = 0 if mono else constant // b
+    return factor, turns, a - turns * b, b
+
+
+def _lacking(a: Dim, b: Dim) -> int:
+    """How often b is to be added to a until it is known to be no less than 0; 0 where a has no lower bound."""
+    return max(-((bounds(a)[0] or 0) // b), 0) if isinstance(b, int) and b > 0 else 0
+
+
+def _from_above(a: Dim, b: Dim) -> bool:
+    """Whether a // b is told as -((b - 1 - a) // b), as -n // 2 is: whichever needs less to be divided from 0 on."""
+    if not isinstance(b, int) or b <= 0:
+        return False
+    here, there = ((bounds(x)[0] is None, _lacking(x, b), terms_of(x)[0][1] < 0) for x in (a, b - 1 - a))
+    return there < here
+
+
+def _quotients(value: Dim) -> list[tuple[Monomial, int, Dim, int]]:
+    """(term, factor, x, divisor) of what is added up of quotients by known numbers."""
+    found: list[tuple[Monomial, int, Dim, int]] = []
+    for mono, factor in terms_of(value):
+        if len(mono) == 1 and isinstance(mono[0], Func) and mono[0].kind == "floordiv":
+            x, divisor = mono[0].args
+            if isinstance(divisor, int) and divisor > 0:
+                found.append((mono, factor, x, divisor))
+    return found
 
 
 def _of_quotient(a: Dim, b: Dim) -> tuple[Dim, Dim] | None:
@@ -215,7 +147,12 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     if (inner := _of_quotient(rest, b)) is not None:
         return quotient + floordiv(*inner)
     _, turns, smaller, divisor = _common(rest, b)
-    return quotient + turns + (_func("floordiv", rest, b) if smaller == rest else floordiv(smaller, divisor))
+    if smaller != rest:
+        return quotient + turns + floordiv(smaller, divisor)
+    if _from_above(rest, b):
+        return quotient - floordiv(b - 1 - rest, b)
+    turns = _lacking(rest, b)
+    return quotient - turns + _func("floordiv", rest + turns * b, b)
 
 
 def _same_for_all(rest: Dim, b: Dim) -> int | None:
@@ -265,15 +202,16 @@ def mod(a: Dim, b: Dim) -> Dim:
         whole = _congruent(rest, b)
         if whole != rest:
             return mod(whole, b)
-        most = bounds(rest)[1]
-        if most is not None and most <= 0:  # how far a size is from a multiple of b: together they are b * ceil(size / b)
-            return b * ceildiv(-rest, b) + rest
         if (same := _same_for_all(rest, b)) is not None:
             return rest - same * b
     elif less(rest, 0) and non_negative(rest + b):
         return rest + b
     factor, turns, smaller, divisor = _common(rest, b)
-    return _func("mod", rest, b) if smaller == rest else factor * mod(smaller, divisor) + (rest - factor * (turns * divisor + smaller))
+    if smaller != rest:
+        return factor * mod(smaller, divisor) + (rest - factor * (turns * divisor + smaller))
+    if isinstance(b, int) and b > 0 and non_negative(b - 1 - rest):  # how far a size is from a multiple of b: both are b * ceil(size / b)
+        return b * ceildiv(-rest, b) + rest
+    return _func("mod", rest + _lacking(rest, b) * b, b)
 
 
 def _congruent(a: Dim, b: int) -> Dim:

@@ -72,28 +72,31 @@ def _narrow(found: dict[str, Dim], positive: Dim) -> None:
             found[one.name] = symbol(one.name, low, min((high for high in highs if high is not None), default=None))
 
 
-def parts(zeros: Iterable[Dim]) -> dict[str, Dim]:
-    """Symbols of which only some remainders are left where each of `zeros` is 0, as a multiple and what is beyond it: 4 n where there is no
-    remainder, and 4 n + m + 3, with m from 0 to 1, where it is 3 or 0."""
-    asked: dict[Symbol, list[Dim]] = {}
-    for zero in zeros:
-        if len(symbols(zero)) == 1 and all(_divisors(zero)):
-            asked.setdefault(next(iter(symbols(zero))), []).append(zero)
-    found = {one.name: _in_parts(one, of_one) for one, of_one in asked.items() if one.lo > 0}
+def parts(zeros: Iterable[Dim], at_least: Iterable[Dim] = ()) -> dict[str, Dim]:
+    """Symbols of which only some remainders are left where each of `zeros` is 0 and each of `at_least` no less, as a multiple and what is
+    beyond it: 4 n where there is no remainder, and 4 n + m + 3, with m from 0 to 1, where it is 3 or 0."""
+    asked: dict[Symbol, list[tuple[Dim, bool]]] = {}
+    for dim, equal in (*((zero, True) for zero in zeros), *((more, False) for more in at_least)):
+        if len(symbols(dim)) == 1 and 0 < lcm(*_divisors(dim)) <= _LARGEST:
+            asked.setdefault(next(iter(symbols(dim))), []).append((dim, equal))
+    found: dict[str, Dim | None] = {}
+    for one, of_one in asked.items():
+        if one.lo > 0:  # of remainders that are not one after the other, equations may leave some that are
+            found[one.name] = _in_parts(one, of_one) or _in_parts(one, [each for each in of_one if each[1]])
     return {name: dim for name, dim in found.items() if dim is not None}
 
 
-def _in_parts(one: Symbol, zeros: list[Dim]) -> Dim | None:
-    count = lcm(*(divisor for zero in zeros for divisor in _divisors(zero)))
+def _in_parts(one: Symbol, asked: list[tuple[Dim, bool]]) -> Dim | None:
+    count = lcm(*(divisor for dim, _ in asked for divisor in _divisors(dim)))
     if not 1 < count <= _LARGEST:
         return None
     rests = set(range(count))
-    for zero in zeros:
-        at = [evaluate(zero, {one.name: size}) for size in range(count, 3 * count)]
+    for dim, equal in asked:
+        at = [evaluate(dim, {one.name: size}) for size in range(count, 3 * count)]
         if at[:count] == at[count:]:  # it asks of the remainder alone
-            rests = {rest for rest in rests if at[rest] == 0}
-    if len(rests) == count:
-        return None
+            rests = {rest for rest in rests if at[rest] == 0 or (at[rest] > 0 and not equal)}
+    count = next(turn for turn in range(1, count + 1) if count % turn == 0 and all((rest + turn) % count in rests for rest in rests))
+    rests = {rest for rest in rests if rest < count}
     firsts = [rest for rest in rests if (rest - 1) % count not in rests]
     if len(firsts) != 1:
         return None
@@ -110,12 +113,12 @@ def _in_parts(one: Symbol, zeros: list[Dim]) -> Dim | None:
 
 
 def _divisors(zero: Dim) -> Iterator[int]:
-    """Those of quotients and remainders in what has nothing else in it but its symbol; 0 if there is something else."""
+    """Those of quotients and remainders in what has nothing else in it but its symbol, times those inside; 0 if there is something else."""
     for mono, _ in terms_of(zero):
         for atom in mono:
             if isinstance(atom, Func):
                 plain = atom.kind in ("floordiv", "mod") and len(mono) == 1 and isinstance(atom.args[1], int)
-                yield from (atom.args[1], *_divisors(atom.args[0])) if plain else (0,)  # type: ignore[misc]
+                yield atom.args[1] * lcm(*_divisors(atom.args[0])) if plain else 0  # type: ignore[misc]
             elif len(mono) > 1:
                 yield 0
 

@@ -11,10 +11,12 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Union
 
+UNBOUNDED = 1 << 48  # larger than any tensor
+
 
 @dataclass(frozen=True)
 class Symbol:
-    """An unknown non-negative integer in [lo, hi]; an axis of a loop also knows the `extent` it stays below."""
+    """An unknown integer in [lo, hi], of any size where lo is -UNBOUNDED; an axis of a loop also knows the `extent` it stays below."""
 
     name: str
     lo: int = 0

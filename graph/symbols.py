@@ -21,6 +21,7 @@ from .dims import Dim, Symbol
 from .equalities import apart, fixed, joined, narrowed, parts, told
 from .floats import Definition
 from .guards import another_way, guards, same
+from .poly import UNBOUNDED
 from .refusals import place_of
 
 _FUNCTIONS: dict[str, Callable[..., Dim]] = {
@@ -31,8 +32,6 @@ _FUNCTIONS: dict[str, Callable[..., Dim]] = {
 
 _RELATIONS: dict[str, Callable[[int, int], bool]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {"floordiv": operator.floordiv, "mod": operator.mod, "min": min, "max": max}
-
-_UNBOUNDED = 1 << 48
 
 
 @dataclass(frozen=True)
@@ -111,15 +110,16 @@ class Symbols:
         """These, where what is equal by what torch takes for granted is one, too. torch does not look at that again once it has found more:
         that b * n == c * m, and then that b == c; nor at the quotients that views ask for. A size that is divided without a remainder is a
         multiple of another number."""
-        equal = [e for e in guards(self.env) if isinstance(e, sympy.Eq) and not free_unbacked_symbols(e)]
+        asked = [e for e in guards(self.env) if isinstance(e, sympy.Rel) and not free_unbacked_symbols(e)]
+        equal = [e for e in asked if isinstance(e, sympy.Eq)]
         while found := same([(self._simplified(e.lhs), self._simplified(e.rhs)) for e in equal if len(e.free_symbols) > 1]):
             self.same[found[1]] = found[0]
-        sizes = [e for e in equal if all(symbol.is_positive for symbol in e.free_symbols)]  # an argument may be 0 or less
-        for spelled in (narrowed, parts):
-            self._spell(spelled(self._zeros(sizes)))
+        sizes = [e for e in asked if all(symbol.is_positive for symbol in e.free_symbols)]  # an argument may be 0 or less
+        self._spell(narrowed(self._zeros(sizes)))
+        self._spell(parts(self._zeros(sizes), self._at_least(sizes)))
         for zero in self._zeros(sizes):
             self._spell(told(zero))
-        self._spell(parts(self._zeros(sizes)))
+        self._spell(parts(self._zeros(sizes), self._at_least(sizes)))
         for zero in self._zeros(sizes):
             self._spell(joined(zero, self.found.keys()))
         for zero in self._zeros(sizes):
@@ -136,16 +136,41 @@ class Symbols:
     def _spell(self, spelled: Mapping[str, Dim]) -> None:
         self.found = {name: dims.substitute(dim, spelled) for name, dim in self.found.items()}
 
-    def _zeros(self, equal: Iterable[sympy.Eq]) -> Iterator[Dim]:
+    def _zeros(self, asked: Iterable[sympy.Rel]) -> Iterator[Dim]:
         """What is 0 by these, as it is told by now, but for what is computed in floats. torch simplifies away what it takes for granted."""
-        for left, right in ((self._unified(e.lhs), self._unified(e.rhs)) for e in equal):
+        for e in asked:
+            left, right = self._unified(e.lhs), self._unified(e.rhs)
             ratio = left.args[0] / left.args[1] if isinstance(left, Mod | PythonMod) and right == 0 else None
-            with suppress(Unsupported):
-                sides = [self._factors(side) for side in ((left, right) if ratio is None else ratio.as_numer_denom())]
-                zeros = apart(*sides) if ratio is None else [dims.mod(*map(dims.product, sides))]
-                if not self.computed:
-                    yield from zeros
-            self.computed.clear()  # their symbols may be spelled in another way yet
+            if isinstance(e, sympy.Eq):
+                sides = self._as_told(*((left, right) if ratio is None else ratio.as_numer_denom()))
+                if sides is not None:
+                    yield from apart(*sides) if ratio is None else [dims.mod(*map(dims.product, sides))]
+            else:
+                yield from (more for more in self._at_least([e]) if dims.bounds(more)[1] == 0)
+
+    def _at_least(self, asked: Iterable[sympy.Rel]) -> Iterator[Dim]:
+        """What is no less than 0 by these, and no equation says."""
+        for e in asked:
+            if not isinstance(e, sympy.Eq) and e.lhs.is_integer and e.rhs.is_integer:
+                swapped = isinstance(e, (sympy.Le, sympy.Lt))
+                for factors in self._as_told(self._unified(e.rhs - e.lhs if swapped else e.lhs - e.rhs)) or ():
+                    more = dims.product(factors)
+                    low, high = dims.bounds(more)
+                    if isinstance(e, (sympy.Ge, sympy.Le)):
+                        yield more
+                    elif not isinstance(e, sympy.Ne) or low == 0:
+                        yield more - 1
+                    elif high == 0:
+                        yield -1 - more
+
+    def _as_told(self, *exprs: sympy.Expr) -> tuple[list[Dim], ...] | None:
+        """The factors of these, as they are told by now; None for what is computed in floats, or has no integer form."""
+        with suppress(Unsupported):
+            found = tuple(map(self._factors, exprs))
+            if not self.computed:
+                return found
+        self.computed.clear()  # their symbols may be spelled in another way yet
+        return None
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """The Dim of a size. Raises Unsupported for one that depends on data."""
@@ -283,10 +308,10 @@ class Symbols:
 
     def _bounds(self, expr: sympy.Expr) -> tuple[int, int | None]:
         if self.env is None:
-            return -_UNBOUNDED, None
+            return -UNBOUNDED, None
         span = bound_sympy(expr, self.env.var_to_range)
         low = _within(span.lower)
-        return -_UNBOUNDED if low is None else low, _within(span.upper)
+        return -UNBOUNDED if low is None else low, _within(span.upper)
 
     def _symbol(self, symbol: sympy.Symbol) -> Dim:
         name = symbol.name
@@ -313,9 +338,9 @@ class Symbols:
 def integer_bounds(bounds: Any) -> tuple[int, int | None]:
     """(low, high) of torch's ValueRanges; None where there is no upper bound, or one larger than any tensor."""
     low = _within(bounds.lower)
-    return -_UNBOUNDED if low is None else low, _within(bounds.upper)
+    return -UNBOUNDED if low is None else low, _within(bounds.upper)
 
 
 def _within(bound: Any) -> int | None:
     """A bound that is one: finite, and no larger than any tensor."""
-    return int(bound) if isinstance(bound, (int, sympy.Integer)) and abs(int(bound)) < _UNBOUNDED else None
+    return int(bound) if isinstance(bound, (int, sympy.Integer)) and abs(int(bound)) < UNBOUNDED else None

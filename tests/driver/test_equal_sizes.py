@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -48,6 +49,33 @@ def _grown(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: to
 def _pyramid(x: torch.Tensor) -> torch.Tensor:
     down = DOWN(x)
     return torch.cat([down, F.interpolate(DOWN(down[:, :3]), scale_factor=2.0)], 1)
+
+
+def _strided(x: torch.Tensor) -> torch.Tensor:
+    """Sizes that are rounded up, in all the ways that there are."""
+    height, width = x.shape[2:]
+    down, rounded = DOWN(x), ((height + 1) // 2, (width + 1) // 2)
+    padded = F.interpolate(x[:, :1], size=rounded) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, 1))
+    windows = F.unfold(x, 3, padding=1, stride=2).mean(1).view(-1, 1, -(-height // 2), math.ceil(width / 2))
+    return (down + padded + windows).reshape(-1, 4, rounded[0] * rounded[1]).relu()
+
+
+def _cropped(x: torch.Tensor) -> torch.Tensor:
+    """As much of the middle of an image as there is of one half and one fourth the size, twice as large."""
+    half = F.max_pool2d(x, 2)
+    small = F.max_pool2d(half, 2)
+    for image in (half, x):
+        small = F.interpolate(small, scale_factor=2.0)
+        (height, width), (top, left) = small.shape[2:], ((n - m) // 2 for n, m in zip(image.shape[2:], small.shape[2:]))
+        small = torch.cat([image[:, :, top : top + height, left : left + width], small], 1)
+    return small.relu()
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """Padded, if it is needed, as Swin does it."""
+    padding = (4 - x.shape[1] % 4) % 4
+    y = F.pad(x, (0, 0, 0, padding)).view(x.shape[0], -1, 4, 8).softmax(2).view(x.shape[0], -1, 8)
+    return (y[:, : x.shape[1]].contiguous() if padding > 0 else y) + x
 
 
 def _rows(*sizes: int) -> tuple[torch.Tensor, ...]:
@@ -103,6 +131,11 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[torch.Tensor, ...
     "one of four": (_in_fours, [_batches(8, 2), _batches(4, 1)], [_batches(8, 3)]),
     "pyramid": (_pyramid, [_image(64), _image(36)], [_image(34)]),
     "windows": (_windows, [_image(16, 24), _image(15, 32), _image(8, 7)], [_image(16, 21), _image(17, 24)]),
+    "strides": (_strided, [_image(16), _image(9), _image(3)], []),
+    "crops": (_cropped, [_image(20), _image(17), _image(18), _image(7)], []),
+    "halves": (lambda x: torch.stack(x.tensor_split(2, 1)), [_rows(64), _rows(18)], [_rows(17)]),
+    "thirds": (lambda x: torch.stack(x.tensor_split(3, 1)), [_rows(63), _rows(9)], [_rows(64)]),
+    "windows that are padded": (_padded, [_rows(62), _rows(17)], [_rows(64)]),
 }
 
 

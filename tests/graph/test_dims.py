@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sashiko.graph import dims
 from sashiko.graph.dims import Dim, symbol
+from sashiko.graph.poly import UNBOUNDED
 
 RANGES = {"a": (0, 7), "b": (1, 5), "c": (2, 6), "i": (0, 1)}
 SYMBOLS = {name: symbol(name, lo, hi) for name, (lo, hi) in RANGES.items()}
@@ -98,7 +99,7 @@ def test_linear_coefficient(expression: Both, env: dict[str, int]) -> None:
         assert dims.evaluate(slope, env) * env["a"] + dims.evaluate(rest, env) == expression.plain(env)
 
 
-A, B, C = SYMBOLS["a"], SYMBOLS["b"], SYMBOLS["c"]
+A, B, C, N = SYMBOLS["a"], SYMBOLS["b"], SYMBOLS["c"], symbol("n", 1)
 
 
 @pytest.mark.parametrize(("left", "right"), [
@@ -125,6 +126,16 @@ A, B, C = SYMBOLS["a"], SYMBOLS["b"], SYMBOLS["c"]
     (dims.floordiv(A - 11, 4), dims.floordiv(A - 3, 4) - 2),
     (dims.mod(A + 9, 8) - dims.mod(symbol("n", 1) - 11, 4), dims.mod(A + 1, 8) - dims.mod(symbol("n", 1) - 3, 4)),
     (dims.floordiv(dims.floordiv(A + 1, 2) + B - 3, 4), dims.floordiv(A + 2 * B - 5, 8)),
+    (dims.floordiv(N - 1, 2) + 1, dims.floordiv(N + 1, 2)),
+    (dims.floordiv(N - 7 + 6, 4) + 1, dims.ceildiv(N, 4)),
+    (-dims.floordiv(-N, 2), dims.ceildiv(N, 2)),
+    (-dims.floordiv(-dims.ceildiv(N, 2), 2), dims.ceildiv(N, 4)),
+    (-dims.floordiv(-N * B, 4), dims.ceildiv(N * B, 4)),
+    (-dims.floordiv(N - A, 2), dims.floordiv(A - N + 1, 2)),
+    (dims.mod(7 - N, 8), dims.mod(-N - 1, 8)),
+    (dims.floordiv(A * B * (4 * N + C + 3) * (N - 1), (N - 1) * (4 * N + C + 3)), A * B),
+    (dims.mod((4 * N + C + 3) * B, 4 * N + C + 3), 0),
+    (dims.floordiv((4 * N + 3) * B + 1, 4 * N + 3) - dims.floordiv(4 * N * B + 3 * B + 1, 4 * N + 3), 0),
 ])
 def test_canonical_forms(left: Dim, right: Dim) -> None:
     assert left == right
@@ -137,6 +148,29 @@ def test_sizes_of_repeated_striding(count: int) -> None:
     for _ in range(count):
         windows, places = dims.floordiv(windows - 3, 2) + 1, dims.ceildiv(places - 2, 2)
     assert windows == places
+
+
+SPANS = [(0, None), (1, None), (2, 40), (-9, 9), (-UNBOUNDED, None)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(SPANS), st.sampled_from([-3, -2, -1, 1, 2, 4]), st.integers(0, 1 << 20)), min_size=1, max_size=3),
+    st.integers(-30, 30), st.integers(2, 9), st.integers(-3, 3), st.integers(1, 3),
+)
+def test_quotients_have_one_form(parts: list[tuple[tuple[int, int | None], int, int]], first: int, by: int, turns: int, times: int) -> None:
+    x, plain, env = first, first, {}
+    for n, ((low, high), factor, number) in enumerate(parts):
+        name, least = f"s{n}", max(low, -60)
+        env[name] = least + number % ((60 if high is None else high) - least + 1)
+        x, plain = x + factor * symbol(name, low, high), plain + factor * env[name]
+    forms = [
+        dims.floordiv(x, by), dims.floordiv(x - turns * by, by) + turns, dims.floordiv(times * x + times - 1, times * by),
+        dims.ceildiv(x - by + 1, by), -dims.floordiv(by - 1 - x, by), -dims.ceildiv(-x, by),
+    ]
+    assert len(set(forms)) == 1 and dims.evaluate(forms[0], env) == plain // by
+    rests = dims.mod(x, by), dims.mod(x + turns * by, by)
+    assert rests[0] == rests[1] and dims.evaluate(rests[0], env) == plain % by
 
 
 @settings(max_examples=300, deadline=None)

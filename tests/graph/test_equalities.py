@@ -46,6 +46,26 @@ def test_parts_are_all_sizes_that_are_left(zeros: list[Dim], expected: str | Non
 
 
 @pytest.mark.parametrize(
+    ("zeros", "at_least", "expected"),
+    [
+        ([], [mod(S, 2) - 1], "2*s_by_2 + 1"),
+        ([], [mod(S, 4) - 1], "4*s_by_4 + s_rest + 1"),
+        ([mod(S, 4)], [1 - mod(floordiv(S, 4), 2)], "4*s_by_4"),  # of all
+        ([mod(S, 4)], [mod(floordiv(S, 4), 4) - 3], "16*s_by_16 + 12"),
+        ([mod(S, 4)], [mod(floordiv(S, 4), 2) * 2 - mod(floordiv(S, 4), 4)], "4*s_by_4"),  # some that are not one after the other
+        ([], [floordiv(S, 4) - 3], None),
+        ([], [S - 5], None),
+    ],
+)
+def test_inequalities_of_remainders_leave_fewer(zeros: list[Dim], at_least: list[Dim], expected: str | None) -> None:
+    found = parts(zeros, at_least)
+    assert {name: str(dim) for name, dim in found.items()} == ({} if expected is None else {"s": expected})
+    for size in range(17, 150) if expected else ():
+        if all(evaluate(zero, {"s": size}) == 0 for zero in zeros) and all(evaluate(more, {"s": size}) >= 0 for more in at_least):
+            assert evaluate(found["s"], solve([(found["s"], size, "a size")])) == size
+
+
+@pytest.mark.parametrize(
     ("high", "expected"), [(8, (4, 8)), (9, (4, 8)), (3, None), (1 << 20, (4, 1 << 20))]
 )
 def test_parts_stay_in_range(high: int, expected: tuple[int, int] | None) -> None:
