@@ -25,8 +25,9 @@ class Halves(nn.Module):
         self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.one(x[:, :4]).sum(1) + self.other(x[:, 4:]).sum(1)
-        return found
+        first = x[:, :4]
+        found: Tensor = self.one(first).sum(1)
+        return found if first.shape[1] == x.shape[1] else found + self.other(x[:, 4:]).sum(1)
 
 
 def test_of_compiled_saved_and_quantized_models(tmp_path: Path) -> None:

@@ -24,8 +24,10 @@ from sashiko.platforms.target import Target
 from tests.emulation import Runner, runners
 from tests.kernels.attention_cases import CASES, Case, Emit, check, check_quantized, problem, run
 from tests.kernels.tile_emulation import tiles_on
+from tests.sweeps import swept
 
 BY_NAME = {case.name: case for case in CASES}
+MOST = swept(CASES, [case for case in CASES if case.name not in ("near", "after_past", "first_keys", "hidden_few")])
 BY_ROW = {row.name: row for row in ATTENTION}
 DOTS = replace(X86_64_V4, name="x86_64_v4_bf16", features=X86_64_V4.features | {"avx512_bf16"})
 # AVX-512 is tried once: where this machine has it, by the machine itself.
@@ -51,14 +53,17 @@ def referenced(module: Module, target: Target, spec: AttentionSpec, name: str) -
 
 
 @pytest.mark.parametrize("runner", runners(few=True))
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", MOST, ids=lambda case: case.name)
 def test_f32(runner: Runner, case: Case) -> None:
     given = problem(case, f32)
     check(run(runner, selected, given), given)
 
 
 @pytest.mark.parametrize("runner", runners())
-@pytest.mark.parametrize("name", ["bert", "keep", "odd", "decode"])
+@pytest.mark.parametrize("name", swept(
+    ("bert", "keep", "odd", "decode", "window", "near", "after_past", "positions", "hidden", "sinks"),
+    ("bert", "keep", "odd", "decode", "window", "hidden", "sinks"),
+))
 def test_bf16(runner: Runner, name: str) -> None:
     given = problem(BY_NAME[name], bf16)
     check(run(runner, selected, given), given)
@@ -78,7 +83,7 @@ def test_amx(runner: Runner, case: Case) -> None:
 
 
 @pytest.mark.parametrize("runner", PAIRS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", MOST, ids=lambda case: case.name)
 def test_bf16_dots(runner: Runner, case: Case) -> None:
     given = problem(case, bf16)
     check(run(runner, dotted, given), given)
