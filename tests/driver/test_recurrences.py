@@ -56,7 +56,7 @@ def test_one_compilation_serves_every_length(cell: str, options: dict[str, Any])
 
 @pytest.mark.parametrize(
     ("cell", "dtype"),
-    swept(list(product(LAYERS, (torch.bfloat16, torch.float16))), [("lstm", torch.bfloat16), ("gru", torch.float16)]),
+    swept(list(product(LAYERS, (torch.bfloat16, torch.float16))), [("gru", torch.bfloat16)]),
     ids=str,
 )
 def test_models_of_narrow_floats(cell: str, dtype: torch.dtype) -> None:

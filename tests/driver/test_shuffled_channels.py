@@ -34,7 +34,7 @@ class Network(nn.Module):
         return torch.cat([self.left(x), self.right(x)], 1)
 
 
-@pytest.mark.parametrize(("units", "half"), swept([(1, 8), (4, 8), (1, 29), (4, 29)], [(4, 8), (1, 29)]))
+@pytest.mark.parametrize(("units", "half"), swept([(1, 8), (4, 8), (1, 29), (4, 29)], [(1, 29)]))
 @torch.no_grad()
 def test_units_of_halves_of_shuffled_channels(half: int, units: int) -> None:
     torch.manual_seed(0)
