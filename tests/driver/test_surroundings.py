@@ -11,6 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import sashiko
+from tests.sweeps import swept
 
 
 class Folded(nn.Module):
@@ -59,8 +60,9 @@ def test_calls_and_changed_weights(surroundings: Callable[[], AbstractContextMan
     assert_close(compiled(x), expected, rtol=0, atol=0)
 
 
-@each
-def test_quantizing_and_compiling(surroundings: Callable[[], AbstractContextManager[object]]) -> None:
+@pytest.mark.parametrize("name", swept(SURROUNDINGS, ("another device", "double by default")))
+def test_quantizing_and_compiling(name: str) -> None:
+    surroundings = SURROUNDINGS[name]
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)).eval(), torch.randn(8, 32)
     expected = {preset: sashiko.quantize(model, [x], preset=preset) for preset in ("int8", "int8-static", "int4-weight")}
