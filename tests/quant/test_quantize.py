@@ -37,8 +37,7 @@ def case(name: str) -> Case:
     return bert(), [tokens(3, length) for length in (12, 7)]
 
 
-SMALL = ("mlp", "no_bias", "attention", "bf16")
-CASES = (*SMALL, "bert")
+CASES = (*(SMALL := ("mlp", "no_bias", "attention", "bf16")), "bert")
 STATIC = [name for name, scheme in PRESETS.items() if scheme.default.label == "int8"]
 # Presets differ in how they find ranges; the largest model is tried with one of unsigned and one of signed activations.
 FEW = [(name, preset) for name in CASES for preset in STATIC if name != "bert" or preset in ("int8-static", "int8-symmetric")]
