@@ -147,11 +147,12 @@ def narrow_mask(value: Value) -> Value | None:
     """attention broadcasts its mask itself, and takes a bool mask as it is: what would only write a larger one is left out. Where each
     query sees a key, what hides others may be any number that is low enough."""
     assert isinstance(value.attrs, A.AttentionAttrs)
-    mask = given = value.attrs.besides(value.inputs)[0]
-    if mask is None or given is None:
+    given = value.attrs.besides(value.inputs)[0]
+    if given is None:
         return None
-    if number_of(mask) == (1 if mask.dtype == boolean else 0):
+    if number_of(given) == (1 if given.dtype == boolean else 0):
         return replace(value, inputs=value.inputs[:3] + value.inputs[4:])
+    mask = given
     while mask.op == "expand" or (mask.op == "reshape" and only_in_front(mask)):
         mask = mask.inputs[0]
     if mask.op == "where" and mask.dtype != boolean:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..cpu_codegen.builder import Function, Val, const, i64
-from ..cpu_codegen.math import call as math_call
 from .attention_rows import write_row
+from .attention_softmax import sink_weight
 
 if TYPE_CHECKING:
     from .attention_stream import Stream
@@ -19,10 +19,7 @@ def with_sinks(stream: Stream, largest: list[Val], totals: list[Val]) -> list[Va
     found = []
     for sink, top, factor, total in zip(sinks, largest, stream.factors, totals):
         top = stream.finite(top) if factor is None else fn.mul(stream.finite(top), factor)
-        # Infinite where all other weights are next to nothing; of what is infinite itself nothing is known.
-        weight = math_call(fn, stream.target, "exp", [fn.sub(sink, top)])
-        infinite = fn.fcmp("oeq", sink, const(sink.ty, float("inf")))
-        weight = fn.select(infinite, const(weight.ty, float("nan")), weight)
+        weight = sink_weight(fn, stream.target, sink, top)
         found.append(fn.fma(weight, const(weight.ty, 2.0**stream.octave), total))
     return found or totals
 

@@ -13,6 +13,7 @@ from ..cpu_codegen.slots import Slots
 from ..graph.types import DType, f32, f64
 from ..platforms.target import Target
 from .attention_result import Results
+from .attention_softmax import sink_weight
 from .attention_spec import FIRST_SCORE_BUFFER, OUT, AttentionSpec, HeadStrides, K, Q, V
 
 
@@ -54,10 +55,7 @@ class _Row:
         self._each(lambda e: fn.store(zero, fn.gep(self.sums, e, self.ty)))
         total = fn.loop(i64(0), keys, 1, [zero], lambda j, sums: [self._add(row, j, safe, sums[0])])[0]
         if len(spec.score.stores) > 1:
-            sink = self._sink(row)
-            weight = math_call(fn, self.target, "exp", [fn.sub(sink, safe)])
-            infinite = fn.fcmp("oeq", sink, const(self.ty, float("inf")))
-            total = fn.add(total, fn.select(infinite, const(self.ty, float("nan")), weight))
+            total = fn.add(total, sink_weight(fn, self.target, self._sink(row), safe))
         divisor = fn.select(fn.fcmp("oeq", total, zero), const(self.ty, 1.0), total)
         self._each(lambda e: self._write(e, divisor))
         return []

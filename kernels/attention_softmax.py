@@ -1,8 +1,9 @@
-"""The weights of a softmax in 16 bits; those in f32 are `math.exponential.exp_weight`."""
+"""The weights of a softmax in 16 bits, and those of sinks; others in f32 are `math.exponential.exp_weight`."""
 
 from __future__ import annotations
 
 from ..cpu_codegen.builder import I32, Function, Val, const
+from ..cpu_codegen.math import call as math_call
 from ..cpu_codegen.math.coefficients import EXP2_SHORT_WEIGHT, EXP2_SHORT_WEIGHT_UP
 from ..cpu_codegen.math.exponential import LOG2_E
 from ..cpu_codegen.math.parts import absolute, bits, k, power
@@ -40,6 +41,13 @@ def bounded_weight(fn: Function, target: Target, x: Val, factor: Val | None, oct
     """
     rate = k(x, LOG2_E) if factor is None else fn.mul(factor, k(x, LOG2_E))
     return short_weight(fn, target, x, rate, k(x, float(-octave)))
+
+
+def sink_weight(fn: Function, target: Target, sink: Val, largest: Val) -> Val:
+    """e^(sink - largest), for a sink that may be larger: infinite where other weights are next to nothing beside it, and NaN for one that
+    is infinite itself."""
+    weight = math_call(fn, target, "exp", [fn.sub(sink, largest)])
+    return fn.select(fn.fcmp("oeq", sink, const(sink.ty, float("inf"))), const(weight.ty, float("nan")), weight)
 
 
 def short_pair(fn: Function, even: Val, odd: Val) -> Val:

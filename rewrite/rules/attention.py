@@ -37,9 +37,9 @@ from .sinks import sunk
 _LARGEST = 2.0**127  # factors of scores: beyond f32 one is infinite, and no number times a score of 0
 _EXP = "e@exp(sub(s, reduce{m, kind=max}(s)))"
 _SOFTMAX = f"(div!({_EXP}, reduce{{n, kind=sum}}(e)) | mul!({_EXP}, reciprocal(reduce{{n, kind=sum}}(e))))"
-_HIDDEN = "reduce{hidden, kind=all}(eq(s, -inf))"  # of rows that are 0, which those of attention are
-_ANYWHERE = f"({_SOFTMAX} | where!({_HIDDEN}, 0, {_SOFTMAX}))"
-_ROUNDED = f"({_ANYWHERE} | cast!({_ANYWHERE}))"
+_ALL_HIDDEN = "reduce{hidden, kind=all}(eq(s, -inf))"  # of rows that are 0, which those of attention are
+_OR_NOTHING = f"({_SOFTMAX} | where!({_ALL_HIDDEN}, 0, {_SOFTMAX}))"
+_ROUNDED = f"({_OR_NOTHING} | cast!({_OR_NOTHING}))"
 _PROBABILITIES = f"({_ROUNDED} | reshape!({_ROUNDED}) | slice!{{kept}}({_ROUNDED}))"
 
 
