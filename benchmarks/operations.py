@@ -167,6 +167,9 @@ def _of_attention() -> dict[str, Operation]:
     def until(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.arange(k.shape[2]) <= last[:, None])
 
+    def shared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
     def with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
         scores = torch.cat([q @ k.mT / 8, sinks.view(1, -1, 1, 1).expand(*q.shape[:3], 1)], -1)
         return scores.softmax(-1)[..., :-1] @ v
@@ -184,6 +187,8 @@ def _of_attention() -> dict[str, Operation]:
         "2048 x 2048, 64 on either side": (by_distance(lambda behind: behind.abs() <= 64), heads(1, 2048, 2048)),
         "8 of 512 x 512, half of them padding": (padded, (*heads(8, 512, 512), torch.arange(512) < 64 * torch.arange(1, 9)[:, None])),
         "128 x 4096 of a cache, of which 512 are filled": (until, (*heads(1, 128, 4096), torch.arange(384, 512))),
+        "1 x 4096 of a cache, of which 512 are filled": (until, (*heads(1, 1, 4096), torch.tensor([511]))),
+        "1 x 4096 of a cache, 4 heads to a key": (shared, (torch.randn(1, 32, 1, 64), *heads(1, 1, 4096)[1:])),
         "512 x 512 with sinks": (with_sinks, (*heads(1, 512, 512), torch.randn(8))),
         "512 x 512, capped": (capped, heads(1, 512, 512)),
     }

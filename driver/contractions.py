@@ -12,8 +12,9 @@ from ..graph.dims import Dim, evaluate, floordiv, mod, product
 from ..graph.ir import Value
 from ..graph.ops import OPS
 from ..graph.products import transposed
-from ..graph.types import DType, bf16, f16, f32, i4, i8, u8
+from ..graph.types import DType, bf16, boolean, f16, f32, i4, i8, u8
 from ..kernels import table
+from ..kernels.attention_few import most_queries
 from ..kernels.attention_spec import AttentionSpec, HeadStrides
 from ..kernels.attention_table import LONGEST
 from ..kernels.attention_words import worth_packing
@@ -33,17 +34,13 @@ _FEW_COLUMNS = 4  # of 512 x 768, on a Zen 4: 37 us for 2 and 66 for 4, where a 
 _FEW_ROWS, _FEW_ROWS_ALONG = 8, 4
 # Not where tiles read that in place, on an Emerald Rapids: 1024 x 4096 on 4 rows takes 710 us instead of 940, on 8 1050 instead of 1390, 96
 # of 128 x 64 on 8 rows 208 us instead of 260; 512 x 512 on one row 16 us instead of 20. Nothing is known of other architectures.
-# Queries times heads to a key. Of 1024 keys of 128, on a Zen 4, beside the kernels for many queries: in f32 1.3 instead of 6.1 ms for 1 and
-# 2.5 instead of 6.7 for 4, with 4 heads to a key 0.39 instead of 0.66, with 8 0.36 instead of 0.32; f16 alike; in bf16 0.66 instead of 2.1
-# for 1, with 2 heads to a key 0.52 instead of 0.77, with 4 0.50 instead of 0.37.
-_FEW_QUERIES = {f32: 4, f16: 4, bf16: 2}
 # 8 heads of 64 beside 1024 keys that lie in memory, rounded and not: 1.45 of the time for 16 queries, 1.2 for 32, 1.0 for 48; 1024 queries
 # beside 16 keys 1.1, 24 keys 1.04, 32 keys 0.93 (Emerald Rapids without AMX; with AVX2 alone it is the same).
 _MANY_QUERIES, _MANY_KEYS = 48, 32
 WEIGHT_TYPES: tuple[tuple[DType, DType], ...] = ((f32, i8), (bf16, i8))  # for constant weights
 
 
-def has_kernel(value: Value, whole: bool = False, panel: int = 0) -> bool:
+def has_kernel(value: Value, target: Target, whole: bool = False, panel: int = 0) -> bool:
     """Whether a kernel computes a contraction. Others are spelled out in loops: those of other types than the kernel table takes, and those
     that loops compute faster, unless it must stay whole. panel: of `is_dot`."""
     types = tuple(v.dtype for v in value.inputs)
@@ -55,19 +52,35 @@ def has_kernel(value: Value, whole: bool = False, panel: int = 0) -> bool:
         taken = types[0] in (f32, bf16, f16) and types[0] == types[1] == types[2]
         if not (taken and isinstance(depth, int) and isinstance(width, int)):
             return False
-        return whole or (max(depth, width) <= LONGEST and not asks_little(value))
+        return whole or (max(depth, width) <= LONGEST and not (asks_little(value, target) and any(map(_read_in_loops, value.inputs[1:3]))))
     if is_dot(value, panel) and not whole:
         return False
     return types[:2] in GEMM_TYPES or (types[:2] in WEIGHT_TYPES and is_weight(value.inputs[1]))
 
 
-def asks_little(value: Value) -> bool:
+def asks_little(value: Value, target: Target) -> bool:
     """Whether an attention has one query, as a step of text generation, or few, and few heads share a key: it reads the keys and values and
-    does little else, so that tiles of queries, and keys that are put in order for them, take longer."""
+    does little else."""
     if value.op != "attention" or not isinstance(queries := value.inputs[0].shape[-2], int):
         return False
-    heads, groups, most = value.inputs[0].shape[1], value.inputs[1].shape[1], _FEW_QUERIES.get(value.dtype, 0)
+    heads, groups, most = value.inputs[0].shape[1], value.inputs[1].shape[1], most_queries(target, value.inputs[0].dtype)
     return any(heads == shared * groups for shared in range(1, most // max(queries, 1) + 1))
+
+
+def _read_in_loops(rows: Value) -> bool:
+    """Whether loops read keys or values faster than the kernel for few queries: those that are made of fewer bytes, as of a quantized
+    cache, of which they make no others in memory, and those that lie column by column."""
+    if transposed(rows) is not None:
+        return True
+    seen, stack = {rows}, [rows]
+    while stack:
+        value = stack.pop()
+        inner = value.inputs if value.op in VIEWS or OPS[value.op].group == "elementwise" else ()
+        if value.op == "cast" and inner[0].dtype != boolean and inner[0].dtype.bits < rows.dtype.bits:
+            return True
+        stack += [each for each in inner if each not in seen]
+        seen.update(inner)
+    return False
 
 
 def worth_rounding(attention: Value) -> bool:

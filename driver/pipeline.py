@@ -81,14 +81,17 @@ def passes(
 
     def narrows(product: Value) -> bool:
         chosen = precision == "bf16" or (precision == "auto" and fast_bf16(target, product))
-        return chosen and not is_dot(product) and not asks_little(product) and site_of(product.origin) not in wide
+        return chosen and not is_dot(product) and not asks_little(product, target) and site_of(product.origin) not in wide
 
     def narrowed(graph: Graph) -> Graph:
         return rounded_once(lower_precision(graph, bf16, narrows), bf16)
 
     def spelled_out(graph: Graph) -> Graph:
         whole = read_between_writes(graph)
-        return expand_unsupported(graph, lambda value: has_kernel(value, value in whole, panel_in_place(target)), has_kernel)
+        panel = panel_in_place(target)
+        return expand_unsupported(
+            graph, lambda value: has_kernel(value, target, value in whole, panel), lambda value: has_kernel(value, target)
+        )
 
     step = unsigned_step(target)
     return (

@@ -10,7 +10,7 @@ from ..cpu_codegen.slots import Slots
 from ..graph.dims import ceildiv, product
 from ..platforms.target import Target
 from ..stitch.loops import Body
-from .attention_score import by_query
+from .attention_score import over, queries_across
 from .attention_spec import AttentionSpec
 from .attention_stream import Stream
 from .attention_tiling import Tiling
@@ -38,7 +38,7 @@ class Family(ABC):
 def emit_blocks(module: Module, target: Target, spec: AttentionSpec, name: str, family: Family) -> KernelCode:
     """Adds the kernel, one function for each size of block, and returns what it is."""
     sizes = family.tilings(target, spec)
-    body = by_query(spec)
+    body = over(queries_across(spec), spec)
     order: tuple[Slot, ...] = ()
     for tiling in sizes:
         fn = Function(module, _block_name(name, tiling), VOID, [PTR, I64, I64, I64], internal=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..cpu_codegen import convert
 from ..cpu_codegen.body import BodyEmitter, Point
 from ..cpu_codegen.builder import I32, Function, Val, i64
 from ..cpu_codegen.epilogue import accumulator_node
 from ..cpu_codegen.slots import Slots
+from ..graph.types import f32
 from ..platforms.target import Target
 from .attention_rows import together
 from .attention_spec import AttentionSpec
@@ -28,10 +30,16 @@ class Results:
         fn, lanes = self._fn, parts[0].ty.lanes
         if self._emitter is None:
             return parts[0] if len(parts) == 1 else together(fn, self._target, self._dtype, *parts)
-        with self._emitter.scope():
-            joined = self._emitter.joined(0, [self._unjoined(part) for part in parts])
+        joined = self.row(parts)
         mixed = fn.shuffle(joined, joined, [lanes * (n % self.each) + n // self.each for n in range(self.each * lanes)])
         return fn.convert("bitcast", mixed, I32.vec(lanes))
+
+    def row(self, parts: Sequence[Val]) -> Val:
+        """Results, as they are stored, of vectors in f32 that lie beside each other."""
+        if self._emitter is None:
+            return self._fn.concatenate([convert.cast(self._fn, self._target, part, f32, self._dtype) for part in parts])
+        with self._emitter.scope():
+            return self._emitter.joined(0, [self._unjoined(part) for part in parts])
 
     def one(self, value: Val) -> Val:
         """What a body makes of a number in f32."""

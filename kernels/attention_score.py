@@ -1,7 +1,7 @@
 """The score of attention as loop IR with an axis of its own for everything: r = head of the batch, k = key, c = query.
 
 Queries are the vector axis: the maximum and the sum of a softmax are then plain vector operations, and keys and values
-are read as they lie.
+are read as they lie. Where there are few of them, keys are: c = key, k = query.
 """
 
 from __future__ import annotations
@@ -21,24 +21,35 @@ from .attention_spec import FIRST_SCORE_BUFFER, AttentionSpec
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes as index expressions; an axis of extent 1 is 0."""
+    """The axes as index expressions; an axis of extent 1 is 0. of_query, of_key: what they are called."""
 
     head: Dim
     query: Dim
     key: Dim
     m: Dim
+    of_query: str
+    of_key: str
 
 
-def axes_of(spec: AttentionSpec) -> Axes:
+def axes_of(spec: AttentionSpec, of_query: str, of_key: str) -> Axes:
     heads = product((spec.batch, spec.heads))
-    query = symbol("c", 0, None, spec.m) if spec.m != 1 else 0
-    key = symbol("k", 0, None, spec.s) if spec.s != 1 else 0
-    return Axes(symbol("r", 0, None, heads) if heads != 1 else 0, query, key, spec.m)
+    query = symbol(of_query, 0, None, spec.m) if spec.m != 1 else 0
+    key = symbol(of_key, 0, None, spec.s) if spec.s != 1 else 0
+    return Axes(symbol("r", 0, None, heads) if heads != 1 else 0, query, key, spec.m, of_query, of_key)
 
 
-def by_query(spec: AttentionSpec) -> Body:
-    """The body of the score over (r, k, c) = (head, key, query) instead of (row, column)."""
-    axes = axes_of(spec)
+def queries_across(spec: AttentionSpec) -> Axes:
+    """Those where queries are the vector axis."""
+    return axes_of(spec, "c", "k")
+
+
+def keys_across(spec: AttentionSpec) -> Axes:
+    """Those where keys are."""
+    return axes_of(spec, "k", "c")
+
+
+def over(axes: Axes, spec: AttentionSpec) -> Body:
+    """The body of the score over these axes instead of (row, column)."""
     nodes = tuple(replace(node, index=_moved(node.index, axes)) for node in spec.score.nodes)
     return replace(spec.score, nodes=nodes)
 

@@ -9,18 +9,19 @@ The score of a key is -inf unless all conditions hold, of which some are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from ..cpu_codegen.builder import I64, Val, const, i64
+from ..cpu_codegen.builder import I64, Function, Val, const, i64
+from ..cpu_codegen.division import any_lane
 from ..cpu_codegen.scopes import Point
 from ..stitch.loops import Body
-from .attention_score import axes_of
-from .attention_spec import AttentionSpec
+from .attention_score import Axes, keys_across, queries_across
 
 if TYPE_CHECKING:
+    from .attention_few import Few
     from .attention_stream import Stream
 
 _BEYOND = {"le": 0, "lt": 1, "ge": 0, "gt": 1}  # how far the smaller one is from the larger one at least
@@ -36,17 +37,17 @@ class Conditions:
     keys: tuple[int, ...]
 
 
-def conditions(spec: AttentionSpec, body: Body) -> Conditions:
-    """Those of the score of a body over (head, key, query) that tell which keys need not be looked at."""
+def conditions(axes: Axes, body: Body) -> Conditions:
+    """Those of the score of a body over these axes that tell which keys need not be looked at."""
     first, last, keys = list[tuple[int, int]](), list[tuple[int, int]](), list[int]()
-    axes, nodes = axes_of(spec), body.nodes
+    nodes = body.nodes
     products = sum(1 << n for n, node in enumerate(nodes) if node.op == "acc")
 
     def is_key(n: int) -> bool:
         return nodes[n].op == "index" and nodes[n].index == axes.key
 
     def is_position(n: int) -> bool:
-        return nodes[n].dtype.kind == "int" and "k" not in body.deps[n]
+        return nodes[n].dtype.kind == "int" and axes.of_key not in body.deps[n]
 
     for n in _hiding(body):
         op, args = nodes[n].op, nodes[n].args
@@ -57,7 +58,7 @@ def conditions(spec: AttentionSpec, body: Body) -> Conditions:
             last.append((large, _BEYOND[op]))
         elif is_key(large) and is_position(small):
             first.append((small, _BEYOND[op]))
-        elif "c" not in body.deps[n]:
+        elif axes.of_query not in body.deps[n]:
             keys.append(n)
     return Conditions(tuple(first), tuple(last), tuple(keys))
 
@@ -83,21 +84,74 @@ def _hiding(body: Body) -> list[int]:
 def seen_keys(stream: Stream) -> tuple[Val, Val]:
     """The first key, of a block or of the stream's `unit`, and where they end. There is one at least, if there are any."""
     fn, total = stream.fn, stream.slots.dim(stream.spec.s)
-    found = conditions(stream.spec, stream.score.body)
-    begin, end = i64(0), total
-    for node, beyond in found.last:
-        seen = fn.add(fn.smin(_extreme(stream, node, "smax"), total), i64(1 - beyond))
-        end = fn.smin(end, fn.smax(seen, i64(1)))
-    for node, beyond in found.first if not stream.once else ():
-        begin = fn.smax(begin, fn.add(fn.smin(_extreme(stream, node, "smin"), total), i64(beyond)))
-    if found.keys:
-        end = _asked(stream, found.keys, end, i64(1), -1)
-        begin = begin if stream.once else _asked(stream, found.keys, begin, fn.sub(end, i64(1)), 1)
+    found = conditions(queries_across(stream.spec), stream.score.body)
+    begin, end = _positions(fn, total, found, partial(_extreme, stream))
+    end = _asked(stream, found.keys, end, i64(1), -1) if found.keys else end
     if stream.once or not (found.first or found.keys):
-        return begin, end
+        return i64(0), end
+    begin = _asked(stream, found.keys, begin, fn.sub(end, i64(1)), 1) if found.keys else begin
     step = i64(stream.tiling.block if stream.by_blocks else stream.unit)
     begin = fn.smax(fn.smin(begin, fn.sub(end, i64(1))), i64(0))
     return fn.mul(fn.udiv(begin, step), step), end
+
+
+def seen_by_few(few: Few) -> tuple[Val, Val]:
+    """The first key that one of few queries may see, and where they end; there may be none."""
+    fn, total, emitter = few.fn, few.slots.dim(few.spec.s), few.score.emitter
+    found = conditions(keys_across(few.spec), few.score.body)
+
+    def extreme(node: int, kind: str) -> Val:
+        values = [emitter.operand(node, 0, few.point(i64(query))) for query in range(few.queries)]
+        values = [value if value.ty == I64 else fn.convert("sext", value, I64) for value in values]
+        return reduce(lambda x, y: fn.intrinsic(kind, I64, [x, y]), values)
+
+    begin, end = _positions(fn, total, found, extreme)
+    begin = fn.smin(begin, end)
+    if found.keys and not (isinstance(few.spec.s, int) and few.spec.s < few.lanes):
+        enough = fn.icmp("sge", total, i64(few.lanes))
+        begin, end = fn.branch(enough, lambda: _asked_lanes(few, found.keys, begin, end), lambda: [begin, end])
+    return begin, end
+
+
+def _positions(fn: Function, total: Val, found: Conditions, extreme: Callable[[int, str], Val]) -> tuple[Val, Val]:
+    """Where the keys of positions begin and end; one of those before that end is there at least."""
+    begin, end = i64(0), total
+    for node, beyond in found.last:
+        seen = fn.add(fn.smin(extreme(node, "smax"), total), i64(1 - beyond))
+        end = fn.smin(end, fn.smax(seen, i64(1)))
+    for node, beyond in found.first:
+        begin = fn.smax(begin, fn.add(fn.smin(extreme(node, "smin"), total), i64(beyond)))
+    return begin, end
+
+
+def _asked_lanes(few: Few, keys: Sequence[int], begin: Val, end: Val) -> list[Val]:
+    """Where keys begin and end that are all seen, of those between. As many are asked at once as a vector has lanes: whole vectors of keys
+    that there are, if need be of some that were asked before, or that nothing is known of, which can only make them more."""
+    fn, emitter, lanes = few.fn, few.score.emitter, few.lanes
+    total = few.slots.dim(few.spec.s)
+
+    def any_seen(first: Val) -> Val:
+        with emitter.scope():
+            point = Point(lanes, {"r": few.head, "c": first})
+            return any_lane(fn, reduce(fn.and_, [emitter.operand(n, lanes, point) for n in keys]))
+
+    def moved(start: Val, first: Callable[[Val], Val], following: Callable[[Val], Val], stop: Callable[[Val], Val]) -> Val:
+        place = fn.alloca(8)
+        fn.store(start, place)
+
+        def ask() -> Val:
+            at = fn.load(I64, place)
+            done = fn.or_(stop(at), any_seen(first(at)))
+            fn.store(fn.select(done, at, following(at)), place)
+            return done
+
+        fn.until(ask)
+        return fn.load(I64, place)
+
+    step, last = i64(lanes), fn.sub(total, i64(lanes))
+    end = moved(end, lambda at: fn.smax(fn.sub(at, step), i64(0)), lambda at: fn.sub(at, step), lambda at: fn.icmp("sle", at, begin))
+    begin = moved(begin, lambda at: fn.smin(at, last), lambda at: fn.add(at, step), lambda at: fn.icmp("sge", at, end))
+    return [begin, fn.smax(end, begin)]
 
 
 def _extreme(stream: Stream, node: int, kind: str) -> Val:

@@ -36,7 +36,7 @@ class Case:
     sees, [m], where some see none), padding (a [batch, s] integer tensor that becomes an additive mask inside the kernel), keep (bool
     [batch, 1, m, s] with rows that are all false), added (floats with -inf, [heads, m, s]). fused: q, k, v are views of [batch, s, 3,
     heads, depth], so that m == s and groups == heads. across: the result is laid out as [batch, m, heads, width].
-    dynamic: batch, m and s are symbols.
+    dynamic: batch, m and s are symbols, but few queries are so many.
     """
 
     name: str
@@ -87,7 +87,12 @@ CASES = (
     Case("hidden", 2, 2, 1, 30, 300, 32, 32, "hidden", dynamic=True),
     Case("hidden_few", 2, 1, 1, 16, 37, 16, 16, "hidden"),
     Case("sinks", 2, 3, 3, 32, 40, 32, 32, dynamic=True, sinks=True),
+    Case("step", 2, 6, 2, 1, 300, 64, 48, "hidden", across=True, dynamic=True),
+    Case("steps", 2, 2, 2, 3, 300, 40, 64, "positions", dynamic=True, sinks=True),
+    Case("short_step", 1, 3, 1, 1, 11, 13, 9, "keep", columns=True),
+    Case("deep_step", 1, 1, 1, 2, 37, 300, 260, "added", cap=0.8),
 )
+STEPS = ("step", "steps", "short_step", "deep_step")
 SYMBOLS = {"B": symbol("B", 1, 64), "M": symbol("M", 1, 4096), "S": symbol("S", 1, 4096)}
 
 
@@ -114,7 +119,7 @@ def problem(case: Case, dtype: DType, seed: int = 0, quantized: tuple[DType, QPa
     torch.manual_seed(seed)
     sizes: tuple[Dim, Dim, Dim] = (case.batch, case.m, case.s)
     if case.dynamic:
-        sizes = (SYMBOLS["B"], SYMBOLS["S"] if case.fused or case.m == case.s else SYMBOLS["M"], SYMBOLS["S"])
+        sizes = (SYMBOLS["B"], SYMBOLS["S"] if case.fused or case.m == case.s else SYMBOLS["M"] if case.m > 3 else case.m, SYMBOLS["S"])
     batch, m, s = sizes
     q, k, v, tensors, views = _operands(case, dtype, batch, m, s)
     mask, mask_input, mask_tensor, added = _mask(case, len(tensors), batch, m, s)

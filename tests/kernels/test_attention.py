@@ -14,15 +14,15 @@ from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.dims import Func, Poly, evaluate, symbols
 from sashiko.graph.types import DType, QParams, bf16, f16, f32, f64, i8, u8
 from sashiko.kernels.attention_amx import emit_amx
-from sashiko.kernels.attention_reference import emit_reference
-from sashiko.kernels.attention_score import by_query
+from sashiko.kernels.attention_few import emit_few
+from sashiko.kernels.attention_score import keys_across, over, queries_across
 from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec
 from sashiko.kernels.attention_table import ATTENTION, select
 from sashiko.kernels.attention_window import conditions
 from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.target import Target
 from tests.emulation import Runner, runners
-from tests.kernels.attention_cases import CASES, Case, Emit, check, check_quantized, problem, run
+from tests.kernels.attention_cases import CASES, STEPS, Case, Emit, check, check_quantized, problem, run
 from tests.kernels.tile_emulation import tiles_on
 from tests.sweeps import swept
 
@@ -48,6 +48,10 @@ def dotted(module: Module, target: Target, spec: AttentionSpec, name: str) -> At
     return BY_ROW[f"attention_bf16_bf16_{'bfdot' if target.has('bf16') else 'avx512bf16'}"].emit(module, target, spec, name)
 
 
+def few(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
+    return AttentionCode(emit_few(module, target, spec, name))
+
+
 def referenced(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
     return ATTENTION[-1].emit(module, target, spec, name)
 
@@ -61,17 +65,18 @@ def test_f32(runner: Runner, case: Case) -> None:
 
 @pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("name", swept(
-    ("bert", "keep", "odd", "decode", "window", "near", "after_past", "positions", "hidden", "sinks"),
-    ("bert", "keep", "odd", "decode", "window", "hidden", "sinks"),
+    ("bert", "keep", "odd", "decode", "window", "near", "after_past", "positions", "hidden", "sinks", *STEPS),
+    ("bert", "keep", "odd", "decode", "window", "hidden", "sinks", "steps"),
 ))
 def test_bf16(runner: Runner, name: str) -> None:
     given = problem(BY_NAME[name], bf16)
     check(run(runner, selected, given), given)
 
 
+@pytest.mark.parametrize("name", ["plain", "step"])
 @pytest.mark.parametrize("runner", MACHINES)
-def test_f16(runner: Runner) -> None:
-    given = problem(BY_NAME["plain"], f16)
+def test_f16(runner: Runner, name: str) -> None:
+    given = problem(BY_NAME[name], f16)
     check(run(runner, selected, given), given)
 
 
@@ -101,7 +106,9 @@ SIGNED, UNSIGNED = (i8, QParams((0.01,))), (u8, QParams((0.012,), 117, None, 0, 
 
 
 @pytest.mark.parametrize("runner", runners(few=True))
-@pytest.mark.parametrize(("name", "dtype", "result"), [("bert", f32, SIGNED), ("odd", f16, UNSIGNED), ("grouped", bf16, UNSIGNED)])
+@pytest.mark.parametrize(("name", "dtype", "result"), [
+    ("bert", f32, SIGNED), ("odd", f16, UNSIGNED), ("grouped", bf16, UNSIGNED), ("step", f32, SIGNED), ("steps", bf16, UNSIGNED),
+])
 def test_results_are_quantized_as_they_are_made(runner: Runner, name: str, dtype: DType, result: tuple[DType, QParams]) -> None:
     given = problem(BY_NAME[name], dtype, quantized=result)
     for emit in (selected, referenced):
@@ -115,7 +122,7 @@ def test_tiles_quantize_results(runner: Runner, name: str, result: tuple[DType, 
     check_quantized(run(runner, tiled, given), given, result[1])
 
 
-@pytest.mark.parametrize("emit", [selected, tiled, referenced])
+@pytest.mark.parametrize("emit", [selected, few, tiled, referenced])
 @pytest.mark.parametrize("runner", AVX512)
 def test_nan_stays_in_its_row_and_infinite_scores_do_not_hide(runner: Runner, emit: Emit) -> None:
     """A NaN in a query makes exactly its row NaN, and so does a score of +inf, as inf - inf in a softmax does."""
@@ -139,12 +146,12 @@ def check_that_nan_stays_in_its_row(runner: Runner, emit: Emit, short: bool) -> 
     assert broken[1, 2, 5] and broken[0, 1, 19] and got[1, 2, 5].isnan().all() and broken.sum() == 2
 
 
-@pytest.mark.parametrize("emit", [selected, lambda *given: AttentionCode(emit_reference(*given))], ids=["selected", "reference"])
-def test_an_infinite_sink_makes_its_head_nan(emit: Emit) -> None:
+@pytest.mark.parametrize(("emit", "name"), [(selected, "sinks"), (selected, "steps"), (referenced, "sinks")])
+def test_an_infinite_sink_makes_its_head_nan(emit: Emit, name: str) -> None:
     runner = MACHINES[0].values[0]
     assert isinstance(runner, Runner)
-    given = problem(BY_NAME["sinks"], f32)
-    given.masks[-1].reshape(-1)[:] = np.array([np.inf, -np.inf, 0.0])
+    given = problem(BY_NAME[name], f32)
+    given.masks[-1].reshape(-1)[:] = np.array([np.inf, -np.inf, 0.0])[: given.case.heads]
     got = run(runner, emit, given)
     assert got[:, 0].isnan().all() and not got[:, 1:].isnan().any()
 
@@ -166,7 +173,7 @@ def test_what_follows_the_keys_does_not_matter(runner: Runner, name: str, dtype:
 def test_queries_as_columns_mean_the_same_elements(name: str) -> None:
     """The body over (head, key, query) reads what the body over (row, column) reads, at every point."""
     given = problem(BY_NAME[name], f32)
-    case, moved = given.case, by_query(given.spec)
+    case, moved = given.case, over(queries_across(given.spec), given.spec)
     atoms = {atom for node in moved.nodes if isinstance(node.index, Poly) for term, _ in node.index.terms for atom in term}
     divided = [atom for atom in atoms if isinstance(atom, Func) and "c" in {s.name for s in symbols(Poly((((atom,), 1),)))}]
     assert not divided, "a query is divided"
@@ -180,11 +187,12 @@ def test_windows_of_keys_are_recognized() -> None:
     found = {}
     for case in CASES:
         spec = problem(case, f32).spec
-        told = conditions(spec, by_query(spec))
+        told, of_few = (conditions(axes, over(axes, spec)) for axes in (queries_across(spec), keys_across(spec)))
+        assert told == of_few
         found[case.name] = len(told.first), len(told.last), len(told.keys)
     after, both = (0, 1, 0), (1, 1, 0)
     wanted = {"causal": after, "first_keys": after, **dict.fromkeys(("window", "near", "after_past", "positions"), both)}
-    wanted |= dict.fromkeys(("hidden", "hidden_few"), (0, 0, 1))
+    wanted |= dict.fromkeys(("hidden", "hidden_few", "step", "short_step"), (0, 0, 1)) | {"steps": both}
     assert found == {case.name: wanted.get(case.name, (0, 0, 0)) for case in CASES}
 
 
@@ -209,6 +217,10 @@ def test_selection_tells_why() -> None:
     assert dict(chosen.refusals)["attention_bf16_bf16_amxbf16"] == "x86_64_v3 lacks amx_bf16, avx512f, avx512bw, avx512vl, avx512dq"
     assert select(X86_64_V4, f32_spec).kernel.name == "attention_f32_f32_avx512"
     assert select(NEOVERSE_N1, f32_spec).kernel.name == "attention_f32_f32_neon"
+    step = problem(BY_NAME["step"], bf16).spec
+    assert {select(target, step).kernel.name for target in (X86_64_AMX, X86_64_V3, NEOVERSE_N1)} == {"attention_bf16_bf16_few"}
+    chosen = select(X86_64_AMX, bf16_spec)
+    assert dict(chosen.refusals)["attention_bf16_bf16_few"] == "is for 4 queries of a key at most, here there are 64"
     last = select(NEOVERSE_N1, f64_spec)
     assert last.kernel is ATTENTION[-1] and len(last.refusals) == len(ATTENTION) - 1
     wide = replace(f32_spec, width=2048)
@@ -217,7 +229,7 @@ def test_selection_tells_why() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "uneven", "odd"])
 def test_dots_are_instructions(name: str) -> None:
-    text = assembly(DOTS, name)
+    text = assembly(DOTS, name, dotted)
     assert all(word in text for word in ("vdpbf16ps", "vcvtne2ps2bf16"))
 
 
@@ -247,9 +259,9 @@ def test_values_packed_for_heads_of_a_group(runner: Runner) -> None:
     check(run(runner, dotted, given), given)
 
 
-def assembly(target: Target, name: str) -> str:
+def assembly(target: Target, name: str, emit: Emit = selected) -> str:
     module, spec = Module(), problem(BY_NAME[name], bf16).spec
-    select(target, spec).kernel.emit(module, target, spec, "attention")
+    emit(module, target, spec, "attention")
     return jit.assembly(module.text(), target)
 
 
