@@ -18,6 +18,7 @@ from ..graph.types import bf16
 from .amx import ROW_BYTES, ROWS, TILE_BYTES
 from .attention_rows import copy_row, head_start, store_columns, zero_row
 from .attention_spec import WORKSPACE, AttentionSpec, HeadStrides, K, V
+from .attention_tiling import first_to_pack
 
 _WORDS = 32  # elements of a vector
 KEYS = 32  # keys of one tile of v, and of two tiles of k
@@ -75,7 +76,7 @@ def emit_pack(module: Module, layout: Layout, name: str) -> KernelCode:
     fn = Function(module, name, VOID, [PTR, I64, I64])
     slots = Slots(fn)
     pack = _Pack(fn, slots, layout)
-    fn.loop(fn.args[1], fn.args[2], 1, [], pack.block)
+    fn.loop(first_to_pack(fn, slots, spec), fn.args[2], 1, [], pack.block)
     fn.ret()
     fn.finish()
     work = product((spec.all_groups, spec.s, spec.depth + spec.width))

@@ -1,4 +1,5 @@
-"""The kernel around a block of queries: its domain is the blocks of queries of all heads."""
+"""The kernel around a block of queries: its domain is the blocks of queries of all heads. Where a call says how many there are, a single
+one is computed as such."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from ..cpu_codegen.slots import Slots
 from ..graph.dims import ceildiv, product
 from ..platforms.target import Target
 from ..stitch.loops import Body
+from .attention_few import emit_one
 from .attention_score import over, queries_across
 from .attention_spec import AttentionSpec
 from .attention_stream import Stream
-from .attention_tiling import Tiling
+from .attention_tiling import Tiling, has_one_query
 from .indexing import request
 
 
@@ -48,7 +50,13 @@ def emit_blocks(module: Module, target: Target, spec: AttentionSpec, name: str, 
         order = slots.order
         fn.ret()
         fn.finish()
+    if not isinstance(spec.m, int):
+        order = emit_one(module, target, spec, _one_name(name), order)
     return _emit_entry(module, spec, name, family, sizes, order)
+
+
+def _one_name(name: str) -> str:
+    return f"{name}.one"
 
 
 def _block_name(name: str, tiling: Tiling) -> str:
@@ -79,9 +87,20 @@ def _emit_entry(
         few = fn.icmp("sle", rows, i64(sizes[1].queries))
         return fn.branch(few, lambda: call(sizes[1]), lambda: call(sizes[0]))
 
-    family.enter(fn)
-    fn.loop(fn.args[1], fn.args[2], 1, [], block)
-    family.leave(fn)
+    def blocks_of_many() -> list[Val]:
+        family.enter(fn)
+        fn.loop(fn.args[1], fn.args[2], 1, [], block)
+        family.leave(fn)
+        return []
+
+    def heads_of_one() -> list[Val]:
+        fn.call(_one_name(name), VOID, list(fn.args[:3]))
+        return []
+
+    if isinstance(spec.m, int):
+        blocks_of_many()
+    else:
+        fn.branch(has_one_query(fn, slots, spec), heads_of_one, blocks_of_many)
     fn.ret()
     fn.finish()
     return KernelCode(name, slots.order, product((spec.batch, spec.heads, blocks)), 1, spec.work)

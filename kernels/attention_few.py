@@ -16,13 +16,14 @@ heads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
 from ..cpu_codegen import convert, elementwise
 from ..cpu_codegen.body import Point
 from ..cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, const, i64
-from ..cpu_codegen.contract import KernelCode
+from ..cpu_codegen.contract import KernelCode, Slot
 from ..cpu_codegen.math.exponential import exp_weight
 from ..cpu_codegen.slots import Slots
 from ..graph.dims import product
@@ -35,6 +36,7 @@ from .attention_softmax import sink_weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V, heads_as_queries
 from .attention_tiling import up
 from .attention_window import seen_by_few
+from .indexing import request
 from .selection import lacks
 
 # Of a block of keys: their scores stay in L1, and so do they where they are copied, of so many elements in all.
@@ -68,18 +70,36 @@ def emit_few(module: Module, target: Target, spec: AttentionSpec, name: str) -> 
     return KernelCode(name, few.slots.order, product((few.spec.batch, few.spec.heads)), 1, spec.work)
 
 
-class Few:
-    """Emits the work of a head."""
+def emit_one(module: Module, target: Target, spec: AttentionSpec, name: str, order: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    """Adds the function of these arguments, some of all heads, for an attention of any number of queries where a call has one. Returns its
+    slots, which begin with those of `order`."""
+    fn = Function(module, name, VOID, [PTR, I64, I64], internal=True)
+    alone = replace(spec, m=1)
+    few = Few(fn, target, heads_as_queries(alone) if why_not_few(target, alone) is None else alone, order)
 
-    def __init__(self, fn: Function, target: Target, spec: AttentionSpec) -> None:
+    def group(head: Val) -> Val:
+        """The first of those whose first head is not before this one."""
+        return fn.udiv(fn.add(head, i64(few.queries - 1)), i64(few.queries))
+
+    fn.loop(group(fn.args[1]), group(fn.args[2]), 1, [], few.emit)
+    fn.ret()
+    fn.finish()
+    return few.slots.order
+
+
+class Few:
+    """Emits the work of a head. order: slots that come first."""
+
+    def __init__(self, fn: Function, target: Target, spec: AttentionSpec, order: tuple[Slot, ...] = ()) -> None:
         assert isinstance(spec.m, int)
-        self.fn, self.target, self.spec, self.queries = fn, target, spec, spec.m
+        self.fn, self.target, self.spec, self.queries, self.axes = fn, target, spec, spec.m, keys_across(spec)
         self.slots = Slots(fn, spec.params)
+        request(self.slots, order)
         self.lanes = target.lanes(32)
         self.vector = F32.vec(self.lanes)
         self.tile = max(self.lanes, 8)  # keys whose products are summed up together
         self.results = Results(fn, target, spec, self.slots)
-        self.score = ScoreEmitter(fn, target, self.slots, over(keys_across(spec), spec), False)
+        self.score = ScoreEmitter(fn, target, self.slots, over(self.axes, spec), False)
         self.depth, self.width = (max(1, -(-length // self.lanes)) * self.lanes for length in (spec.depth, spec.width))
         copied = not (self._in_place(spec.k, spec.depth, self.depth) and self._in_place(spec.v, spec.width, self.width))
         most = max(self.tile, _COPIED // max(self.depth, self.width)) if copied else _KEYS

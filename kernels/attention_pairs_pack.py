@@ -16,7 +16,7 @@ from ..graph.dims import Dim, ceildiv, product
 from ..platforms.target import Target
 from .attention_rows import head_start, pair_rows
 from .attention_spec import WORKSPACE, AttentionSpec, V
-from .attention_tiling import PADDING
+from .attention_tiling import PADDING, first_to_pack
 
 _PAIRS = 16  # of a piece of the domain
 
@@ -75,7 +75,7 @@ def emit_pair_pack(module: Module, target: Target, layout: PairLayout, name: str
 
         return fn.loop(start, fn.smin(fn.add(start, i64(_PAIRS)), pairs), 1, [], one)
 
-    fn.loop(fn.args[1], fn.args[2], 1, [], piece)
+    fn.loop(first_to_pack(fn, slots, spec), fn.args[2], 1, [], piece)
     fn.ret()
     fn.finish()
     return KernelCode(name, slots.order, product((spec.all_groups, pieces)), 1, product((spec.all_groups, spec.s, spec.width)))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..cpu_codegen.builder import Function, Val, i64
+from ..cpu_codegen.slots import Slots
 from .attention_spec import AttentionSpec
 
 PADDING = 16  # elements between rows of scratch, so that rows do not share cache sets
@@ -29,6 +30,16 @@ class Tiling:
 def up(fn: Function, value: Val, step: int) -> Val:
     """value rounded up to a multiple of a power of two."""
     return fn.and_(fn.add(value, i64(step - 1)), i64(-step))
+
+
+def has_one_query(fn: Function, slots: Slots, spec: AttentionSpec) -> Val:
+    """Whether a call has one query, whose keys and values are read as they lie."""
+    return fn.icmp("eq", slots.dim(spec.m), i64(1))
+
+
+def first_to_pack(fn: Function, slots: Slots, spec: AttentionSpec) -> Val:
+    """Where the loop of `void pack(ptr slots, i64 begin, i64 end)` begins: at its end where nothing reads what is packed."""
+    return fn.args[1] if isinstance(spec.m, int) else fn.select(has_one_query(fn, slots, spec), fn.args[2], fn.args[1])
 
 
 def sizes_for(spec: AttentionSpec, tilings: Sequence[Tiling]) -> tuple[Tiling, ...]:

@@ -18,7 +18,7 @@ from ..cpu_codegen.builder import I64, Function, Val, const, i64
 from ..cpu_codegen.division import any_lane
 from ..cpu_codegen.scopes import Point
 from ..stitch.loops import Body
-from .attention_score import Axes, keys_across, queries_across
+from .attention_score import Axes, queries_across
 
 if TYPE_CHECKING:
     from .attention_few import Few
@@ -98,7 +98,7 @@ def seen_keys(stream: Stream) -> tuple[Val, Val]:
 def seen_by_few(few: Few) -> tuple[Val, Val]:
     """The first key that one of few queries may see, and where they end; there may be none."""
     fn, total, emitter = few.fn, few.slots.dim(few.spec.s), few.score.emitter
-    found = conditions(keys_across(few.spec), few.score.body)
+    found = conditions(few.axes, few.score.body)
 
     def extreme(node: int, kind: str) -> Val:
         values = [emitter.operand(node, 0, few.point(i64(query))) for query in range(few.queries)]

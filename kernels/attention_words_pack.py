@@ -21,7 +21,7 @@ from ..graph.types import bf16
 from ..platforms.target import Target
 from .attention_rows import copy_row, head_start
 from .attention_spec import WORKSPACE, AttentionSpec, HeadStrides, K, V
-from .attention_tiling import PADDING
+from .attention_tiling import PADDING, first_to_pack
 from .x86_words import most_of
 
 OCTAVE = 14  # the largest weight is 2 to this power
@@ -135,7 +135,7 @@ def emit_word_pack(module: Module, target: Target, layout: WordLayout, name: str
         fn.branch(fn.icmp("eq", fn.urem(index, i64(2)), i64(0)), lambda: packing.keys(group), lambda: packing.values(group))
         return []
 
-    fn.loop(fn.args[1], fn.args[2], 1, [], one)
+    fn.loop(first_to_pack(fn, packing.slots, spec), fn.args[2], 1, [], one)
     fn.ret()
     fn.finish()
     return KernelCode(name, packing.slots.order, spec.all_groups * 2, 1, product((spec.all_groups, spec.s, spec.depth + spec.width)))

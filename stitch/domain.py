@@ -113,11 +113,13 @@ def _asked_of_elements(body: Body, exprs: list[Dim], outer: str, columns: Axis) 
 def _stored_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
     """Axes that are all alike, in the order of their loops: the last one becomes the columns, which are the lanes of vectors.
 
-    Where that one has few points, such as the colours of an image, another one that all reads go along in sequence takes its place:
-    whole vectors are loaded and computed, and the results stored one by one.
+    Where that one has few points, such as the colours of an image, another one that all reads go along in sequence takes its place, if it
+    fills whole vectors, or several times as many of their lanes: these are loaded and computed, and the results stored one by one.
     """
-    few = isinstance(axes[-1][1], int) and axes[-1][1] < _FEW
-    return _read_in_sequence(axes, reads) if few else axes
+    columns = axes[-1][1]
+    if not isinstance(columns, int) or columns >= _FEW:
+        return axes
+    return _read_in_sequence(axes, reads, min(2 * _FEW, max(_FEW, 4 * columns)))
 
 
 def _read_across(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
@@ -142,7 +144,7 @@ def _summed_in_sequence(axes: list[Axis], reads: Sequence[Dim]) -> list[Axis]:
     return axes if not axes or _in_sequence(axes[-1], reads) else _read_in_sequence(axes, reads, _FEW // 2)
 
 
-def _read_in_sequence(axes: list[Axis], reads: Sequence[Dim], least: int = 2 * _FEW) -> list[Axis]:
+def _read_in_sequence(axes: list[Axis], reads: Sequence[Dim], least: int) -> list[Axis]:
     for axis in reversed(axes[:-1]) if axes[-1][1] != 0 else ():  # of nothing, nothing is stored
         if (bounds(axis[1])[0] or 0) >= least and _in_sequence(axis, reads):
             return [*(a for a in axes if a is not axis), axis]
@@ -198,7 +200,7 @@ def finish(body: Body, domain: Domain) -> LoopKernel:
             rows = _read_across(_stored_in_sequence(rows, reads), reads)
         env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
         if not body.accumulates and _looks_up(_with_indices(body, exprs, env)):
-            rows = _read_in_sequence(rows, reads)
+            rows = _read_in_sequence(rows, reads, 2 * _FEW)
             env = _assign(rows[:-1], "r") | _assign(rows[-1:], "c")
         row_count, columns = product(e for _, e in rows[:-1]), rows[-1][1]
     hoisted, params = hoist_numbers(_with_indices(body, exprs, env))

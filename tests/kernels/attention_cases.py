@@ -36,7 +36,7 @@ class Case:
     sees, [m], where some see none), padding (a [batch, s] integer tensor that becomes an additive mask inside the kernel), keep (bool
     [batch, 1, m, s] with rows that are all false), added (floats with -inf, [heads, m, s]). fused: q, k, v are views of [batch, s, 3,
     heads, depth], so that m == s and groups == heads. across: the result is laid out as [batch, m, heads, width].
-    dynamic: batch, m and s are symbols, but few queries are so many.
+    dynamic: batch, m and s are symbols. counted: m is one of them.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Case:
     fused: bool = False
     across: bool = False
     dynamic: bool = False
+    counted: bool = True
     columns: bool = False
     """k and v are stored transposed, so that neighbours in a row are not neighbours in memory."""
     cap: float | None = None
@@ -87,10 +88,12 @@ CASES = (
     Case("hidden", 2, 2, 1, 30, 300, 32, 32, "hidden", dynamic=True),
     Case("hidden_few", 2, 1, 1, 16, 37, 16, 16, "hidden"),
     Case("sinks", 2, 3, 3, 32, 40, 32, 32, dynamic=True, sinks=True),
-    Case("step", 2, 6, 2, 1, 300, 64, 48, "hidden", across=True, dynamic=True),
-    Case("steps", 2, 2, 2, 3, 300, 40, 64, "positions", dynamic=True, sinks=True),
+    Case("step", 2, 6, 2, 1, 300, 64, 48, "hidden", across=True, dynamic=True, counted=False),
+    Case("steps", 2, 2, 2, 3, 300, 40, 64, "positions", dynamic=True, counted=False, sinks=True),
     Case("short_step", 1, 3, 1, 1, 11, 13, 9, "keep", columns=True),
     Case("deep_step", 1, 1, 1, 2, 37, 300, 260, "added", cap=0.8),
+    Case("alone", 2, 6, 2, 1, 300, 64, 48, "keep", across=True, dynamic=True, sinks=True),
+    Case("alone_of_many", 2, 20, 1, 1, 70, 24, 16, "hidden", dynamic=True),
 )
 STEPS = ("step", "steps", "short_step", "deep_step")
 SYMBOLS = {"B": symbol("B", 1, 64), "M": symbol("M", 1, 4096), "S": symbol("S", 1, 4096)}
@@ -119,11 +122,11 @@ def problem(case: Case, dtype: DType, seed: int = 0, quantized: tuple[DType, QPa
     torch.manual_seed(seed)
     sizes: tuple[Dim, Dim, Dim] = (case.batch, case.m, case.s)
     if case.dynamic:
-        sizes = (SYMBOLS["B"], SYMBOLS["S"] if case.fused or case.m == case.s else SYMBOLS["M"] if case.m > 3 else case.m, SYMBOLS["S"])
+        sizes = (SYMBOLS["B"], SYMBOLS["S"] if case.fused or case.m == case.s else SYMBOLS["M"] if case.counted else case.m, SYMBOLS["S"])
     batch, m, s = sizes
     q, k, v, tensors, views = _operands(case, dtype, batch, m, s)
     mask, mask_input, mask_tensor, added = _mask(case, len(tensors), batch, m, s)
-    sinks = torch.tensor([150.0, -1.0, 2.0, 5.0])[: case.heads].reshape(1, -1, 1, 1) if case.sinks else None
+    sinks = torch.tensor([150.0, -1.0, 2.0, 5.0, 0.0, 3.0])[: case.heads].reshape(1, -1, 1, 1) if case.sinks else None
     sink = None if sinks is None else b.input_(len(tensors) + 1, f32, (1, case.heads, 1, 1))
     past = s - m
     ahead = torch.arange(case.s) - (torch.arange(case.m) + case.s - case.m)[:, None]  # how far a key is behind a query

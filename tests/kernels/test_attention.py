@@ -65,8 +65,8 @@ def test_f32(runner: Runner, case: Case) -> None:
 
 @pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("name", swept(
-    ("bert", "keep", "odd", "decode", "window", "near", "after_past", "positions", "hidden", "sinks", *STEPS),
-    ("bert", "keep", "odd", "decode", "window", "hidden", "sinks", "steps"),
+    ("bert", "keep", "odd", "decode", "window", "near", "after_past", "positions", "hidden", "sinks", "alone", *STEPS),
+    ("bert", "keep", "odd", "decode", "window", "hidden", "sinks", "steps", "alone"),
 ))
 def test_bf16(runner: Runner, name: str) -> None:
     given = problem(BY_NAME[name], bf16)
@@ -192,7 +192,7 @@ def test_windows_of_keys_are_recognized() -> None:
         found[case.name] = len(told.first), len(told.last), len(told.keys)
     after, both = (0, 1, 0), (1, 1, 0)
     wanted = {"causal": after, "first_keys": after, **dict.fromkeys(("window", "near", "after_past", "positions"), both)}
-    wanted |= dict.fromkeys(("hidden", "hidden_few", "step", "short_step"), (0, 0, 1)) | {"steps": both}
+    wanted |= dict.fromkeys(("hidden", "hidden_few", "step", "short_step", "alone_of_many"), (0, 0, 1)) | {"steps": both}
     assert found == {case.name: wanted.get(case.name, (0, 0, 0)) for case in CASES}
 
 

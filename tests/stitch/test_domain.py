@@ -37,6 +37,10 @@ def test_columns_are_what_is_read_in_sequence_where_there_are_few_others(channel
     assert columns(20 if read[0] != 1 else 4, 40, channels, read) == expected
 
 
+def test_columns_give_way_to_fewer_than_a_vector_if_these_are_several_times_as_many() -> None:
+    assert [columns(20, 15, channels, (17, 1, 400)) for channels in (2, 3, 4)] == [15, 15, 4]
+
+
 @pytest.mark.parametrize(("along", "expected"), [("h", 40), ("w", 20)])
 def test_columns_along_which_each_element_is_looked_up_give_way(along: str, expected: int) -> None:
     """What is looked up for each row is the same for all columns, and no reason to change them."""
