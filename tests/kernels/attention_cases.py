@@ -34,8 +34,9 @@ class Case:
 
     mask: none, hidden (keys of an item for all its queries, of others than the first all), positions (of the last of 30 keys that a query
     sees, [m], where some see none), padding (a [batch, s] integer tensor that becomes an additive mask inside the kernel), keep (bool
-    [batch, 1, m, s] with rows that are all false), added (floats with -inf, [heads, m, s]). fused: q, k, v are views of [batch, s, 3,
-    heads, depth], so that m == s and groups == heads. across: the result is laid out as [batch, m, heads, width].
+    [batch, 1, m, s] with rows that are all false), added (floats with -inf, [heads, m, s]), blocks (bool [m, s], true in blocks along the
+    diagonal, but for a row), low (floats [batch, 1, m, s], -3e38 away from the diagonal, and in a row). fused: q, k, v are views of
+    [batch, s, 3, heads, depth], so that m == s and groups == heads. across: the result is laid out as [batch, m, heads, width].
     dynamic: batch, m and s are symbols. counted: m is one of them.
     """
 
@@ -91,6 +92,9 @@ CASES = (
     Case("step", 2, 6, 2, 1, 300, 64, 48, "hidden", across=True, dynamic=True, counted=False),
     Case("steps", 2, 2, 2, 3, 300, 40, 64, "positions", dynamic=True, counted=False, sinks=True),
     Case("short_step", 1, 3, 1, 1, 11, 13, 9, "keep", columns=True),
+    Case("blocks", 1, 2, 2, 100, 300, 32, 32, "blocks", dynamic=True),
+    Case("low", 2, 1, 1, 100, 290, 32, 32, "low"),
+    Case("low_step", 2, 6, 2, 1, 270, 32, 32, "low"),
     Case("deep_step", 1, 1, 1, 2, 37, 300, 260, "added", cap=0.8),
     Case("alone", 2, 6, 2, 1, 300, 64, 48, "keep", across=True, dynamic=True, sinks=True),
     Case("alone_of_many", 2, 20, 1, 1, 70, 24, 16, "hidden", dynamic=True),
@@ -220,6 +224,16 @@ def _mask(case: Case, number: int, batch: Dim, m: Dim, s: Dim) -> tuple[Value | 
         floats[:, :, :2] = low
         floats[:, 1] = low
         source = b.input_(number, f32, (case.heads, m, s))
+        return source, source, floats, floats.expand(full)
+    if case.mask in ("blocks", "low"):
+        places, keys = torch.arange(case.m)[:, None] * case.s // case.m, torch.arange(case.s)
+        seen = (keys // 40 == places // 40) if case.mask == "blocks" else (keys - places).abs() <= 20
+        seen[case.m // 2] = case.m == 1
+        if case.mask == "blocks":
+            source = b.input_(number, boolean, (m, s))
+            return source, source, seen, torch.zeros(full).masked_fill(~seen, low)
+        floats = torch.randn(case.batch, 1, case.m, case.s).masked_fill(~seen, -3e38)
+        source = b.input_(number, f32, (batch, 1, m, s))
         return source, source, floats, floats.expand(full)
     return None, None, None, torch.zeros(full)
 

@@ -65,8 +65,8 @@ def test_f32(runner: Runner, case: Case) -> None:
 
 @pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("name", swept(
-    ("bert", "keep", "odd", "decode", "window", "near", "after_past", "positions", "hidden", "sinks", "alone", *STEPS),
-    ("bert", "keep", "odd", "decode", "window", "hidden", "sinks", "steps", "alone"),
+    ("bert", "keep", "odd", "decode", "window", "near", "after_past", "positions", "hidden", "sinks", "alone", "blocks", "low", *STEPS),
+    ("bert", "keep", "odd", "decode", "window", "hidden", "sinks", "steps", "alone", "blocks", "low"),
 ))
 def test_bf16(runner: Runner, name: str) -> None:
     given = problem(BY_NAME[name], bf16)
@@ -189,11 +189,20 @@ def test_windows_of_keys_are_recognized() -> None:
         spec = problem(case, f32).spec
         told, of_few = (conditions(axes, over(axes, spec)) for axes in (queries_across(spec), keys_across(spec)))
         assert told == of_few
-        found[case.name] = len(told.first), len(told.last), len(told.keys)
-    after, both = (0, 1, 0), (1, 1, 0)
-    wanted = {"causal": after, "first_keys": after, **dict.fromkeys(("window", "near", "after_past", "positions"), both)}
-    wanted |= dict.fromkeys(("hidden", "hidden_few", "step", "short_step", "alone_of_many"), (0, 0, 1)) | {"steps": both}
-    assert found == {case.name: wanted.get(case.name, (0, 0, 0)) for case in CASES}
+        found[case.name] = len(told.first), len(told.last), len(told.others)
+    ends = {"causal": (0, 1), "first_keys": (0, 1), **dict.fromkeys(("window", "near", "after_past", "positions", "steps"), (1, 1))}
+    assert found == {case.name: (*ends.get(case.name, (0, 0)), case.mask not in ("none", "positions")) for case in CASES}
+
+
+@pytest.mark.parametrize("name", ["blocks", "low"])
+@pytest.mark.parametrize("runner", MACHINES)
+def test_masks_in_memory_are_asked_for_the_last_key(runner: Runner, name: str) -> None:
+    """A NaN among the values would become one of every row that looks at it, be its weight 0."""
+    given = problem(BY_NAME[name], f32)
+    case = given.case
+    given.arrays[2].reshape(case.batch, case.groups, case.s, case.width)[:, :, -20:] = np.nan
+    got = run(runner, selected, given)
+    assert not got[:, :, :32].isnan().any() and got[:, :, -1].isnan().all()
 
 
 def test_selection_tells_why() -> None:
