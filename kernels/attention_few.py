@@ -10,7 +10,7 @@
     out = o / sum
 
 Keys are the lanes of scores and columns those of results, where many queries would be both (`attention_stream.py`). The domain are the
-heads.
+heads; of a few heads with many keys it is parts of the keys (`attention_parts.py`).
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def why_not_few(target: Target, spec: AttentionSpec) -> str | None:
 
 
 def emit_few(module: Module, target: Target, spec: AttentionSpec, name: str) -> KernelCode:
-    """Adds the kernel, whose domain is the heads."""
+    """Adds the kernel, whose domain is the heads, of a spec with heads as queries."""
     fn = Function(module, name, VOID, [PTR, I64, I64])
-    few = Few(fn, target, heads_as_queries(spec))
+    few = Few(fn, target, spec)
     fn.loop(fn.args[1], fn.args[2], 1, [], few.emit)
     fn.ret()
     fn.finish()
-    return KernelCode(name, few.slots.order, product((few.spec.batch, few.spec.heads)), 1, spec.work)
+    return KernelCode(name, few.slots.order, product((spec.batch, spec.heads)), 1, spec.work)
 
 
 def emit_one(module: Module, target: Target, spec: AttentionSpec, name: str, order: tuple[Slot, ...]) -> tuple[Slot, ...]:
@@ -117,27 +117,41 @@ class Few:
         return strides.col == 1 and length == padded
 
     def emit(self, head: Val, _: list[Val]) -> list[Val]:
+        with self.score.emitter.scope():
+            self.enter(head)
+            self.each_query(self.begin)
+            self.attend(i64(0), self.slots.dim(self.spec.s))
+            self.each_query(self.finish)
+        return []
+
+    def enter(self, head: Val) -> None:
+        """Says which head is next."""
         fn, spec = self.fn, self.spec
         heads, groups = self.slots.dim(spec.heads), self.slots.dim(spec.groups)
         b, h = (i64(0), head) if spec.batch == 1 else (fn.udiv(head, heads), fn.urem(head, heads))
         g = h if spec.heads == spec.groups else fn.udiv(h, fn.udiv(heads, groups))
         element = convert.memory_type(spec.dtype)
-        queries = head_start(fn, self.slots, Q, spec.q, element, b, h)
+        self.given = head_start(fn, self.slots, Q, spec.q, element, b, h)
         self.k, self.v = head_start(fn, self.slots, K, spec.k, element, b, g), head_start(fn, self.slots, V, spec.v, element, b, g)
-        out = head_start(fn, self.slots, OUT, spec.out, convert.memory_type(spec.stored), b, h)
-        self.head = head
-        with self.score.emitter.scope():
-            self._read_queries(queries)
-            begin, self.limit = seen_by_few(self)
-            fn.loop(begin, self.limit, self.block, [], self._block)
-            self._each_query(partial(self._finish, out))
-        return []
+        self.head, self.item_head = head, (b, h)
+
+    def attend(self, begin: Val, end: Val) -> None:
+        """Adds the weighted values of these keys to the sums of all queries, as far as they are seen."""
+        fn, spec = self.fn, self.spec
+
+        def read(query: Val) -> None:
+            source = fn.gep(self.given, fn.mul(query, self.slots.dim(spec.q.row * spec.dtype.bytes)))
+            self._copy_row(source, self.slots.dim(spec.q.col), spec.depth, fn.gep(self.q, query, scale=self.depth * 4), self.depth)
+
+        self.each_query(read)
+        begin, self.limit = seen_by_few(self, begin, end)
+        fn.loop(begin, self.limit, self.block, [], self._block)
 
     def point(self, query: Val) -> Point:
         """Where a query is, whatever the key."""
         return Point(0, {"r": self.head, "k": query})
 
-    def _each_query(self, body: Callable[[Val], None]) -> None:
+    def each_query(self, body: Callable[[Val], None]) -> None:
         def one(query: Val, _: list[Val]) -> list[Val]:
             with self.score.emitter.scope():
                 body(query)
@@ -145,18 +159,12 @@ class Few:
 
         self.fn.loop(i64(0), i64(self.queries), 1, [], one)
 
-    def _read_queries(self, rows: Val) -> None:
-        fn, spec = self.fn, self.spec
-        zero = const(F32, 0.0)
-
-        def one(query: Val) -> None:
-            source = fn.gep(rows, fn.mul(query, self.slots.dim(spec.q.row * spec.dtype.bytes)))
-            self._copy_row(source, self.slots.dim(spec.q.col), spec.depth, fn.gep(self.q, query, scale=self.depth * 4), self.depth)
-            zero_row(fn, f32, fn.gep(self.sums, query, scale=self.width * 4), self.width, self.lanes)
-            fn.store(minus_infinity(zero), fn.gep(self.largest, query, F32))
-            fn.store(zero, fn.gep(self.totals, query, F32))
-
-        self._each_query(one)
+    def begin(self, query: Val) -> None:
+        """Sums of no keys."""
+        fn, zero = self.fn, const(F32, 0.0)
+        zero_row(fn, f32, fn.gep(self.sums, query, scale=self.width * 4), self.width, self.lanes)
+        fn.store(minus_infinity(zero), fn.gep(self.largest, query, F32))
+        fn.store(zero, fn.gep(self.totals, query, F32))
 
     def _copy_row(self, source: Val, col: Val, length: int, to: Val, padded: int) -> None:
         read_row(self.fn, self.spec.dtype, source, col, length, to, self.lanes)
@@ -177,7 +185,7 @@ class Few:
         fn.loop(i64(0), count, 1, [], one)
         return self.copy, i64(padded * 4), f32
 
-    def _vector(self, dtype: DType, row: Val, n: int) -> Val:
+    def vector_of(self, dtype: DType, row: Val, n: int) -> Val:
         """Vector n of a row, in f32."""
         fn = self.fn
         value = fn.load(convert.memory_type(dtype).vec(self.lanes), fn.gep(row, i64(n * self.lanes * dtype.bytes)))
@@ -187,7 +195,7 @@ class Few:
         fn, spec = self.fn, self.spec
         count = fn.smin(fn.sub(self.limit, start), i64(self.block))
         self._products(*self._rows(self.k, spec.k, spec.depth, self.depth, start, count), count)
-        self._each_query(lambda query: self._softmax(start, count, query))
+        self.each_query(lambda query: self._softmax(start, count, query))
         self._weighted(*self._rows(self.v, spec.v, spec.width, self.width, start, count), count)
         return []
 
@@ -227,8 +235,8 @@ class Few:
             k, found = fn.gep(key, first, scale=self.lanes * dtype.bytes), list(totals)
             starts = [fn.gep(row, first, scale=self.lanes * 4) for row in rows]
             for n in range(count):
-                vector = self._vector(dtype, k, n)
-                found = [fn.fma(self._vector(f32, q, n), vector, total) for q, total in zip(starts, found)]
+                vector = self.vector_of(dtype, k, n)
+                found = [fn.fma(self.vector_of(f32, q, n), vector, total) for q, total in zip(starts, found)]
             return found
 
         whole, totals = (vectors - 1) // _UNROLLED * _UNROLLED, [const(self.vector, 0.0)] * len(rows)
@@ -249,7 +257,7 @@ class Few:
                 value = self.score.score(fn, fn.load(self.vector, place), point)
             value = value if mask is None else fn.select(mask, value, none)
             fn.store(value, place)
-            return [self._larger(value, top[0])]
+            return [self.larger(value, top[0])]
 
         def rest(at: Val, top: list[Val]) -> list[Val]:
             ids = fn.lane_ids(I64.vec(self.lanes))
@@ -257,7 +265,7 @@ class Few:
 
         top = fn.loop(whole, count, self.lanes, fn.loop(i64(0), whole, self.lanes, [none], scores), rest)[0]
         old = fn.load(F32, fn.gep(self.largest, query, F32))
-        found = self._larger(fn.call(f"llvm.vector.reduce.fmax.{self.vector.mangled}", F32, [top]), old)
+        found = self.larger(fn.call(f"llvm.vector.reduce.fmax.{self.vector.mangled}", F32, [top]), old)
         safe = self.finite(found)
         alpha = exp_weight(fn, self.target, fn.splat(fn.sub(old, safe), self.lanes))
 
@@ -274,7 +282,7 @@ class Few:
         fn.store(alpha, fn.gep(self.alphas, query, F32))
         fn.store(found, fn.gep(self.largest, query, F32))
 
-    def _larger(self, x: Val, y: Val) -> Val:
+    def larger(self, x: Val, y: Val) -> Val:
         return elementwise.extreme(self.fn, self.target, "maximum", x, y, (False, True))
 
     def finite(self, largest: Val) -> Val:
@@ -290,11 +298,11 @@ class Few:
         places = [fn.gep(self.sums, i64(query * self.width * 4)) for query in range(self.queries)]
         for first, end in pairwise(ends):
             alphas = [fn.splat(fn.load(F32, fn.gep(self.alphas, i64(query * 4))), self.lanes) for query in range(self.queries)]
-            start = [fn.mul(self._vector(f32, place, n), alpha) for place, alpha in zip(places, alphas) for n in range(first, end)]
+            start = [fn.mul(self.vector_of(f32, place, n), alpha) for place, alpha in zip(places, alphas) for n in range(first, end)]
 
             def key(at: Val, sums: list[Val], first: int = first, end: int = end) -> list[Val]:
                 row = fn.gep(rows, fn.mul(at, pitch))
-                values = [self._vector(dtype, row, n) for n in range(first, end)]
+                values = [self.vector_of(dtype, row, n) for n in range(first, end)]
                 weights = [fn.splat(fn.load(F32, self._score_place(i64(query), at)), self.lanes) for query in range(self.queries)]
                 products = [(weight, value) for weight in weights for value in values]
                 return [fn.fma(weight, value, total) for (weight, value), total in zip(products, sums)]
@@ -304,7 +312,7 @@ class Few:
                 for n in range(first, end):
                     fn.store(next(sums), fn.gep(place, i64(n * self.lanes * 4)))
 
-    def _finish(self, out: Val, query: Val) -> None:
+    def finish(self, query: Val) -> None:
         """Sums of weighted values are divided by sums of weights, rounded, and written."""
         fn, spec = self.fn, self.spec
         total, top = (fn.load(F32, fn.gep(place, query, F32)) for place in (self.totals, self.largest))
@@ -316,8 +324,9 @@ class Few:
         row, vectors, each = fn.gep(self.sums, query, scale=self.width * 4), self.width // self.lanes, self.results.each
         factor, each = fn.splat(share, self.lanes), each if vectors % each == 0 else 1
         for first in range(0, vectors, each):
-            parts = [fn.mul(self._vector(f32, row, n), factor) for n in range(first, first + each)]
+            parts = [fn.mul(self.vector_of(f32, row, n), factor) for n in range(first, first + each)]
             fn.store(self.results.row(parts), fn.gep(row, i64(first * self.lanes * spec.stored.bytes)))
+        out = head_start(fn, self.slots, OUT, spec.out, convert.memory_type(spec.stored), *self.item_head)
         to = fn.gep(out, fn.mul(query, self.slots.dim(spec.out.row * spec.stored.bytes)))
         write_row(fn, spec.stored, row, spec.width, to, self.slots.dim(spec.out.col), self.lanes * self.results.each)
 

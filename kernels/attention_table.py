@@ -10,8 +10,9 @@ from ..graph.types import DType, bf16, f16, f32
 from ..platforms.target import Target
 from .attention_amx import emit_amx
 from .attention_blocks import Family, emit_blocks
-from .attention_few import emit_few, why_not_few
+from .attention_few import why_not_few
 from .attention_pairs import emit_dots
+from .attention_parts import emit_few_or_parts
 from .attention_reference import emit_reference
 from .attention_spec import AttentionCode, AttentionSpec, heads_as_queries
 from .attention_vector import VectorFamily
@@ -63,10 +64,6 @@ def _blocks(family: Family) -> Emit:
     return lambda module, target, spec, name: AttentionCode(emit_blocks(module, target, heads_as_queries(spec), name, family))
 
 
-def _few(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
-    return AttentionCode(emit_few(module, target, spec, name))
-
-
 def _reference(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
     return AttentionCode(emit_reference(module, target, spec, name))
 
@@ -75,7 +72,7 @@ _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 _VECTORS = (("avx512", _AVX512), ("avx2", ("avx2", "fma", "f16c")), ("neon", ("neon",)))
 
 ATTENTION: tuple[AttentionKernel, ...] = (
-    *(_row(dtype, "few", (), _few, why_not_few) for dtype in (f32, bf16, f16)),
+    *(_row(dtype, "few", (), emit_few_or_parts, why_not_few) for dtype in (f32, bf16, f16)),
     _row(bf16, "amxbf16", ("amx_bf16", *_AVX512), emit_amx),
     _row(bf16, "avx512bf16", ("avx512_bf16", *_AVX512), emit_dots),
     _row(bf16, "avx512vnni", ("avx512_vnni", *_AVX512), emit_words, why_not_words),

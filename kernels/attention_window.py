@@ -128,8 +128,8 @@ def seen_keys(stream: Stream) -> tuple[Val, Val]:
     return fn.mul(fn.udiv(begin, step), step), end
 
 
-def seen_by_few(few: Few) -> tuple[Val, Val]:
-    """The first key that one of few queries may see, and where they end; there may be none."""
+def seen_by_few(few: Few, begin: Val, end: Val) -> tuple[Val, Val]:
+    """The first of these keys that one of few queries may see, and where they end; there may be none."""
     fn, total, emitter = few.fn, few.slots.dim(few.spec.s), few.score.emitter
     found = conditions(few.axes, few.score.body)
 
@@ -138,8 +138,9 @@ def seen_by_few(few: Few) -> tuple[Val, Val]:
         values = [value if value.ty == I64 else fn.convert("sext", value, I64) for value in values]
         return reduce(lambda x, y: fn.intrinsic(kind, I64, [x, y]), values)
 
-    begin, end = _positions(fn, total, found, extreme)
-    begin = fn.smin(begin, end)
+    since, until = _positions(fn, total, found, extreme)
+    end = fn.smin(end, until)
+    begin = fn.smin(fn.smax(begin, since), end)
     if not found.others:
         return begin, end
     block = Block(fn, few.target, few.spec, few.slots, emitter, few.head, i64(0), i64(few.queries))

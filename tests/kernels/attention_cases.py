@@ -95,11 +95,13 @@ CASES = (
     Case("blocks", 1, 2, 2, 100, 300, 32, 32, "blocks", dynamic=True),
     Case("low", 2, 1, 1, 100, 290, 32, 32, "low"),
     Case("low_step", 2, 6, 2, 1, 270, 32, 32, "low"),
+    Case("parts", 1, 6, 2, 1, 1300, 40, 64, "low", dynamic=True, counted=False, sinks=True),
+    Case("parts_of_few", 2, 2, 2, 2, 1025, 32, 20, "hidden", across=True),
     Case("deep_step", 1, 1, 1, 2, 37, 300, 260, "added", cap=0.8),
     Case("alone", 2, 6, 2, 1, 300, 64, 48, "keep", across=True, dynamic=True, sinks=True),
     Case("alone_of_many", 2, 20, 1, 1, 70, 24, 16, "hidden", dynamic=True),
 )
-STEPS = ("step", "steps", "short_step", "deep_step")
+STEPS = ("step", "steps", "short_step", "parts", "parts_of_few", "deep_step")
 SYMBOLS = {"B": symbol("B", 1, 64), "M": symbol("M", 1, 4096), "S": symbol("S", 1, 4096)}
 
 

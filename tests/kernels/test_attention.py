@@ -16,7 +16,7 @@ from sashiko.graph.types import DType, QParams, bf16, f16, f32, f64, i8, u8
 from sashiko.kernels.attention_amx import emit_amx
 from sashiko.kernels.attention_few import emit_few
 from sashiko.kernels.attention_score import keys_across, over, queries_across
-from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec
+from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec, heads_as_queries
 from sashiko.kernels.attention_table import ATTENTION, select
 from sashiko.kernels.attention_window import conditions
 from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
@@ -49,7 +49,7 @@ def dotted(module: Module, target: Target, spec: AttentionSpec, name: str) -> At
 
 
 def few(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
-    return AttentionCode(emit_few(module, target, spec, name))
+    return AttentionCode(emit_few(module, target, heads_as_queries(spec), name))
 
 
 def referenced(module: Module, target: Target, spec: AttentionSpec, name: str) -> AttentionCode:
