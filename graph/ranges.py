@@ -50,7 +50,7 @@ class _Ranges:
             return (number, number) if abs(number) <= _EXACT else None  # NaN is not, either
         if value.op == "where":
             return self._chosen(*value.inputs)
-        if value.op not in ("minimum", "maximum", "cast", "floor", "ceil", "trunc", "round", "add", "sub", "mul"):
+        if value.op not in ("minimum", "maximum", "cast", "floor", "ceil", "trunc", "round", "add", "sub", "mul", "truncdiv"):
             return None
         bounds = [bound for bound in map(self.of, value.inputs) if bound is not None]
         if len(bounds) != len(value.inputs):
@@ -83,5 +83,6 @@ def _computed(value: Value, bounds: list[Range]) -> Range | None:
         "add": [low + least, high + most],
         "sub": [low - most, high - least],
         "mul": [a * b for a in (low, high) for b in (least, most)],
+        "truncdiv": [math.trunc(a / b) if least > 0 else math.inf for a in (low, high) for b in (least, most)],
     }[value.op]
     return (min(ends), max(ends)) if whole and max(map(abs, ends)) <= _EXACT else None

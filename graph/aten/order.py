@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import isinf
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from .call import Call, Row, as_value, opmath
 aten = torch.ops.aten
 _FEW, _READ = 8, 2048  # topk: elements found one after the other, and how many are read for it
 _SORTED, _ALONE = 16, 64  # sort: elements that are compared with one another, in each row or in all
-_BINS = 128  # histc: bins that each element is compared with
+_BINS, _LANES = 32, 16  # histc: bins that each element is compared with; of more, those that are counted in one vector
+_COUNTED = 1 << 16  # histc: elements that one thread counts in so many bins
 _ENDS = 256  # searchsorted: of more, halving is faster than comparing with all
 _MOST = (1 << 46) - 1  # no tensor has more ends: those of 4 bytes in the 2^48 that a process addresses
 
@@ -117,13 +119,32 @@ def median_of_all(c: Call, x: Value, *, without_nan: bool = False) -> Value:
 
 def histogram(c: Call, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
     """How many elements lie in each of `bins` parts of [low, high] of one size, the last one with both its ends."""
-    if bins > _BINS or x.dtype not in (f32, f64) or low >= high:
-        raise Unsupported("many bins, or bins between the smallest and the largest element")
     x = b.reshape(x, (product(x.shape),))
-    number = b.cast(b.div(b.mul(b.sub(x, float(low)), float(bins)), float(high) - float(low)), i32)
-    number = b.where(b.and_(b.ge(x, float(low)), b.le(x, float(high))), b.minimum(number, bins - 1), -1)
+    most = bounds(x.shape[0])[1]
+    if x.dtype not in (f32, f64):
+        raise Unsupported(f"a histogram of {x.dtype}, in which PyTorch counts, too")
+    if low == high:
+        raise Unsupported("bins between the smallest and the largest element")
+    if not low < high or isinf(high - low):
+        raise Unsupported(f"bins between {low} and {high}")
+    if bins > _BINS and most is not None and most > _COUNTED:
+        raise Unsupported(f"{most} elements in {bins} bins, more than {_COUNTED} in more than {_BINS}, which PyTorch counts in threads")
+    least, end = b.full(float(low), x.dtype), b.full(float(high), x.dtype)
+    number = b.cast(b.div(b.mul(b.sub(x, least), float(bins)), b.sub(end, least)), i32)
+    number = b.where(b.and_(b.ge(x, least), b.le(x, end)), b.maximum(b.minimum(number, bins - 1), 0), -1)
+    if bins > _BINS:
+        return b.cast(_counted(number, bins), c.dtype)
     hits = b.eq(b.unsqueeze(number, 0), b.unsqueeze(b.iota(bins, i32), 1))
     return b.cast(b.reduce(b.cast(hits, i32), "sum", 1), c.dtype)
+
+
+def _counted(number: Value, bins: int) -> Value:
+    """How often each of 0, 1, ... occurs, and -1 nowhere: each number is a row of 1 and 0 that is added to the row of counts it lies in."""
+    rows, number = -(-bins // _LANES), b.unsqueeze(number, 1)
+    row = b.truncdiv(number, _LANES)
+    one = b.cast(b.eq(b.sub(number, b.mul(row, _LANES)), b.iota(_LANES, i32)), i32)
+    counts = b.put(b.full(0, i32, (rows, _LANES)), one, {0: b.cast(row, i64)}, "sum")
+    return b.slice_(b.reshape(counts, (rows * _LANES,)), 0, 0, bins)
 
 
 def searchsorted(c: Call, ends: Value, x: Value, short: bool, right: bool, side: str | None = None, sorter: Value | None = None) -> Value:

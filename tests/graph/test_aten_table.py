@@ -246,7 +246,7 @@ OWN: tuple[Recorded, ...] = (
     Recorded(aten.div.Scalar_mode, (X, 0.3), {"rounding_mode": "floor"}),
     Recorded(aten.div.Tensor_mode, (X, Y), {"rounding_mode": "trunc"}),
     Recorded(aten.scaled_dot_product_attention.default, (Q, Q[:, :2], Q[:, :2], KEEP), {"scale": 0.2, "enable_gqa": True}),
-    Recorded(aten.histc.default, (X, 5, -1.0, 1.5), {}),
+    *(Recorded(aten.histc.default, (X, bins, -1.0, 1.5), {}) for bins in (5, 50)),
     *(Recorded(aten._int_mm.default, (WHOLE, y), {}) for y in (WHOLE[:8].t(), WHOLE.t()[:, :8].contiguous())),
     *(Recorded(aten.scaled_dot_product_attention.default, (MANY, MANY[:1], MANY[:, :1], m), {}) for m in MASKS),
     *(Recorded(aten.scaled_dot_product_attention.default, (MANY, *[MANY[:, :, :2]] * 2, m), {"enable_gqa": True}) for m in MASKS),
@@ -258,7 +258,8 @@ REASONS = ("complex numbers", "a product of integer matrices", "integer division
            "a scalar", "is used", "roll over", "depends on the data", "out of range", "comparing", "may be empty", "with a step",
            "of unknown", "attention", "sub of bool", "a convolution in groups", "a convolution of", "sampling of", "sums over windows of",
            "pooling of", "resizing of", "without elements", "windows of a scalar", "the largest of", "the smallest of",
-           "many elements in order", "many bins", "put together", "means of integers", "many numbers", "bags whose", "adds where")
+           "many elements in order", "a histogram of", "bins between", "put together", "means of integers", "many numbers", "bags whose",
+           "adds where")
 
 
 def test_rows_agree_with_eager() -> None:

@@ -28,6 +28,7 @@ KNOWN: dict[str, tuple[Value, int, int]] = {
     "of integers": (b.maximum(b.minimum(N, 5), -2), -2, 5),
     "seen otherwise": (b.reshape(b.slice_(b.maximum(b.minimum(N, 5), 0), 0, 0, 32), (4, 8)), 0, 5),
     "differences": (b.sub(b.maximum(b.minimum(N, 5), 0), b.maximum(b.minimum(N, 3), 1)), -3, 4),
+    "divided": (b.truncdiv(b.maximum(b.minimum(N, 50), -1), 16), 0, 3),
     "chosen": (b.where(b.lt(X, 1.0), b.full(3, i64), b.full(-4, i64)), -4, 3),
 }
 
@@ -50,6 +51,7 @@ def test_what_is_known_holds(name: str) -> None:
     b.cast(b.minimum(b.where(b.gt(b.mul(X, 2.0), 0.0), X, 0.0), 7.0), i64),  # it is another number that is compared
     b.cast(b.floor(b.sub(b.cast(b.maximum(b.minimum(N, 5), 0), f32), 0.5)), i64),  # sums of floats are rounded
     b.mul(b.maximum(b.minimum(N, 2**23), 0), 4),  # beyond what is looked at
+    b.truncdiv(b.maximum(b.minimum(N, 5), 0), b.maximum(b.minimum(N, 5), 0)),  # perhaps by 0
     b.cast(X, i64),
 ])
 def test_what_is_not_known(value: Value) -> None:
