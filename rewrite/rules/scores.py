@@ -5,7 +5,8 @@
 
 Each step keeps one of these forms: x + a, x - a, x * c, x / c, x times one number for all keys, tanh(x) of what nothing is added to,
 where(keep, x, low), where(drop, low, x), casts between floats, and reshapes of the axes of batch and head. A `low` of -inf makes what is
-kept; a finite one of at most -1e8 is added: beside it a score is lost in rounding, as it is when it is replaced.
+kept; a finite one of at most -1e8 is added: beside it a score is lost in rounding, as it is when it is replaced. Where the model rounds
+scores to f16, the least number of that is such a one, beside which scores below 16 are lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from math import inf
 
 from ...graph import build as b
 from ...graph.ir import Value
-from ...graph.types import f32
+from ...graph.types import f16, f32
 from ..equation import parse_pattern
 from ..match import Mismatch
 from ..rule import Match
@@ -25,6 +26,7 @@ from ..template import full
 # What the attention adds at most to masked scores, beside which every one is lost: queries that see no key weigh all alike. Of masks
 # between this and `HIGHEST_MASK` there may be but one, since of several the greater would count.
 _HIDDEN = -1e30
+_LEAST_HALF = -65504.0  # of f16
 _LEAST_DIVISOR = 2.0**-126  # of which the inverse is no infinity in f32
 _MOST_STEPS, _OF_A_SUM = 24, 3  # narrow floats are cast between any two; each operand of a sum may be the product
 _FACTOR = parse_pattern("mul(x, $times) | div(x, $over)")
@@ -104,8 +106,16 @@ def _with(m: Match, s: Value, x: Value, found: Scores, other: Value) -> Scores |
         return _stretched(m, s, x)
     if found.low > _HIDDEN:
         return _twice(m, s, found.low)
+    if _is_half(m, s):
+        other = b.where(b.eq(b.cast(other, f32), _LEAST_HALF), _HIDDEN, b.cast(other, f32))
     before = found.folded()
     return replace(before, added=other if before.added is None else b.add(b.cast(before.added, f32), b.cast(other, f32)))
+
+
+def _is_half(m: Match, s: Value) -> bool:
+    """Whether scores are in f16, or rounded to it as soon as they are computed."""
+    users = m.graph.users[s]
+    return s.dtype == f16 or (len(users) == 1 and users[0].op == "cast" and users[0].dtype == f16)
 
 
 def _stretches(s: Value, x: Value) -> bool:
@@ -167,6 +177,7 @@ def _where(m: Match, s: Value, steps: int) -> Scores | Mismatch:
         return _stretched(m, s, chosen["x"])
     low, drop = float(chosen.number("low")), chosen.get("drop")
     keep = chosen["keep"] if drop is None else b.logical_not(drop)
+    low = _HIDDEN if low == _LEAST_HALF and _is_half(m, s) else low
     if max(low, found.low) > _HIDDEN and found.mask is not None:
         return _twice(m, s, max(low, found.low))
     if low == -inf:

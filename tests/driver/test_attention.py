@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import sashiko
 from tests.driver.functions import Apply
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+LEAST_HALF = torch.finfo(torch.float16).min
 
 
 def _over_channels(x: torch.Tensor, heads: int) -> torch.Tensor:
@@ -97,3 +99,21 @@ def test_rows_whose_keys_are_all_hidden_by_an_added_mask(low: float, precision: 
     mask[1, :, :, 40:] = low
     compiled = sashiko.compile(Apply(F.scaled_dot_product_attention).eval(), (q, k, v, mask), precision=precision)
     assert_close(compiled(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask), rtol=0, atol=1e-5 if precision == "fp32" else 2e-2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("masked", [
+    lambda s, keep: s + torch.where(keep, 0.0, LEAST_HALF).half(),
+    lambda s, keep: s - (~keep).half() * -LEAST_HALF,
+    lambda s, keep: torch.where(keep, s, LEAST_HALF),
+])
+def test_the_least_number_of_f16_hides(masked: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    """Scores are lost beside it: a query that sees no key weighs all alike."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 32, 16).half() for _ in range(3))
+    keep = torch.ones(2, 1, 32, 32, dtype=torch.bool).tril()
+    keep[0, :, :, :5] = False
+    model = Apply(lambda q, k, v, keep: masked(q @ k.mT * 0.25, keep).softmax(-1, dtype=torch.float32).half() @ v).eval()
+    compiled = sashiko.compile(model, (q, k, v, keep), strict=True)
+    assert "attention" in _labels(compiled, q, k, v, keep)[-1]
+    assert_close(compiled(q, k, v, keep), model(q, k, v, keep), rtol=0, atol=2e-3)
