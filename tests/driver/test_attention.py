@@ -117,3 +117,19 @@ def test_the_least_number_of_f16_hides(masked: Callable[[torch.Tensor, torch.Ten
     compiled = sashiko.compile(model, (q, k, v, keep), strict=True)
     assert "attention" in _labels(compiled, q, k, v, keep)[-1]
     assert_close(compiled(q, k, v, keep), model(q, k, v, keep), rtol=0, atol=2e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("batch", "keys", "results", "expected"), [
+    ((2, 2), 8, 1, 0.0), ((2, 2), 8, 2, torch.nan), ((2, 2), 1, 1, torch.nan), ((2, 2, 2), 8, 1, torch.nan),
+], ids=["attention", "probabilities", "one key", "five axes"])
+def test_a_row_whose_scores_are_all_minus_infinity(batch: tuple[int, ...], keys: int, results: int, expected: float) -> None:
+    """0 where it becomes attention, NaN as in PyTorch where it stays a softmax."""
+    q, k, keep = torch.randn(*batch, 8, 16), torch.randn(*batch, keys, 16), torch.ones(8, keys, dtype=torch.bool).tril(-1)
+
+    def attention(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p = (q @ k.mT).masked_fill(~keep, -torch.inf).softmax(-1)
+        return (p @ k, p)[:results]
+
+    row = sashiko.compile(Apply(attention).eval(), (q, k), strict=True)(q, k)[0][..., 0, :]
+    assert_close(row, torch.full_like(row, expected), rtol=0, atol=0, equal_nan=True)
