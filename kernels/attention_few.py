@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from ..cpu_codegen import convert, elementwise
+from ..cpu_codegen import convert
 from ..cpu_codegen.body import Point
 from ..cpu_codegen.builder import F32, I64, PTR, VOID, Function, Module, Val, const, i64
 from ..cpu_codegen.contract import KernelCode, Slot
@@ -32,7 +32,7 @@ from ..platforms.target import Target
 from .attention_result import Results
 from .attention_rows import head_start, read_row, write_row, zero_row
 from .attention_score import ScoreEmitter, keys_across, minus_infinity, over
-from .attention_softmax import sink_weight
+from .attention_softmax import finite, inverse, larger, sink_weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V, heads_as_queries
 from .attention_tiling import up
 from .attention_window import seen_by_few
@@ -257,7 +257,7 @@ class Few:
                 value = self.score.score(fn, fn.load(self.vector, place), point)
             value = value if mask is None else fn.select(mask, value, none)
             fn.store(value, place)
-            return [self.larger(value, top[0])]
+            return [larger(fn, self.target, value, top[0])]
 
         def rest(at: Val, top: list[Val]) -> list[Val]:
             ids = fn.lane_ids(I64.vec(self.lanes))
@@ -265,8 +265,8 @@ class Few:
 
         top = fn.loop(whole, count, self.lanes, fn.loop(i64(0), whole, self.lanes, [none], scores), rest)[0]
         old = fn.load(F32, fn.gep(self.largest, query, F32))
-        found = self.larger(fn.call(f"llvm.vector.reduce.fmax.{self.vector.mangled}", F32, [top]), old)
-        safe = self.finite(found)
+        found = larger(fn, self.target, fn.call(f"llvm.vector.reduce.fmax.{self.vector.mangled}", F32, [top]), old)
+        safe = finite(fn, found)
         alpha = exp_weight(fn, self.target, fn.splat(fn.sub(old, safe), self.lanes))
 
         def weights(at: Val, total: list[Val]) -> list[Val]:
@@ -281,13 +281,6 @@ class Few:
         fn.store(fn.fma(fn.load(F32, place), alpha, total), place)
         fn.store(alpha, fn.gep(self.alphas, query, F32))
         fn.store(found, fn.gep(self.largest, query, F32))
-
-    def larger(self, x: Val, y: Val) -> Val:
-        return elementwise.extreme(self.fn, self.target, "maximum", x, y, (False, True))
-
-    def finite(self, largest: Val) -> Val:
-        """Where everything is -inf, -inf - -inf would be NaN."""
-        return self.fn.select(self.fn.fcmp("oeq", largest, minus_infinity(largest)), const(largest.ty, 0.0), largest)
 
     def _weighted(self, rows: Val, pitch: Val, dtype: DType, count: Val) -> None:
         """Adds the weighted values of a block to the sums: some columns at a time, of all queries."""
@@ -318,11 +311,9 @@ class Few:
         total, top = (fn.load(F32, fn.gep(place, query, F32)) for place in (self.totals, self.largest))
         sink = self.score.sink(self.point(query))
         if sink is not None:
-            total = fn.add(total, sink_weight(fn, self.target, sink, self.finite(top)))
-        # A sum of 0 comes from scores that are all -inf, so that everything it would divide is 0.
-        share = fn.div(const(F32, 1.0), fn.select(fn.fcmp("oeq", total, const(F32, 0.0)), const(F32, 1.0), total))
+            total = fn.add(total, sink_weight(fn, self.target, sink, finite(fn, top)))
         row, vectors, each = fn.gep(self.sums, query, scale=self.width * 4), self.width // self.lanes, self.results.each
-        factor, each = fn.splat(share, self.lanes), each if vectors % each == 0 else 1
+        factor, each = fn.splat(inverse(fn, total), self.lanes), each if vectors % each == 0 else 1
         for first in range(0, vectors, each):
             parts = [fn.mul(self.vector_of(f32, row, n), factor) for n in range(first, first + each)]
             fn.store(self.results.row(parts), fn.gep(row, i64(first * self.lanes * spec.stored.bytes)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..cpu_codegen.builder import Function, Val, const, i64
+from ..cpu_codegen.builder import Val, const, i64
 from .attention_rows import write_row
-from .attention_softmax import sink_weight
+from .attention_softmax import finite, inverse, sink_weight
 
 if TYPE_CHECKING:
     from .attention_stream import Stream
@@ -18,7 +18,7 @@ def with_sinks(stream: Stream, largest: list[Val], totals: list[Val]) -> list[Va
     sinks = [sink for point in stream.points if (sink := stream.score.sink(point)) is not None]
     found = []
     for sink, top, factor, total in zip(sinks, largest, stream.factors, totals):
-        top = stream.finite(top) if factor is None else fn.mul(stream.finite(top), factor)
+        top = finite(fn, top) if factor is None else fn.mul(finite(fn, top), factor)
         weight = sink_weight(fn, stream.target, sink, top)
         found.append(fn.fma(weight, const(weight.ty, 2.0**stream.octave), total))
     return found or totals
@@ -31,16 +31,10 @@ def write_results(stream: Stream, totals: list[Val]) -> None:
     """
     fn, spec, each = stream.fn, stream.spec, stream.results.each
     units = -(-spec.width // each)
-    factors = [_inverse(fn, total) for total in totals]
+    factors = [inverse(fn, total) for total in totals]
     fn.loop(i64(0), i64(units), 1, [], lambda unit, _: _divided(stream, unit, factors))
     in_place = spec.out.col == 1 and spec.width % (each * stream.tiling.lanes) == 0
     stream.when_whole(in_place, lambda: _rows_in_place(stream, units), lambda: _staged_rows(stream, units))
-
-
-def _inverse(fn: Function, total: Val) -> Val:
-    # A sum of 0 comes from scores that are all -inf, so that everything it would divide is 0.
-    one = const(total.ty, 1.0)
-    return fn.div(one, fn.select(fn.fcmp("oeq", total, const(total.ty, 0.0)), one, total))
 
 
 def _divided(stream: Stream, unit: Val, factors: list[Val]) -> list[Val]:

@@ -17,6 +17,7 @@ from ..graph.dims import ceildiv, product
 from ..graph.types import f32
 from ..platforms.target import Target
 from .attention_few import Few, emit_few
+from .attention_softmax import finite, larger
 from .attention_spec import WORKSPACE, AttentionCode, AttentionSpec, heads_as_queries
 from .attention_tiling import PADDING
 
@@ -97,10 +98,8 @@ class Parts(Few):
         row = fn.gep(self.sums, query, scale=self.width * 4)
         largest, totals = fn.gep(self.largest, query, F32), fn.gep(self.totals, query, F32)
         old, found = fn.load(F32, largest), fn.load(F32, fn.gep(part, i64(self.width * 4)))
-        top = self.larger(found, old)
-        alpha, beta = (
-            exp_weight(fn, self.target, fn.splat(fn.sub(score, self.finite(top)), self.lanes)) for score in (old, found)
-        )
+        top = larger(fn, self.target, found, old)
+        alpha, beta = (exp_weight(fn, self.target, fn.splat(fn.sub(score, finite(fn, top)), self.lanes)) for score in (old, found))
         for n in range(self.width // self.lanes):
             more = fn.mul(self.vector_of(f32, part, n), beta)
             fn.store(fn.fma(self.vector_of(f32, row, n), alpha, more), fn.gep(row, i64(n * self.lanes * 4)))

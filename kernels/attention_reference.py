@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..cpu_codegen import convert, elementwise
+from ..cpu_codegen import convert
 from ..cpu_codegen.body import BodyEmitter, Point
 from ..cpu_codegen.builder import F32, F64, I64, PTR, VOID, Function, Module, Val, const, i64
 from ..cpu_codegen.contract import KernelCode
@@ -13,7 +13,7 @@ from ..cpu_codegen.slots import Slots
 from ..graph.types import DType, f32, f64
 from ..platforms.target import Target
 from .attention_result import Results
-from .attention_softmax import sink_weight
+from .attention_softmax import larger, sink_weight
 from .attention_spec import FIRST_SCORE_BUFFER, OUT, AttentionSpec, HeadStrides, K, Q, V
 
 
@@ -49,7 +49,7 @@ class _Row:
         self.q, self.out = self._place(Q, spec.q, b, h, i), self._place(OUT, spec.out, b, h, i, spec.stored)
         self.k, self.v = self._place(K, spec.k, b, g, i64(0)), self._place(V, spec.v, b, g, i64(0))
         keys = dim(spec.s)
-        largest = fn.loop(i64(0), keys, 1, [low], lambda j, top: [self._larger(self._score(row, j), top[0])])[0]
+        largest = fn.loop(i64(0), keys, 1, [low], lambda j, top: [larger(fn, self.target, self._score(row, j), top[0])])[0]
         # Where every score is -inf, -inf - -inf would be NaN; the weights are to be 0 then, and so is the result.
         safe = fn.select(fn.fcmp("oeq", largest, low), zero, largest)
         self._each(lambda e: fn.store(zero, fn.gep(self.sums, e, self.ty)))
@@ -108,9 +108,6 @@ class _Row:
         with self.emitter.scope():
             value = self.emitter.operand(self.spec.score.stores[1].node, 0, Point(0, {"r": row}))
             return convert.cast(self.fn, self.target, value, f32, self.wide)
-
-    def _larger(self, a: Val, b: Val) -> Val:
-        return elementwise.extreme(self.fn, self.target, "maximum", a, b, (False, True))
 
     def _add(self, row: Val, j: Val, largest: Val, total: Val) -> Val:
         """Adds one key to the sums; returns the new total of the weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..cpu_codegen import elementwise
 from ..cpu_codegen.builder import I32, Function, Val, const
 from ..cpu_codegen.math import call as math_call
 from ..cpu_codegen.math.coefficients import EXP2_SHORT_WEIGHT, EXP2_SHORT_WEIGHT_UP
@@ -11,6 +12,22 @@ from ..platforms.target import Target
 
 # The largest score in powers of two: its product with the rate is off by up to 2^6 of them, which leaves all weights in range.
 _TOP = 2.0**30
+
+
+def larger(fn: Function, target: Target, x: Val, y: Val) -> Val:
+    """Maximum in one instruction; a NaN may get lost, and is found again in the weights."""
+    return elementwise.extreme(fn, target, "maximum", x, y, (False, True))
+
+
+def finite(fn: Function, largest: Val) -> Val:
+    """The largest score, or 0 where all are -inf, of which -inf - -inf would be NaN."""
+    return fn.select(fn.fcmp("oeq", largest, const(largest.ty, float("-inf"))), const(largest.ty, 0.0), largest)
+
+
+def inverse(fn: Function, total: Val) -> Val:
+    """Of a sum of weights; a sum of 0 comes from scores that are all -inf, so that everything it would divide is 0."""
+    one = const(total.ty, 1.0)
+    return fn.div(one, fn.select(fn.fcmp("oeq", total, const(total.ty, 0.0)), one, total))
 
 
 def octaves(fn: Function, largest: Val, factor: Val | None) -> Val:

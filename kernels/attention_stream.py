@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 
-from ..cpu_codegen import convert, elementwise
+from ..cpu_codegen import convert
 from ..cpu_codegen.builder import F32, I64, VOID, Function, Val, const, i64
 from ..cpu_codegen.math.exponential import exp_weight
 from ..cpu_codegen.scopes import Point
@@ -31,7 +31,7 @@ from .attention_finish import with_sinks, write_results
 from .attention_result import Results
 from .attention_rows import emit_transpose, head_start, read_row
 from .attention_score import ScoreEmitter, minus_infinity
-from .attention_softmax import bounded_weight, octaves, short_weight
+from .attention_softmax import bounded_weight, finite, larger, octaves, short_weight
 from .attention_spec import OUT, AttentionSpec, HeadStrides, K, Q, V
 from .attention_tiling import PADDING, Tiling, up
 from .attention_window import seen_keys
@@ -179,12 +179,12 @@ class Stream(ABC):
         self.products(start, count)
         found = self._scores(start, count)
         self._pad(count)
-        new = [self._larger(a, b) for a, b in zip(found, old)]
-        safe = [self.finite(x) for x in new]
+        new = [larger(fn, self.target, a, b) for a, b in zip(found, old)]
+        safe = [finite(fn, x) for x in new]
         alpha = [] if self.once else self._ratios(old, safe)
         tops = safe
         if self.apart and not self.once:
-            tops = [self.finite(x) for x in found]
+            tops = [finite(fn, x) for x in found]
             self.share = self._ratios(found, safe)
         if self.overlaps:
             self.before_weights(alpha)
@@ -196,20 +196,12 @@ class Stream(ABC):
             totals = [fn.mul(total, share) for total, share in zip(totals, self.share)]
         return new + [fn.fma(x, a, total) for x, a, total in zip(sums, alpha, totals)]
 
-    def finite(self, largest: Val) -> Val:
-        """Where everything is -inf, -inf - -inf would be NaN."""
-        return self.fn.select(self.fn.fcmp("oeq", largest, minus_infinity(largest)), const(largest.ty, 0.0), largest)
-
     def _ratios(self, scores: Sequence[Val], largest: Sequence[Val]) -> list[Val]:
         """exp(score - largest), of each query."""
         fn = self.fn
         differences = [fn.sub(x, y) for x, y in zip(scores, largest, strict=True)]
         scaled = [x if factor is None else fn.mul(x, factor) for x, factor in zip(differences, self.factors, strict=True)]
         return [exp_weight(fn, self.target, x) for x in scaled]
-
-    def _larger(self, x: Val, y: Val) -> Val:
-        """Maximum in one instruction; a NaN may get lost, and is found again in the weights."""
-        return elementwise.extreme(self.fn, self.target, "maximum", x, y, (False, True))
 
     @property
     def unroll(self) -> int:
@@ -234,7 +226,7 @@ class Stream(ABC):
                         value = self.score.score(fn, loaded[n][v], point.at(k=key))
                         if not self.score.plain:
                             fn.store(value, self.place(self.scores, self.row(fn.add(at, i64(n))), v))
-                        found[v] = self._larger(value, found[v])
+                        found[v] = larger(fn, self.target, value, found[v])
             return found
 
         def some(at: Val, largest: list[Val]) -> list[Val]:
