@@ -22,6 +22,7 @@ from sashiko.platforms.target import Target
 from sashiko.stitch.contraction import item
 from sashiko.stitch.program import Strided
 from tests.emulation import Array, Buffer, Call, Runner
+from tests.sweeps import swept
 
 Emit = Callable[[Module, Target, AttentionSpec, str], AttentionCode]
 ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -102,6 +103,9 @@ CASES = (
     Case("alone_of_many", 2, 20, 1, 1, 70, 24, 16, "hidden", dynamic=True),
 )
 STEPS = ("step", "steps", "short_step", "parts", "parts_of_few", "deep_step")
+_RARE = ("near", "after_past", "first_keys", "hidden_few", "blocks", "low_step", "parts_of_few", "alone_of_many")
+MOST = swept(CASES, [case for case in CASES if case.name not in _RARE])
+MANY = swept(CASES, [case for case in CASES if case.name not in (*_RARE, *STEPS)])
 SYMBOLS = {"B": symbol("B", 1, 64), "M": symbol("M", 1, 4096), "S": symbol("S", 1, 4096)}
 
 

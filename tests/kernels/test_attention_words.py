@@ -17,7 +17,7 @@ from sashiko.platforms.catalogue import X86_64_V3, X86_64_VNNI
 from sashiko.platforms.host import host
 from sashiko.platforms.target import Target
 from tests.emulation import Native, Runner, runners
-from tests.kernels.attention_cases import CASES, Case, Problem, check, check_quantized, problem, run, to_array
+from tests.kernels.attention_cases import CASES, MANY, Case, Problem, check, check_quantized, problem, run, to_array
 
 BY_NAME = {case.name: case for case in CASES}
 AVX_VNNI = replace(X86_64_V3, name="x86_64_avxvnni", features=X86_64_V3.features | {"avx_vnni"})
@@ -33,7 +33,7 @@ def given(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Prob
 
 
 @pytest.mark.parametrize("runner", MACHINES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", MANY, ids=lambda case: case.name)
 def test_every_case(runner: Runner, case: Case) -> None:
     found = problem(case, bf16)
     check(run(runner, emit_words, found), found)
