@@ -124,15 +124,26 @@ def _asked(expr: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool | None:
         return None
 
 
-def check(model: torch.nn.Module, program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Finds out which of these sizes of a traced model may be 1, alone, as far as it asked, and all together."""
+def check(
+    model: torch.nn.Module, program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any],
+    spelled: Callable[[ShapeEnv], Callable[[sympy.Symbol], object]],
+) -> None:
+    """Finds out which of these sizes of a traced model may be 1, alone, as far as it asked, and all together. spelled: what is equal for
+    sizes that are equal in each call."""
     for env in [*_ASKED]:
         inputs = _inputs(program, env)
         if inputs:
             found = sorted(_ASKED.pop(env), key=lambda sizes: (len(sizes), str(sorted(sizes, key=str))))
-            for sizes in dict.fromkeys((*found, frozenset().union(*found), _all_of(inputs))):
+            every, alike = _all_of(inputs), spelled(env)
+            for sizes in dict.fromkeys(_with_equal(some, every, alike) for some in (*found, frozenset().union(*found), every)):
                 if not any(sizes >= other for other in _REFUSED.get(env, ())) and not _serves(model, program, inputs, sizes, args, kwargs):
                     _REFUSED.setdefault(env, []).append(sizes)
+
+
+def _with_equal(sizes: Sizes, every: Sizes, spelled: Callable[[sympy.Symbol], object]) -> Sizes:
+    """With those that cannot be another number."""
+    known = [*map(spelled, sizes)]
+    return sizes.union(size for size in every if spelled(size) in known)
 
 
 def refuse(tensors: Iterable[tuple[torch.Tensor, torch.memory_format]]) -> None:

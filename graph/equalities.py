@@ -7,24 +7,25 @@ another way: what follows from them is equal then without anybody asking.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
-from math import lcm, prod
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from math import gcd, lcm, prod
 
 from .dims import Dim, Func, Poly, Symbol, coefficient, evaluate, floordiv, product, symbol, symbols
-from .poly import Atom, from_terms, terms_of
+from .poly import Atom, Monomial, from_terms, terms_of
 
 _TRACED = 2  # the least size that torch traces for
 _LARGEST = 1024  # common multiple of divisors, as of the steps down a pyramid of images
 
 
 def simplest(zero: Dim) -> Dim:
-    """The same without sizes that are factors of all terms: none of them is 0."""
+    """The same without numbers and sizes that are factors of all terms: none of them is 0."""
     if not isinstance(zero, Poly):
         return zero
+    number = gcd(*(factor for _, factor in zero.terms))
     common = Counter[Atom](atom for atom in zero.terms[0][0] if isinstance(atom, Symbol) and atom.lo > 0)
     for mono, _ in zero.terms:
         common &= Counter[Atom](mono)
-    return from_terms({tuple((Counter[Atom](mono) - common).elements()): factor for mono, factor in zero.terms}) if common else zero
+    return from_terms({tuple((Counter[Atom](mono) - common).elements()): factor // number for mono, factor in zero.terms})
 
 
 def apart(left: Sequence[Dim], right: Sequence[Dim]) -> list[Dim]:
@@ -129,6 +130,18 @@ def told(zero: Dim) -> dict[str, Dim]:
         if isinstance(atom, Symbol) and atom.lo <= _TRACED and atom.hi is None and _functions(value):
             return {atom.name: value}
     return {}
+
+
+def solved(zeros: Sequence[Dim]) -> list[Dim]:
+    """These, with functions of sizes as what one of them says that they are: where (n + m + 1) // 2 is n, and as many are left, m is n."""
+    alone = (each for zero in zeros for each in _alone(zero))
+    known = {atom: value for atom, value in alone if isinstance(atom, Func) and not _functions(value)}
+    return [simplest(sum(_term(mono, factor, known) for mono, factor in terms_of(zero))) for zero in zeros]
+
+
+def _term(mono: Monomial, factor: int, known: Mapping[Func, Dim]) -> Dim:
+    others = tuple(atom for atom in mono if atom not in known)
+    return product([from_terms({others: factor}), *(known[atom] for atom in mono if isinstance(atom, Func) and atom in known)])
 
 
 def joined(zero: Dim, kept: Container[str] = ()) -> dict[str, Dim]:

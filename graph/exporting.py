@@ -36,6 +36,7 @@ from .modes import in_training, to_evaluate
 from .oblivious import oblivious
 from .rebound import settled, storage
 from .refusals import is_sparse, translated, written_outside
+from .symbols import Symbols
 
 # Composites of a computation and a check that raises (of a singular matrix, say). Taken apart, the check is an operation without a
 # result, which a graph of values has no place for.
@@ -135,7 +136,7 @@ def traced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     if once:
         what = "as the first call finds it; the model changes it there, and computes something else in later calls"
         warn(f"sashiko takes {', '.join(once)} for constant {what}: call the model once before")
-    branches.check(model, program, args, kwargs)
+    branches.check(model, program, args, kwargs, lambda env: Symbols(env).unified().expression)
     return without_transforms(assertions.told(program))
 
 

@@ -18,7 +18,7 @@ from ..diagnostics.errors import BY_PARTS, InputError, Unsupported
 from . import dims, floats
 from .branches import refused
 from .dims import Dim, Symbol
-from .equalities import apart, fixed, joined, narrowed, parts, told
+from .equalities import apart, fixed, joined, narrowed, parts, solved, told
 from .floats import Definition
 from .guards import another_way, guards, same
 from .poly import UNBOUNDED
@@ -120,8 +120,8 @@ class Symbols:
         for zero in self._zeros(sizes):
             self._spell(told(zero))
         self._spell(parts(self._zeros(sizes), self._at_least(sizes)))
-        for zero in self._zeros(sizes):
-            self._spell(joined(zero, self.found.keys()))
+        while pair := next(filter(None, (joined(zero, self.found.keys()) for zero in solved([*self._zeros(sizes)]))), None):
+            self._spell(pair)
         for zero in self._zeros(sizes):
             self._spell(fixed(zero))
         return self

@@ -117,6 +117,12 @@ def _in_fours(x: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
     return sums @ e.mT + F.scaled_dot_product_attention(sums[:, None], e[:, None], e[:, None]).sum()
 
 
+def _side_by_side(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Two batches as one, which is cut again."""
+    u, v = torch.chunk(torch.cat([x, y]).relu(), 2)
+    return (u * v).sum((1, 2)).view(x.shape[0], 1) + x.mean((1, 2))[:, None]
+
+
 CASES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[torch.Tensor, ...]], list[tuple[torch.Tensor, ...]]]] = {
     "blocks": (lambda x: x.view(x.shape[0], x.shape[1] // 4, 4, 8).relu(), [_rows(64), _rows(16)], [_rows(18)]),
     "blocks that are counted": (lambda x: x.view(x.shape[0], -1, 4, 8).relu(), [_rows(64), _rows(16)], [_rows(18)]),
@@ -129,6 +135,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[torch.Tensor, ...
     "caches that grow": (_grown, [_rows(3, 8, 8), _rows(3, 5, 5), _rows(2, 1, 1)], []),
     "caches that grow, and a mask": (_grown, [_step(8, 11), _step(1, 4)], [_step(5, 9)]),
     "one of four": (_in_fours, [_batches(8, 2), _batches(4, 1)], [_batches(8, 3)]),
+    "two batches as one": (_side_by_side, [_batches(2, 2), _batches(1, 1), _batches(3, 3)], [_batches(2, 3)]),
     "pyramid": (_pyramid, [_image(64), _image(36)], [_image(34)]),
     "windows": (_windows, [_image(16, 24), _image(15, 32), _image(8, 7)], [_image(16, 21), _image(17, 24)]),
     "strides": (_strided, [_image(16), _image(9), _image(3)], []),

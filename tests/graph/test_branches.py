@@ -67,6 +67,26 @@ def test_several_sizes_of_one(function: Callable[[Tensor], Tensor]) -> None:
         model(torch.randn(1, 1))
 
 
+@pytest.mark.parametrize("quantized", [False, True], ids=["compiled", "quantized"])
+def test_sizes_that_are_equal_are_tried_together(quantized: bool) -> None:
+    """One of them alone is what the model does not bear."""
+
+    def compared(x: Tensor, y: Tensor) -> Tensor:
+        u, v = torch.chunk(torch.cat([x, y]) * 2, 2)
+        if u.shape != v.shape:
+            raise ValueError("other batches")
+        return u - v + x
+
+    model, args = Apply(compared).eval(), (torch.randn(2, 8), torch.randn(2, 8))
+    free = {"args": ({0: Dim.AUTO}, {0: Dim.AUTO})}
+    served = sashiko.quantize(model, [args]) if quantized else sashiko.compile(model, args, dynamic_shapes=free)
+    for rows in (1, 3):
+        x, y = torch.randn(2, rows, 8)
+        torch.testing.assert_close(served(x, y), compared(x, y))
+    with pytest.raises(InputError):
+        served(torch.randn(2, 8), torch.randn(1, 8))
+
+
 def test_of_numbers_that_do_not_tell() -> None:
     """An example of zeros, a mask of ones."""
     ways: tuple[Callable[..., Tensor], ...] = (

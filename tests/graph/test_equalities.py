@@ -8,7 +8,7 @@ import pytest
 
 from sashiko.graph.binding import solve
 from sashiko.graph.dims import Dim, bounds, evaluate, floordiv, maximum, minimum, mod, product, substitute, symbol, symbols
-from sashiko.graph.equalities import apart, fixed, joined, narrowed, parts, simplest, told
+from sashiko.graph.equalities import apart, fixed, joined, narrowed, parts, simplest, solved, told
 
 S, T = symbol("s", 1), symbol("t", 1)
 
@@ -85,9 +85,9 @@ def test_parts_begin_where_the_range_does(low: int, first: int | None) -> None:
     assert (bounds(found["s"])[0] if found else None) == first
 
 
-def test_sizes_that_all_terms_have_are_left_out() -> None:
+def test_numbers_and_sizes_that_all_terms_have_are_left_out() -> None:
     zero = 8 * product([S, T]) - 32 * product([S, floordiv(T, 4)])
-    assert simplest(zero) == 8 * T - 32 * floordiv(T, 4)
+    assert simplest(zero) == T - 4 * floordiv(T, 4)
     assert simplest(S * T) == 1 and simplest(5) == 5
     perhaps = symbol("n", 0)
     assert simplest(perhaps * T - perhaps) == perhaps * T - perhaps
@@ -179,6 +179,25 @@ def test_all_symbols_of_parts_are_found_in_a_call() -> None:
     assert solve([(dim, 36, "a size")]) == {"s_by_4": 8, "s_rest": 1} and len(symbols(dim)) == 2
     with pytest.raises(ValueError, match="a size has size 34, expected 3 to 4 more than a multiple of 4, from 3 on"):
         solve([(dim, 34, "a size")])
+
+
+HALF = floordiv(S + T + 1, 2)
+SOLVED: list[tuple[list[Dim], list[Dim]]] = [
+    ([2 * HALF - S - T, 16 * HALF - 16 * S], [S - T, 0]),
+    ([HALF - S, HALF - T, minimum(S, T) - HALF], [T - S, 0, minimum(S, T) - T]),
+    ([product([HALF, T]) - 2 * T, product([HALF, S]) - T], [0, 2 * S - T]),
+    ([HALF - floordiv(S, 2), 2 * HALF - S - T], [HALF - floordiv(S, 2), 2 * HALF - S - T]),
+]
+
+
+@pytest.mark.parametrize(("zeros", "expected"), SOLVED)
+def test_equations_are_solved_for_their_functions(zeros: list[Dim], expected: list[Dim]) -> None:
+    found = solved([*map(simplest, zeros)])
+    assert found == expected
+    for values in itertools.product(range(1, 20), repeat=2):
+        env = dict(zip("st", values))
+        if all(evaluate(zero, env) == 0 for zero in zeros):
+            assert all(evaluate(zero, env) == 0 for zero in found)
 
 
 FIXED: list[tuple[Dim, dict[str, Dim]]] = [
