@@ -19,6 +19,7 @@ from .constants import Constants
 from .gptq import GramObserver, compensating
 from .histograms import with_histograms
 from .insert import Inserter, Weigher, plain_weight
+from .masking import observed_whole
 from .module import QuantizedModule
 from .observers import Observer, Range, Watcher, make_observer
 from .placement import dynamic, fitted, unknown
@@ -126,6 +127,18 @@ def observed(site: QuantSite) -> tuple[ObserverKey, ...]:
     if activation is None or dynamic(activation):
         return ()
     return tuple((name, activation) for name in site.activations)
+
+
+def not_masked(program: Program, placement: Placement, scheme: Scheme) -> tuple[str, ...]:
+    """A note on the operations that learn from padding, though the program has a mask."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    smoothed = {s.name for s in placement.sites if scheme.smooth is not None and s.scheme.quantized and s.operation == "linear"}
+    learning = [s for s in placement.sites if observed(s) or compensating(s) or s.name in smoothed]
+    names = [s.name for s in learning if any(observed_whole(program.gate, program.masks, nodes[name]) for name in s.activations)]
+    if not names:
+        return ()
+    few = f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+    return (f"padding was observed with the rest, for the layout does not tell where it is: {few}",)
 
 
 def calibrated(

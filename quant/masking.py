@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from ..diagnostics.errors import CalibrationError, InputError
+from ..graph.memory_format import known
 from .module import FreeDim, Gate, TensorLeaf
 
 USUAL = ("attention_mask", "decoder_attention_mask")
@@ -43,7 +44,31 @@ class MaskArgument:
     def on(self, mask: torch.Tensor, x: torch.Tensor, node: Node) -> torch.Tensor | None:
         """The mask for the leading dimensions of an activation, or None when its layout does not tell which positions are whose."""
         declared = getattr(node.meta.get("val"), "shape", x.shape)
-        return fitted(mask, self.dims, x.shape, [_symbols(d) for d in declared])
+        turned = len(x.shape) == 2 and self._turned(mask, node)
+        return fitted(mask, self.dims, x.shape, [_symbols(d) for d in declared], turned)
+
+    def _turned(self, mask: torch.Tensor, node: Node) -> bool:
+        """Whether positions went before the batch in what an activation's rows were joined from, the nearest that begins with either."""
+        batch, position = (dim or str(size) for dim, size in zip(self.dims, mask.shape, strict=True))
+        joined = [node]
+        for each in joined:
+            for operand in (n for n in each.all_input_nodes if n.op != "get_attr"):
+                first = _first(operand)
+                if first in (batch, position):
+                    return first != batch
+                if first == _first(node) and operand not in joined:
+                    joined.append(operand)
+        return False
+
+    def spread(self, mask: torch.Tensor, node: Node) -> bool:
+        """Whether an activation has positions of this mask, as far as its sizes in the exported call tell."""
+        position, declared = self.dims[1], getattr(node.meta.get("val"), "shape", ())
+        return any(position in _symbols(size) if position else known(size) == mask.shape[1] for size in declared)
+
+
+def _first(node: Node) -> str:
+    """The leading size as it was exported; empty for what has none."""
+    return str(next(iter(getattr(node.meta.get("val"), "shape", ())), ""))
 
 
 def _symbols(size: int | torch.SymInt) -> frozenset[str]:
@@ -73,6 +98,17 @@ def mask_arguments(gate: Gate, wanted: str | bool | None) -> tuple[MaskArgument,
     raise InputError(f"the mask {wanted!r} {what}", "quantize(mask=...)", f"choose among {', '.join(gate.names)}")
 
 
+def observed_whole(gate: Gate, masks: Sequence[MaskArgument], node: Node) -> bool:
+    """Whether padding counts in an activation, though there are masks: its layout does not tell where it is."""
+    sizes = [known(size) for size in getattr(node.meta.get("val"), "shape", ())]
+    leaves = {name: leaf for name, (leaf, *_) in gate.arguments if isinstance(leaf, TensorLeaf)}
+    seen = [(m, torch.ones([d if isinstance(d, int) else d.seen for d in leaves[m.name].dims])) for m in masks]
+    if None in sizes or not any(m.spread(mask, node) for m, mask in seen):
+        return False
+    x = torch.empty([size or 0 for size in sizes], device="meta")
+    return all(m.on(mask, x, node) is None for m, mask in seen)
+
+
 def _tied(dim: int | FreeDim, others: Set[str]) -> str | None:
     """One of `MaskArgument.dims`. Alone, a symbol tells nothing: the model may never bring the mask and what it belongs to together."""
     if isinstance(dim, int):
@@ -81,11 +117,16 @@ def _tied(dim: int | FreeDim, others: Set[str]) -> str | None:
 
 
 def fitted(
-    mask: torch.Tensor, mask_dims: tuple[str | None, str | None], shape: Sequence[int], symbols: Sequence[Set[str]]
+    mask: torch.Tensor,
+    mask_dims: tuple[str | None, str | None],
+    shape: Sequence[int],
+    symbols: Sequence[Set[str]],
+    turned: bool = False,
 ) -> torch.Tensor | None:
     """A mask [batch, position] over the leading dimensions of an activation, with 1 for a dimension it does not depend on; or None.
 
-    Known layouts: [batch, position, ...], [batch * position, ...], [batch, heads, position, features], [batch, heads, features, position].
+    Known layouts: [batch, position, ...], [batch * position, features], [batch, heads, position, features], [batch, heads, features,
+    position], and the first two with positions before the batch, as torch's own attention has them; turned: the second is one of these.
     mask_dims: as in `MaskArgument`. symbols: what each dimension is computed from; nothing where it has one size for good. Sizes that agree
     are not enough: heads are no positions, and those of a decoder are not its encoder's.
     """
@@ -102,9 +143,11 @@ def fitted(
     if len(shape) >= 3 and agree(0, 0) and agree(1, 1):
         return mask
     if len(shape) == 2 and shape[0] == mask.numel() and bool(symbols[0]) == bool(free) and all(akin(0, dim) for dim in free):
-        return mask.reshape(-1)
+        return (mask.t() if turned else mask).reshape(-1)
     if len(shape) == 4 and agree(0, 0) and agree(2, 1):
         return mask[:, None, :]
     if len(shape) == 4 and agree(0, 0) and agree(3, 1):
         return mask[:, None, None, :]
+    if len(shape) >= 3 and agree(0, 1) and agree(1, 0):
+        return mask.t()
     return None

@@ -20,7 +20,7 @@ from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from .bias import output_means
 from .calibrate import call_of, numbered, total
-from .calibration import Calibration, calibrated
+from .calibration import Calibration, calibrated, not_masked
 from .constants import Constants
 from .gptq import Compensation
 from .masking import mask_arguments
@@ -98,9 +98,10 @@ def calibrate(
         held = [call.own() for call in islice(stream, scheme.sample)]
         sample = shards.interleaved([replace(call, name=call.name + shards.here) for call in held], scheme.sample)
         program = export(model, typical(sample))
-        original = program = replace(program, masks=mask_arguments(program.gate, mask))
+        program = replace(program, masks=mask_arguments(program.gate, mask))
         machine = resolve_target(target)
         placement = place(program.graph, Constants(program.graph, program.attributes), scheme, machine, rules, _of_one_size(sample))
+        original = program = replace(program, notes=(*program.notes, *not_masked(program, placement, scheme)))
         shards.check_alike(program, placement, scheme, machine)
         if scheme.smooth is not None:
             program, placement = smoothed(program, placement, scheme.smooth, sample)

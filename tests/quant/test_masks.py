@@ -153,6 +153,8 @@ def test_nothing_but_padding() -> None:
         ((2, 3, 3, 8), (), None),  # which is which?
         ((2, 3), (), None),  # a last dimension holds features
         ((6, 8), (0, 1), None),
+        ((3, 2, 8), (), (3, 2)),
+        ((3, 2, 4, 8), (2, 3), (3, 2)),
         ((4, 3, 8), (), None),
         ((8,), (), None),
         ((), (), None),
@@ -169,6 +171,8 @@ def test_layouts(shape: Sequence[int], fixed: Sequence[int], expected: Sequence[
     [
         ((2, 3, 8), ("b", "s", ""), (2, 3)),
         ((2, 3, 8), ("b", "t", ""), None),
+        ((3, 2, 8), ("s", "b", ""), (3, 2)),
+        ((3, 2, 8), ("t", "b", ""), None),
         ((6, 8), ("bs", ""), (6,)),
         ((6, 8), ("bt", ""), None),
         ((2, 3, 3, 8), ("b", "t", "s", ""), (2, 1, 3)),
@@ -197,7 +201,7 @@ def test_a_decoder_has_its_own_positions(target: int) -> None:
 
 
 def test_a_batch_behind_its_positions() -> None:
-    """[position, batch, features] is no known layout; that there are as many of both does not make it one."""
+    """[position, batch, features]: that there are as many of both does not make it [batch, position, features]."""
 
     class Turned(nn.Module):
         def __init__(self) -> None:
@@ -205,9 +209,44 @@ def test_a_batch_behind_its_positions() -> None:
             self.fc = nn.Linear(8, 8)
 
         def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            return torch.as_tensor(self.fc((x * attention_mask[..., None]).transpose(0, 1)))
+            return torch.as_tensor(self.fc((x + attention_mask[..., None]).transpose(0, 1)))
 
     x, mask = torch.ones(4, 4, 8), torch.ones(4, 4, dtype=torch.int64)
-    x[3, 0], mask[0, 3] = 5.0, 0
+    x[3, 0], x[0, 3], mask[0, 3] = 5.0, 9.0, 0
     (scale, _), = scales(quantize(Turned().eval(), [(x, mask)], preset="int8-minmax"))
-    assert scale == pytest.approx(5 / 127)
+    assert scale == pytest.approx(6 / 127)
+
+
+@pytest.mark.parametrize("batch", swept((3, 7), (3,)))
+def test_attention_of_torch(batch: int) -> None:
+    """It computes with [position, batch, features], and with [position * batch, features]."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.last(self.layer(x, src_key_padding_mask=attention_mask == 0)))
+
+    model, x = Layer().eval(), torch.randn(batch, 7, 8)
+    mask = torch.arange(7).expand(batch, 7) < torch.arange(batch)[:, None] + 1
+    found = [quantize(model, [(torch.where(mask[..., None], x, garbage), mask)], preset="int8-minmax") for garbage in (0.0, 1e4)]
+    assert scales(found[0]) == scales(found[1]) and len(scales(found[0])) == 5
+    assert found[0].record.notes == ()
+
+
+def test_what_is_observed_whole_is_noted() -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.windows, self.pooled = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x = x * attention_mask[..., None]
+            return self.windows(x.unflatten(1, (-1, 3)).flatten(0, 1)), self.pooled(x[:, 0])
+
+    batches = [(torch.randn(4, 9, 8), torch.ones(4, 9))]
+    notes = quantize(Windows().eval(), batches, preset="int8-minmax").record.notes
+    assert notes == ("padding was observed with the rest, for the layout does not tell where it is: windows",)
+    assert quantize(Windows().eval(), batches, preset="int8-minmax", mask=False).record.notes == ()
