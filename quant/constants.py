@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 
 class Constants:
-    """Evaluates constant nodes on demand; nothing is kept but the answers of the weights that were asked for."""
+    """Evaluates constant nodes on demand; nothing is kept but the answers of the weights that were asked for.
 
-    def __init__(self, graph: Graph, attributes: Mapping[str, Any]) -> None:
+    given: the names of the attributes that placeholders stand for, in a graph inside of another.
+    """
+
+    def __init__(self, graph: Graph, attributes: Mapping[str, Any], given: Mapping[Node, str] | None = None) -> None:
         self._attributes = attributes
+        self._given = given or {}
         self._written = _written(graph)
         self._known: dict[Node, bool] = {}
+
+    def inside(self, node: Node) -> Iterator[tuple[Graph, Constants]]:
+        """The graphs that an operator such as torch.cond is given, with their constants: the last of its arguments are those of each."""
+        leaves = pytree.tree_leaves(node.args)
+        for module in [self._attributes.get(str(held.target)) for held in node.all_input_nodes if held.op == "get_attr"]:
+            if isinstance(module, GraphModule):
+                taken = zip(reversed(module.graph.find_nodes(op="placeholder")), reversed(leaves), strict=False)
+                names = {inner: name for inner, outer in taken if self.is_constant(outer) and (name := self._read(outer))}
+                yield module.graph, Constants(module.graph, {**self._attributes, **dict(module.named_children())}, names)
+
+    def _read(self, node: Node) -> str:
+        """The attribute that a node reads; empty when it does something else."""
+        return str(node.target) if node.op == "get_attr" else self._given.get(node, "")
 
     def is_constant(self, node: object) -> bool:
         """Whether a node has the same value in every call. An explicit stack: graphs may be deeper than Python's recursion."""
@@ -36,8 +54,8 @@ class Constants:
         return self._known[node]
 
     def _judge(self, node: Node) -> bool:
-        if node.op == "get_attr":
-            return node.target not in self._written and isinstance(self._attributes.get(str(node.target)), torch.Tensor)
+        if name := self._read(node):
+            return name not in self._written and isinstance(self._attributes.get(name), torch.Tensor)
         pure = node.op == "call_function" and isinstance(node.target, OpOverload) and not _impure(node.target)
         return pure and bool(node.all_input_nodes) and all(self._known[n] for n in node.all_input_nodes)
 
@@ -52,8 +70,8 @@ class Constants:
                 order.extend(pending)
                 continue
             order.pop()
-            if top.op == "get_attr":
-                done[top] = self._attributes[str(top.target)].detach()
+            if name := self._read(top):
+                done[top] = self._attributes[name].detach()
             else:
                 assert callable(top.target)
                 args, kwargs = map_arg((top.args, top.kwargs), done.__getitem__)
@@ -72,8 +90,8 @@ class Constants:
             top = stack.pop()
             if top not in seen:
                 seen.add(top)
-                if top.op == "get_attr":
-                    found.add(str(top.target))
+                if name := self._read(top):
+                    found.add(name)
                 stack.extend(top.all_input_nodes)
         return tuple(sorted(found))
 

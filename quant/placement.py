@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from torch.fx import Graph, Node
@@ -51,14 +51,16 @@ def place(
     used: set[int] = set()
     sites: list[QuantSite] = []
     left: list[LeftOut] = []
-    operations = {node: found for node in graph.nodes if (found := operands(node, constants)) is not None}
+    everything = list(_operations(graph, constants))
+    operations = {node: found for node, found, *_ in everything}
+    at = {node: where for node, _, _, where in everything}
     of_bytes = _of_bytes(operations, constants, target, sized)
-    choosing = routers(graph, (node for node in operations if packet(node) != "embedding"))
-    owners = {node: _owner(node, constants) for node in operations if packet(node) != "embedding" or "embedding" in scheme.operations}
+    choosing = routers(graph, (where for node, where in at.items() if packet(node) != "embedding"))
+    owners = {node: owner for node, _, owner, _ in everything if packet(node) != "embedding" or "embedding" in scheme.operations}
     names = dict.fromkeys(owners.values(), 0)
     for node, owner in owners.items():
         found, name = operations[node], _unique(owner, names)
-        hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, owner, node, classes)]
+        hits = [i for i, override in enumerate(overrides) if _matches(override.where, name, owner, at[node], classes)]
         used.update(hits)
         reason = found if isinstance(found, str) else ""
         if isinstance(found, Operands):
@@ -75,6 +77,20 @@ def place(
             left.append(LeftOut(name, packet(node) or str(node.target), reason, source_of(node)))
     check_used(overrides, used, names)
     return Placement(tuple(sites), tuple(left))
+
+
+def _operations(
+    graph: Graph, constants: Constants, within: Node | None = None
+) -> Iterator[tuple[Node, Operands | str, str, Node]]:
+    """Every operation, also in the graphs that calls such as torch.cond are given: its operands, or why it cannot be quantized; its owner;
+    and itself, or the call that it is inside of. within: the call of the whole graph that is given this one."""
+    for node in graph.nodes:
+        found, at = operands(node, constants), within or node
+        if found is not None:
+            name = getattr(at.target, "__name__", "").removesuffix("_impl")
+            yield node, found if within is None else f"it is inside of {name}, which stays as it is", _owner(node, constants, at), at
+        for inner, known_inside in constants.inside(node):
+            yield from _operations(inner, known_inside, at)
 
 
 def fitted(chosen: OpScheme, operation: str, features: int, small: bool) -> tuple[OpScheme, str]:
@@ -213,14 +229,15 @@ def unknown(wanted: str, names: Iterable[str], where: str) -> InputError:
     return InputError(f"{wanted!r} matches no operation of the model", where, hint)
 
 
-def _owner(node: Node, constants: Constants) -> str:
-    """The owner of the parameter that is multiplied with, else the module that contains the operation, and its name."""
+def _owner(node: Node, constants: Constants, at: Node) -> str:
+    """The owner of the parameter that is multiplied with, else the module that contains the operation, and its name. at: as in
+    `_operations`."""
     for operand in node.all_input_nodes:
         if constants.is_constant(operand):
             sources = constants.sources(operand)
             if len(sources) == 1 and constants.value(operand).dim() >= 2:
                 return sources[0].removesuffix(".weight")
-    return ".".join(part for part in (module_path(node), node.name) if part)
+    return ".".join(part for part in (module_path(at), node.name) if part)
 
 
 def _unique(name: str, names: dict[str, int]) -> str:
@@ -273,7 +290,7 @@ def module_path(node: Node) -> str:
 
 
 def source_of(node: Node) -> str:
-    """`file:line` of the innermost frame in user code; empty when unknown."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    """`file:line` of the innermost frame in user code; empty when unknown, as where Dynamo wrote the code."""
+    frames = re.findall(r'File "(?!<eval_with_key>)([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     own = [(file, line) for file, line in frames if "/torch/" not in file]
     return ":".join((own or frames or [("", "")])[-1]).strip(":")
