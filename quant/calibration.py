@@ -83,7 +83,7 @@ class Calibration:
             if name not in sites and name not in left:
                 raise unknown(name, (*sites, *left), "build(...)")
             if name in left and scheme != FP32:
-                raise InputError(f"{name!r} was left in floating point: {left[name]}", "build(...)", "calibrate with an Override for it")
+                raise InputError(f"{name!r} was left as it was: {left[name]}", "build(...)", "calibrate with an Override for it")
 
     @cached_property
     def ranges(self) -> dict[ObserverKey, Range]:

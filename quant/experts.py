@@ -29,6 +29,12 @@ def matrices(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().transpose(1, 2) if transposed else p.detach() for name, p in found.items()}
 
 
+def of_integers(module: nn.Module) -> list[str]:
+    """The names of such parameters that hold integers already."""
+    made = module.get_submodule("parametrizations").named_children() if parametrize.is_parametrized(module) else ()
+    return [name for name, chain in made if any(isinstance(each, IntegerMatrices) for each in chain.children())]
+
+
 class IntegerMatrices(nn.Module):
     """What a parameter of experts is computed from: int8 [E N, K] and scales, float32 [E N] or [E N, groups]. A parametrization, as
     `torch.nn.utils.parametrize` has them; compiled, the integers are multiplied as they are."""

@@ -18,7 +18,7 @@ from ..graph.exporting import check_module
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from .calibrate import call_of, is_count, numbered
-from .experts import matrices, put
+from .experts import matrices, of_integers, put
 from .inputs import Layer, compensated_weights
 from .linear import QuantizedLinear
 from .masking import USUAL, MaskArgument
@@ -34,6 +34,7 @@ from .weights import QuantizedWeight, quantize_weight
 _PLACE = "quantize_"
 _READERS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 """Classes that read the weights of their linear layers instead of calling these."""
+_DONE = "it holds integers already"
 _EMPTY = "the weight is empty"
 _MEMORY = 2**31
 _OTHERS = (nn.RNNBase, nn.RNNCellBase, nn.modules.conv._ConvNd)
@@ -156,7 +157,9 @@ def _placed(
         op, parameter = ("linear", f"{name}.weight") if operation == "linear" else ("grouped_mm", name)
         features = weight.shape[-1], weight.shape[-2]
         sites[name] = QuantSite(name, operation, op, chosen, "", (), parameter, features, "", owner=name)
-    check_used(overrides, used, names)
+    kept = [item.name for item in left]
+    used.update(i for i, o in enumerate(overrides) if not isinstance(o.where, type) and any(is_named(o.where, name, name) for name in kept))
+    check_used(overrides, used, (*names, *kept))
     return layers, sites, left
 
 
@@ -169,6 +172,9 @@ def _weights(model: nn.Module, left: list[LeftOut]) -> Iterator[tuple[str, nn.Mo
             yield name, module, name, weight, "linear"
         for parameter, each in experts.items():
             yield name, module, f"{name}.{parameter}".removeprefix("."), each, "experts"
+        if isinstance(module, QuantizedLinear):
+            left.append(LeftOut(name, "QuantizedLinear", _DONE, ""))
+        left.extend(LeftOut(f"{name}.{parameter}".removeprefix("."), "experts", _DONE, "") for parameter in of_integers(module))
         if isinstance(module, _OTHERS) or (not experts and any(p.dim() == 3 for p in module.parameters(recurse=False))):
             what = "it is no linear layer; quantize(model, batches) takes other operations"
             left.append(LeftOut(name, type(module).__name__, what, ""))

@@ -18,6 +18,7 @@ aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 FACTORS = {"linear": (0, 1), "addmm": (1, 2), "mm": (0, 1), "matmul": (0, 1), "bmm": (0, 1)}
 """Positions of the left and the right factor."""
+_INTEGERS = "it multiplies integers already"
 _WHOLE = "recurrent layers hold their products inside"
 _FUSED = "torch's fused layer holds its products inside"
 _SPELLING = "the operator is not taken apart; write it as matmul or linear"
@@ -33,6 +34,7 @@ NEVER = {
     **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), "cells hold their products inside"),
     **dict.fromkeys(("einsum", "tensordot", "inner", "mv", "addmv", "addbmm", "baddbmm"), _NO_MATRICES),
     **dict.fromkeys(("linalg_matmul", "linalg_multi_dot", "chain_matmul", "_addmm_activation", "_sparse_mm"), _SPELLING),
+    **dict.fromkeys(("_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu"), _INTEGERS),
     "_native_multi_head_attention": _FUSED,
     "_transformer_encoder_layer_fwd": _FUSED,
 }

@@ -44,7 +44,7 @@ def _lead(record: QuantRecord) -> Markup:
 def _cards(record: QuantRecord) -> Markup:
     quantized = sum(item.site.scheme.quantized for item in record.sites)
     total = len(record.sites) + len(record.left_out)
-    cards = [(f"{quantized} of {total}", "operations quantized"), (str(len(record.left_out)), "left in floating point")]
+    cards = [(f"{quantized} of {total}", "operations quantized"), (str(len(record.left_out)), "left as they were")]
     metric = record.metric
     if metric is not None:
         cards.append((f"{metric.quantized:.6g}", f"{metric.name}; {metric.floating:.6g} in floating point"))
@@ -63,7 +63,7 @@ def _mix(record: QuantRecord) -> Markup:
     kinds = {item.site.scheme.label: _kind(item.site.scheme) for item in record.sites}
     parts = [(count, label, kinds[label]) for label, count in counts.items()]
     if record.left_out:
-        parts.append((len(record.left_out), "left in floating point", "float"))
+        parts.append((len(record.left_out), "left as they were", "float"))
     legend = (element("li", element("span", class_=f"dot {kind}"), f"{label}: {count}") for count, label, kind in parts)
     drawn = stacked([(count, kind) for count, _, kind in parts])
     return _section("Precision", "Operations by what they compute in.", drawn, element("ul", legend, class_="legend"))
@@ -161,7 +161,7 @@ def _left_out(items: Sequence[LeftOut]) -> Markup | None:
         for i in items
     )
     said = "What no scheme reaches, and what was kept as it is."
-    return _section("Left in floating point", said, _table(("operation", "op", "reason", "source"), (), rows))
+    return _section("Left as they were", said, _table(("operation", "op", "reason", "source"), (), rows))
 
 
 def _notes(notes: Sequence[str]) -> Markup | None:

@@ -60,7 +60,7 @@ def test_files_and_report(user: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     arguments = ["quantize", f"{user}:model", "--data", f"{user}:data", "--out", str(out), "--report", str(page), "--max-batches", "4"]
     assert run([*arguments, "--eval", f"{user}:agreement"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("2 in int8 per row, 0 left in floating point, calibrated on 4 batches")
+    assert printed.startswith("2 in int8 per row, 0 left as they were, calibrated on 4 batches")
     assert "agreement: -0 in floating point" in printed and "result dB" in printed
     small = sashiko.load(out / "quantized.sashiko")
     assert isinstance(small, QuantizedModule) and small(torch.randn(3, 8)).shape == (3, 4)

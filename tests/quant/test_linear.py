@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import sashiko
 from sashiko.diagnostics.errors import InputError
-from sashiko.quant import QuantizedLinear, quantize_
+from sashiko.quant import QuantizedLinear, experts, quantize_
 
 weights = pytest.mark.parametrize("preset", ["int8-weight", "int4-weight"])
 types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -183,6 +183,26 @@ def test_conversion_to_another_type(preset: str, dtype: torch.dtype) -> None:
     assert all(torch.equal(kept[name], tensor) for name, tensor in state.items() if "bias" not in name)
     assert model.float().head.weight.dtype == torch.float32 and torch.equal(layer.weight, weight)
     assert model.to("meta").head.scale.device.type == "meta"
+
+
+class Matrices(nn.Module):
+    """Experts as transformers has them; its decorator replaces `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_transposed, self.down_proj = False, nn.Parameter(torch.randn(3, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_what_holds_integers_already_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "_MAKER", __name__)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ModuleList([Matrices()]))
+    assert [item.site.name for item in quantize_(model, "int8-weight").sites] == ["0", "1.0.down_proj"]
+    again = quantize_(model, "int8-weight", exclude="1")
+    assert [(item.name, item.reason) for item in again.left_out] == [(n, "it holds integers already") for n in ("0", "1.0.down_proj")]
+    assert again.sites == ()
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ def test_a_choice_of_schemes() -> None:
         ({"classifier": FP32}, r"'classifier' matches no operation of the model\n(.|\n)*report\(\) lists the names"),
         ({"0.": FP32}, r"did you mean 0\?"),
         ({"0": "fp32"}, r"'fp32', chosen for '0', is no scheme of an operation\n(.|\n)*FP32 or BF16"),
-        ({"2": BF16}, r"'2' was left in floating point: excluded by the caller\n(.|\n)*Override"),
+        ({"2": BF16}, r"'2' was left as it was: excluded by the caller\n(.|\n)*Override"),
         ({"0": average}, r"'0' needs ranges that calibration did not look for\n(.|\n)*Override"),
     ]
     for choice, says in wrong:

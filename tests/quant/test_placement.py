@@ -100,6 +100,7 @@ LEFT_OUT = {
     "alpha": (lambda m, x: torch.addmm(m.b, x, m.w, alpha=2), (8, 6), (4, 8), "alpha"),
     "gram": (lambda m, x: x @ x.t() + m.w, (4, 4), (4, 8), "both factors are activations"),
     "stretch": (lambda m, x: x @ m.w, (1, 8, 6), (4, 8), "stretch"),
+    "integers": (lambda m, x: torch._int_mm(x.to(torch.int8), m.w.to(torch.int8)).float(), (8, 6), (4, 8), "integers already"),
     "double": (lambda m, x: (x.double() @ m.w.double()).float(), (8, 6), (4, 8), "float64"),
     "convolution": (lambda m, x: F.conv1d(x, m.w), (6, 4, 3), (2, 4, 8), "convolutions"),
     "constant": (lambda m, x: x + m.w @ m.w, (8, 8), (3, 8, 8), "whole product is constant"),

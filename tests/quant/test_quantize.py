@@ -309,7 +309,7 @@ def test_weights(granularity: Any) -> None:
 def test_report() -> None:
     model, data = case("attention")
     text = report(quantize(model, data, exclude="value"))
-    assert text.startswith("3 in int8 per row, 3 left in floating point, calibrated on 3 batches")
+    assert text.startswith("3 in int8 per row, 3 left as they were, calibrated on 3 batches")
     for word in ("query", "key", "out", "excluded by the caller", "both factors are activations", "weight dB"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 140
