@@ -30,7 +30,7 @@ from .program import copied
 from .quantize import calibrate
 from .record import ActivationRange, QuantRecord, QuantSite
 from .scheme import ActivationScheme, Scheme, WeightScheme, Where
-from .weights import QuantizedWeight, dequantized, quantize_weight, rounded, settled, sqnr
+from .weights import QuantizedWeight, dequantized, rounded, settled, sqnr
 
 aten = torch.ops.aten
 _QAT = "sashiko.qat"
@@ -53,10 +53,11 @@ def prepare_qat(
     """A copy of `model` to fine-tune: its parameters train, but for those that do not require gradients, and so does a scale for each
     static activation and each weight channel.
 
-    Arguments and errors as in `quantize`; the data gives the scales to begin with. The model is taken as it is in evaluation: dropout is
-    off and batch statistics stay. Any optimizer over `parameters()` will do; a tenth of the rate of the weights suits the scales
-    (`scale_parameters()`). `convert()` gives the quantized model. To go on in another process, prepare the same model there, with the same
-    data, and load the `state_dict()`: a model that still trains is not pickled as a whole.
+    Arguments and errors as in `quantize`; the data gives the scales to begin with, and the integers, where the scheme compensates rounding
+    errors. The model is taken as it is in evaluation: dropout is off and batch statistics stay. Any optimizer over `parameters()` will do;
+    a tenth of the rate of the weights suits the scales (`scale_parameters()`). `convert()` gives the quantized model. To go on in another
+    process, prepare the same model there, with the same data, and load the `state_dict()`: a model that still trains is not pickled as a
+    whole.
     """
     scheme = resolve(preset)
     if scheme.correct_bias:
@@ -69,7 +70,7 @@ def prepare_qat(
     frozen = {attribute_name(name) for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
     attributes = {name: _trainable(value, name not in frozen) for name, value in found.program.attributes.items()}
     sites, left = found.chosen({})
-    inserter = _FakeInserter(graph, attributes, Constants(graph, attributes), found.ranges)
+    inserter = _FakeInserter(graph, attributes, Constants(graph, attributes), found.ranges, found.weigh)
     results = inserter.run(sites)
     record = QuantRecord(scheme, results, left, found.batches, found.program.notes)
     module = QATModule.build(attributes, graph, found.program.gate, record)
@@ -147,6 +148,8 @@ class QATModule(QuantizedModule):
             if scheme.granularity == "group":
                 scales = scales.reshape(weight.shape[0], -1)
             real = weight.detach().to(torch.float32)
+            moved = held.get(_moved_of(plan.weight_scales[site.name]))
+            real = real if moved is None else real + moved.reshape(real.shape)
             values = rounded(real, scales, scheme)
             return QuantizedWeight(values, scales, sqnr(real, dequantized(values, scales)))
 
@@ -184,6 +187,11 @@ def _unfinished() -> Unsupported:
 def _zero_of(scale: str) -> str:
     """The name of the zero point that belongs to the scale of an activation."""
     return f"{scale.removesuffix('_scale')}_zero"
+
+
+def _moved_of(scale: str) -> str:
+    """The name of what is added to the weight that has this scale, before it is rounded."""
+    return f"{scale.removesuffix('_scale')}_moved"
 
 
 def _frozen(value: Any) -> Any:
@@ -237,8 +245,11 @@ class _FakeInserter(Inserter):
             value = self.constants.value(weight)
             matrix = matrix_of(value, found)
             scheme = settled(matrix.detach().to(torch.float32), scheme)
-            quantized = quantize_weight(matrix, scheme)
+            quantized = self.weigh(site, matrix, scheme)
             name = self._free_name(f"{site.owner}.{weight.name}")
+            if scheme.compensate:  # a constant beside it: the parameter may be frozen, computed, or read by others
+                moved = dequantized(quantized.values, quantized.scales) - matrix.detach().to(torch.float32)
+                self.attributes[_moved_of(f"{name}_scale")] = moved.reshape(quantized.scales.numel(), -1)
             node = self._fake_weight(weight, found, quantized, scheme, f"{name}_scale", like)
             self._learnt[node] = f"{name}_scale", scheme
             self._weights[key] = node, quantized.sqnr
@@ -256,6 +267,8 @@ class _FakeInserter(Inserter):
             weight = self._call(aten.movedim.int, (weight, 1, -1), like)
         scales = quantized.scales.reshape(-1)
         rows = self._call(aten.reshape.default, (self._float(weight, like), [len(scales), -1]), like)
+        if (moved := _moved_of(name)) in self.attributes:
+            rows = self._call(aten.add.Tensor, (rows, self._read(moved, self.attributes[moved], like)), like)
         zeros = f"{name}_zero"
         self.attributes[zeros] = torch.zeros(len(scales), dtype=torch.float32)
         factor = 1.0 / math.sqrt(quantized.values.numel() / len(scales) * scheme.qmax)

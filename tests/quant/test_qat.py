@@ -51,6 +51,29 @@ def test_fake_quantizers_compute_what_the_converted_model_computes(name: str) ->
     torch.testing.assert_close(small(data[0]), after, rtol=0, atol=step_of(after))
 
 
+@pytest.mark.parametrize("kind", ["plain", "frozen", "computed"])
+def test_training_begins_with_compensated_weights(kind: str) -> None:
+    """Without a change of the parameters, which may be frozen or computed from others."""
+    torch.manual_seed(0)
+    model, data = mlp(), [torch.randn(64, 3) @ torch.randn(3, 8) for _ in range(3)]
+    if kind == "frozen":
+        model[0].weight.requires_grad_(False)
+    if kind == "computed":
+        nn.utils.parametrizations.weight_norm(model[0])
+    scheme = Scheme(OpScheme(None, WeightScheme(4, "group", 8, compensate=True)))
+    with torch.no_grad():
+        exact, *others = model(data[0]), *(quantize(model, data, preset=each)(data[0]) for each in (scheme, SCHEMES["groups"]))
+        trained = prepare_qat(model, data, preset=scheme)
+        small = trained.convert()(data[0])
+        assert torch.equal(small, others[0]) and (small - exact).norm() < 0.9 * (others[1] - exact).norm()
+    assert all(torch.equal(trained.get_parameter(name), value) for name, value in model.named_parameters() if kind != "computed")
+    other = prepare_qat(model, data[1:], preset=scheme)
+    trained(data[1]).square().mean().backward()
+    torch.optim.SGD(trained.parameters(), lr=0.1).step()
+    other.load_state_dict(trained.state_dict())
+    torch.testing.assert_close(other.convert()(data[0]), trained(data[0]).detach())
+
+
 @pytest.mark.parametrize("floating", [FP32, BF16], ids=["fp32", "bf16"])
 def test_what_has_no_integers_trains_too(floating: OpScheme) -> None:
     torch.manual_seed(0)
