@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.fx.graph_module import _assign_attr
 
 from ..diagnostics.errors import InputError
 from ..quant import BF16, FP32, ActivationScheme, Calibration, OpScheme, QuantizedModule
 from ..quant.module import Gate
-from ..quant.program import Call
+from ..quant.program import Call, scratch
 from ..quant.record import QuantSite
 from ..quant.sensitivity import site_sqnr
 from .measure import kernels
@@ -41,12 +42,12 @@ class Unit:
 class Runnable(torch.nn.Module):
     """A mix, called as the model is: by its code, and by its simulation where a call does not fit what the code was compiled for.
 
-    refused: how many calls the code did not take.
+    floating: has the parameters and buffers of the model, for who asks for them. refused: how many calls the code did not take.
     """
 
-    def __init__(self, code: CompiledModel, gate: Gate, simulate: Callable[[], QuantizedModule]) -> None:
+    def __init__(self, code: CompiledModel, floating: torch.nn.Module, gate: Gate, simulate: Callable[[], QuantizedModule]) -> None:
         super().__init__()
-        self._code, self._gate, self._simulate = code, gate, functools.cache(simulate)
+        self._code, self._floating, self._gate, self._simulate = code, floating, gate, functools.cache(simulate)
         self.refused = 0
         self.eval()
 
@@ -145,7 +146,20 @@ class Lab:
 
     def runnable(self, mix: Mix) -> Runnable:
         """The mix, compiled, for calls of any shape."""
-        return Runnable(self.compiled(mix), self.calibration.program.gate, lambda: self.simulated(mix))
+        return Runnable(self.compiled(mix), self._floating, self.calibration.program.gate, lambda: self.simulated(mix))
+
+    def judged(self, mix: Mix) -> QuantizedModule:
+        """The mix in simulation, with all parameters of the model: a caller asks for their device, and integers in their place are none."""
+        module = self.simulated(mix)
+        held = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        for name, parameter in self._floating.named_parameters(remove_duplicate=False):
+            if name not in held:
+                _assign_attr(parameter, module, name)
+        return module
+
+    @functools.cached_property
+    def _floating(self) -> QuantizedModule:
+        return scratch(self.calibration.original)
 
     def has_compiled(self, mix: Mix) -> bool:
         """Whether `compiled` has the answer at hand."""

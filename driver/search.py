@@ -160,7 +160,7 @@ class Search:
         key, words, as_code = self._key(mix), in_words(mix, self.lab), self._as_code(mix)
         runnable = self.lab.runnable(mix) if as_code else None
         before = self.budget.spent
-        found = self.judge.verdict(runnable or self.lab.simulated(mix), f"the mix {words}")
+        found = self.judge.verdict(runnable or self.lab.judged(mix), f"the mix {words}")
         self._judging = max(self._judging, self.budget.spent - before)
         self.trials.append(Trial(words, found.meets, found.score, found.error, not as_code))
         if runnable is None:

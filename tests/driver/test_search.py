@@ -164,8 +164,9 @@ class Scores:
     def __init__(self, model: nn.Module) -> None:
         self.model, self.calls = model, 0
 
-    def __call__(self, candidate: Callable[..., Any]) -> float:
+    def __call__(self, candidate: nn.Module) -> float:
         self.calls += 1
+        assert next(candidate.parameters()).device.type == "cpu"
         return 1.0 - relative_error(self.model, candidate)
 
 
@@ -191,6 +192,18 @@ def test_a_mix_to_be_judged_takes_calls_of_any_form_and_size() -> None:
     with pytest.raises(InputError, match="argument 'x'"):
         runnable(x[:, :5])
     assert relative_error(model, runnable) < 0.05
+
+
+@pytest.mark.parametrize("form", ["code", "simulation"])
+def test_a_mix_to_be_judged_has_the_parameters_of_the_model(form: str) -> None:
+    """Whose device an eval_fn asks for, though integers have taken their places."""
+    mixes, model = lab(1.0), net()
+    mix = mixes.all_at(QUANTIZED)
+    judged = mixes.runnable(mix) if form == "code" else mixes.judged(mix)
+    found = {name.removeprefix("_floating."): value for name, value in judged.named_parameters()}
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(found[name], value) for name, value in model.named_parameters())
+    assert all(found[f"{name}.weight"] is mixes.calibration.original.attributes[f"{name}.weight"] for name in ("first", "bad", "last"))
 
 
 @pytest.mark.parametrize(("size", "told"), [(16, False), (3, True)])
