@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ def export_onnx(
         raise Unsupported(f"the model has no form in ONNX: {_cause(error)}", _PLACE) from error
     double = next((node for node in nodes if _dtype(node) is torch.float64 and getattr(node.target, "namespace", "") == "aten"), None)
     if double is not None:
-        _try(exported, double)
+        _try(exported, program, double)
     with writing(path):
         exported.save(os.fspath(path))
 
@@ -146,19 +146,22 @@ def _dtype(node: Node) -> torch.dtype | None:
     return getattr(node.meta.get("val"), "dtype", None)
 
 
-def _try(exported: torch.onnx.ONNXProgram, double: Node) -> None:
-    """Raises Unsupported where ONNX Runtime does not load a model with f64, which some of its operators take. Which, only it knows."""
+def _try(exported: torch.onnx.ONNXProgram, program: ExportedProgram, double: Node) -> None:
+    """Raises Unsupported where ONNX Runtime does not run a model with f64, which some of its operators take. Which, only it knows."""
+    given = [leaf for leaf in pytree.tree_leaves(program.example_inputs) if isinstance(leaf, torch.Tensor)]
     try:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        with tempfile.TemporaryDirectory() as folder:
-            exported.save(file := os.path.join(folder, "model.onnx"))
-            onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        load = partial(onnxruntime.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
+        exported.initialize_inference_session(load)
+        exported(*given)
     except Exception as error:  # onnxruntime has many of its own
-        what = f"the model computes in f64, and ONNX Runtime does not load it: {_cause(error)}"
+        what = f"the model computes in f64, and ONNX Runtime does not run it: {_cause(error)}"
         raise Unsupported(what, origin_of(double) or _PLACE, "quantize model.float()") from error
+    finally:
+        exported.release()
 
 
 def _projects(node: Node) -> bool:
