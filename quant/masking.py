@@ -50,13 +50,14 @@ class MaskArgument:
     def _turned(self, mask: torch.Tensor, node: Node) -> bool:
         """Whether positions went before the batch in what an activation's rows were joined from, the nearest that begins with either."""
         batch, position = (dim or str(size) for dim, size in zip(self.dims, mask.shape, strict=True))
-        joined = [node]
+        joined, seen = [node], {node}
         for each in joined:
             for operand in (n for n in each.all_input_nodes if n.op != "get_attr"):
                 first = _first(operand)
                 if first in (batch, position):
                     return first != batch
-                if first == _first(node) and operand not in joined:
+                if first == _first(node) and operand not in seen:
+                    seen.add(operand)
                     joined.append(operand)
         return False
 
