@@ -20,6 +20,7 @@ from ..quant.program import Call
 EvalFn = Callable[[Any], Any]
 DEFAULT_DROP = 0.01
 DEFAULT_ERROR = 0.01
+DEFAULT_BUDGET = 60.0
 _WHERE = "quantize_and_compile(eval_fn=...)"
 
 
@@ -33,7 +34,7 @@ class Goal:
     eval_fn: EvalFn | None
     max_drop: float
     target_error: float | None
-    budget: float = 60.0
+    budget: float = DEFAULT_BUDGET
 
     @property
     def metric(self) -> str:
@@ -48,7 +49,7 @@ class Goal:
         return " and ".join(parts)
 
 
-def goal_of(eval_fn: EvalFn | None, max_drop: float | None, target_error: float | None, budget: float = 60.0) -> Goal:
+def goal_of(eval_fn: EvalFn | None, max_drop: float | None, target_error: float | None, budget: float | None = None) -> Goal:
     """The goal that a caller's arguments describe. InputError for numbers that are none, or a `max_drop` of nothing."""
     if max_drop is not None and eval_fn is None:
         raise InputError("max_drop is given without eval_fn", "quantize_and_compile", "target_error bounds the error without an eval_fn")
@@ -56,7 +57,7 @@ def goal_of(eval_fn: EvalFn | None, max_drop: float | None, target_error: float 
     error = None if target_error is None else _bound("target_error", target_error)
     if eval_fn is None and error is None:
         error = DEFAULT_ERROR
-    return Goal(eval_fn, drop, error, _bound("budget_s", budget))
+    return Goal(eval_fn, drop, error, DEFAULT_BUDGET if budget is None else _bound("budget_s", budget))
 
 
 def _bound(name: str, value: object) -> float:

@@ -14,6 +14,7 @@ from ..platforms.host import host
 from ..platforms.host import resolve as resolve_target
 from ..platforms.target import Target
 from ..quant import QuantizedModule, Scheme, calibrate
+from ..quant.calibrate import check_transform
 from ..quant.presets import AUTO, resolve
 from ..quant.program import Call
 from ..quant.record import Metric
@@ -42,7 +43,7 @@ def quantize_and_compile(
     eval_fn: EvalFn | None = None,
     max_drop: float | None = None,
     target_error: float | None = None,
-    budget_s: float = 60.0,
+    budget_s: float | None = None,
     dynamic_shapes: Any = None,
     precision: str = "auto",
     target: Target | str | None = None,
@@ -61,16 +62,20 @@ def quantize_and_compile(
 
     preset: a name of `PRESETS` or a Scheme; where the search begins. eval_fn: from something that is called as the model is to a number,
     higher is better; the result's may be lower than the model's by `max_drop` (0.01), an absolute number. target_error: the greatest
-    relative error of the results over the first batches; 0.01 when there is no eval_fn. budget_s: seconds for the search; a few
+    relative error of the results over the first batches; 0.01 when there is no eval_fn. budget_s: seconds for the search (60); a few
     evaluations and compilations are done in any case. precision: "fp32" keeps bf16 out of the search. All else as in `quantize` and
     `compile`.
 
-    Raises what these do, and InputError when eval_fn fails or returns no number, and for a search where `target` is another machine.
+    Raises what these do, and InputError when eval_fn fails or returns no number, for a search where `target` is another machine, and for
+    `budget_s` without a search.
     """
     check_settings(precision, strict=strict)
     scheme = resolve(preset)
     searched = preset == AUTO or any(bound is not None for bound in (eval_fn, max_drop, target_error))
     goal = goal_of(eval_fn, max_drop, target_error, budget_s)
+    if budget_s is not None and not searched:
+        hint = f"give preset={AUTO!r} or a bound on accuracy, or leave it out"
+        raise InputError("budget_s is given without a search", "quantize_and_compile", hint)
     machine = measurable(target) if searched else resolve_target(target)
     first = _First(transform)
     calibration = calibrate(
@@ -143,6 +148,9 @@ class _First:
     own: Callable[[Any], Any] | None
     batch: Call | None = None
     _seen: bool = False
+
+    def __post_init__(self) -> None:
+        check_transform(self.own)
 
     def __call__(self, item: Any) -> Any:
         batch = item if self.own is None else self.own(item)

@@ -39,6 +39,13 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def check_transform(transform: object) -> None:
+    """Raises InputError for what makes no batches of items."""
+    if transform is not None and not callable(transform):
+        what = f"transform={transform!r:.60} cannot be called"
+        raise InputError(what, _LOOP, "a function that makes a batch of an item, or None")
+
+
 def numbered(
     batches: Iterable[Any], limit: int | None, transform: Callable[[Any], Any] | None = None
 ) -> Iterator[tuple[int, Any]]:
@@ -47,6 +54,7 @@ def numbered(
     Raises CalibrationError when `batches` is no iterable of batches, or when it or `transform` raises.
     """
     check_iterable(batches)
+    check_transform(transform)
     if limit is not None and not is_count(limit):
         raise InputError(f"max_batches={limit!r} is no number of batches", _LOOP, "1 or more, or None for all")
     iterator = iter(batches)

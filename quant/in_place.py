@@ -267,7 +267,7 @@ def _rounded_to_nearest(layers: Mapping[str, Layer], made: Mapping[str, Quantize
 
 def _masks(model: nn.Module, calls: list[Call], mask: str | Literal[False] | None) -> list[MaskArgument]:
     """The arguments that say which positions count; where there are none, all do."""
-    if mask and not all(mask in named(model, call) for call in calls):
+    if mask is not None and mask is not False and not all(mask in named(model, call) for call in calls):
         raise InputError(f"the mask {mask!r} is not an argument of the batches", f"{_PLACE}(mask=...)")
     return [] if mask is False else [MaskArgument(name, mask is not None) for name in ([mask] if mask else USUAL)]
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import nn
 
-from ..diagnostics.errors import CalibrationError
+from ..diagnostics.errors import CalibrationError, InputError
 from ..diagnostics.surroundings import undisturbed
 from ..graph.alone import alone
 from ..graph.exporting import check_module
@@ -91,6 +91,7 @@ def calibrate(
 ) -> Calibration:
     """Exports a model, runs the calibration data through it and keeps what was learnt; arguments and errors as in `quantize`, whose preset
     `scheme` is."""
+    _check_flags(sharded, progress)
     with Shards(sharded) as shards:
         scheme, rules = resolve(scheme), several(exclude)
         check_evaluating(model)
@@ -113,6 +114,14 @@ def calibrate(
         found = Calibration(program, original, placement, scheme, machine, shards.merged(observers), sample, count, weigh)
     found = without_outliers(found) if scheme.outliers is not None else found
     return replace(found, means=output_means(program, found.placement, sample)) if scheme.correct_bias else found
+
+
+def _check_flags(sharded: object, progress: object) -> None:
+    """Raises InputError for what would do as True or False without being either."""
+    if not isinstance(sharded, bool):
+        raise InputError(f"sharded={sharded!r:.60} is not True or False", "quantize(sharded=...)")
+    if progress is not None and not isinstance(progress, bool):
+        raise InputError(f"progress={progress!r:.60} is not True, False or None", "quantize(progress=...)")
 
 
 def _of_one_size(sample: tuple[Call, ...]) -> bool:

@@ -260,7 +260,7 @@ def test_an_eval_fn_that_raises() -> None:
     [({"max_drop": 0.1}, "max_drop is given without eval_fn"), ({"target_error": -1.0}, "target_error is -1.0"),
      ({"eval_fn": lambda model: 1.0, "max_drop": math.nan}, "max_drop is nan"), ({"preset": "auto", "budget_s": -1.0}, "budget_s is -1.0"),
      ({"eval_fn": lambda model: 1.0, "max_drop": "x"}, "max_drop is 'x'"), ({"target_error": torch.tensor(0.1)}, "target_error is tensor"),
-     ({"preset": "auto", "budget_s": None}, "budget_s is None"), ({"budget_s": -1.0}, "budget_s is -1.0"), ({"budget_s": "x"}, "is 'x'"),
+     ({"budget_s": 5}, "budget_s is given without a search"), ({"budget_s": -1.0}, "budget_s is -1.0"), ({"budget_s": "x"}, "is 'x'"),
      ({"target_error": 10**400}, "target_error is 1000")],
 )
 def test_bounds_that_are_none(arguments: dict[str, Any], words: str) -> None:

@@ -62,6 +62,23 @@ def test_a_number_of_batches(count: Any) -> None:
         sashiko.quantize(mlp(), [X], max_batches=count)
 
 
+@pytest.mark.parametrize(("given", "says"), [
+    ({"sharded": "yes"}, "sharded='yes' is not True or False"), ({"sharded": None}, "sharded=None is not"),
+    ({"progress": "x"}, "progress='x' is not True, False or None"), ({"transform": "a"}, "transform='a' cannot be called"),
+])  # fmt: skip
+def test_options_that_would_be_taken_for_others(given: dict[str, Any], says: str) -> None:
+    verbs: list[Callable[..., Any]] = [sashiko.quantize, prepare_qat, *([] if "sharded" in given else [sashiko.quantize_and_compile])]
+    for verb in verbs:
+        with pytest.raises(sashiko.InputError, match=says):
+            verb(mlp(), [X], **given)
+
+
+@pytest.mark.parametrize(("given", "says"), [({"transform": "a"}, "transform='a' cannot be called"), ({"mask": ""}, "the mask '' is not")])
+def test_options_of_what_is_done_in_place(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(sashiko.InputError, match=says):
+        sashiko.quantize_(mlp(), "int4-weight", [X], **given)
+
+
 @pytest.mark.parametrize("memory", [0, -1, 2e9, "2G", True])
 def test_a_number_of_bytes(memory: Any) -> None:
     with pytest.raises(sashiko.InputError, match=f"memory={memory!r} is no number of bytes"):
