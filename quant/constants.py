@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -56,8 +57,9 @@ class Constants:
     def _judge(self, node: Node) -> bool:
         if name := self._read(node):
             return name not in self._written and isinstance(self._attributes.get(name), torch.Tensor)
-        pure = node.op == "call_function" and isinstance(node.target, OpOverload) and not _impure(node.target)
-        return pure and bool(node.all_input_nodes) and all(self._known[n] for n in node.all_input_nodes)
+        # A part of what an operator such as split gives is as constant as that.
+        pure = node.target is operator.getitem or (isinstance(node.target, OpOverload) and not _impure(node.target))
+        return node.op == "call_function" and pure and bool(node.all_input_nodes) and all(self._known[n] for n in node.all_input_nodes)
 
     def value(self, node: Node) -> torch.Tensor:
         """The tensor that a constant node is. Raises KeyError for an attribute that does not exist."""

@@ -156,6 +156,21 @@ def test_attention_shares_one_activation() -> None:
     assert _count(small, "quantize_per_tensor") == 2
 
 
+def test_projections_of_cross_attention_are_parts_of_one_parameter() -> None:
+    class Cross(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.attention(x, y, y, need_weights=False)[0]
+            return result
+
+    small = quantize(Cross().eval(), [(torch.randn(2, 5, 16), torch.randn(2, 7, 16))])
+    names = ["attention.in_proj_weight", "attention.in_proj_weight#2", "attention.out_proj"]
+    assert [item.site.name for item in small.record.sites] == names
+
+
 def test_tied_weights_are_stored_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
