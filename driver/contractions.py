@@ -14,7 +14,7 @@ from ..graph.ops import OPS
 from ..graph.products import transposed
 from ..graph.types import DType, bf16, boolean, f16, f32, i4, i8, u8
 from ..kernels import table
-from ..kernels.attention_few import most_queries
+from ..kernels.attention_few import enough_keys, most_queries
 from ..kernels.attention_spec import AttentionSpec, HeadStrides
 from ..kernels.attention_table import LONGEST
 from ..kernels.attention_words import worth_packing
@@ -34,6 +34,7 @@ _FEW_COLUMNS = 4  # of 512 x 768, on a Zen 4: 37 us for 2 and 66 for 4, where a 
 _FEW_ROWS, _FEW_ROWS_ALONG = 8, 4
 # Not where tiles read that in place, on an Emerald Rapids: 1024 x 4096 on 4 rows takes 710 us instead of 940, on 8 1050 instead of 1390, 96
 # of 128 x 64 on 8 rows 208 us instead of 260; 512 x 512 on one row 16 us instead of 20. Nothing is known of other architectures.
+_FEW_QUERIES = {f32: 4, f16: 4, bf16: 2}  # in loops, beside few keys
 # 8 heads of 64 beside 1024 keys that lie in memory, rounded and not: 1.45 of the time for 16 queries, 1.2 for 32, 1.0 for 48; 1024 queries
 # beside 16 keys 1.1, 24 keys 1.04, 32 keys 0.93 (Emerald Rapids without AMX; with AVX2 alone it is the same).
 _MANY_QUERIES, _MANY_KEYS = 48, 32
@@ -52,19 +53,27 @@ def has_kernel(value: Value, target: Target, whole: bool = False, panel: int = 0
         taken = types[0] in (f32, bf16, f16) and types[0] == types[1] == types[2]
         if not (taken and isinstance(depth, int) and isinstance(width, int)):
             return False
-        return whole or (max(depth, width) <= LONGEST and not (asks_little(value, target) and any(map(_read_in_loops, value.inputs[1:3]))))
+        return whole or (max(depth, width) <= LONGEST and not _in_loops(value, target))
     if is_dot(value, panel) and not whole:
         return False
     return types[:2] in GEMM_TYPES or (types[:2] in WEIGHT_TYPES and is_weight(value.inputs[1]))
 
 
-def asks_little(value: Value, target: Target) -> bool:
-    """Whether an attention has one query, as a step of text generation, or few, and few heads share a key: it reads the keys and values and
-    does little else."""
+def few_queries(value: Value, target: Target) -> int:
+    """How many queries a key of an attention has, those of all heads that share it, where these are few, as in a step of text generation:
+    it reads the keys and values and does little else. 0 elsewhere."""
     if value.op != "attention" or not isinstance(queries := value.inputs[0].shape[-2], int):
-        return False
+        return 0
     heads, groups, most = value.inputs[0].shape[1], value.inputs[1].shape[1], most_queries(target, value.inputs[0].dtype)
-    return any(heads == shared * groups for shared in range(1, most // max(queries, 1) + 1))
+    return next((queries * shared for shared in range(1, most // max(queries, 1) + 1) if heads == shared * groups), 0)
+
+
+def _in_loops(attention: Value, target: Target) -> bool:
+    """Whether loops compute it faster than any kernel: few queries beside few keys, or what no kernel reads as it lies."""
+    queries = few_queries(attention, target)
+    if queries and not enough_keys(queries, attention.inputs[1].shape[-2]):
+        return queries <= _FEW_QUERIES.get(attention.inputs[0].dtype, 0)
+    return queries > 0 and any(map(_read_in_loops, attention.inputs[1:3]))
 
 
 def _read_in_loops(rows: Value) -> bool:

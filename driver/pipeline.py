@@ -33,7 +33,7 @@ from ..rewrite.rules.weighted import sums_of_bytes
 from ..stitch.constants import constant_values, own_results
 from ..stitch.expand import expand_contractions, expand_unsupported
 from ..stitch.steps import together
-from .contractions import asks_little, has_kernel, is_dot, panel_in_place, worth_rounding
+from .contractions import few_queries, has_kernel, is_dot, panel_in_place, worth_rounding
 
 PRECISIONS = ("fp32", "bf16", "auto")
 _TILE_ROWS = 16  # of tile registers, which take as long for fewer
@@ -81,7 +81,7 @@ def passes(
 
     def narrows(product: Value) -> bool:
         chosen = precision == "bf16" or (precision == "auto" and fast_bf16(target, product))
-        return chosen and not is_dot(product) and not asks_little(product, target) and site_of(product.origin) not in wide
+        return chosen and not is_dot(product) and not few_queries(product, target) and site_of(product.origin) not in wide
 
     def narrowed(graph: Graph) -> Graph:
         return rounded_once(lower_precision(graph, bf16, narrows), bf16)

@@ -6,7 +6,7 @@ The score of a key is -inf unless all conditions hold, of which some are
                                           data, as for caches that are not full yet: the least and the largest of the block count
     others, of data                       such as masks in memory, of padding or of anything else: vectors of keys are asked one after the
                                           other, from both ends, until a query of the block sees one
-    mask > -1e30                          where that is added. A key beneath it has no weight if there is another one: this is asked of
+    mask > -1e37                          where that is added. A key beneath it has no weight if there is another one: this is asked of
                                           each query, for those that see none weigh all keys alike
 """
 
@@ -25,7 +25,7 @@ from ..cpu_codegen.slots import Slots
 from ..graph.dims import symbols
 from ..graph.types import f32
 from ..platforms.target import Target
-from ..stitch.loops import Body
+from ..stitch.loops import Body, Node
 from .attention_score import Axes, keys_across, over, queries_across
 from .attention_spec import FIRST_SCORE_BUFFER, AttentionSpec
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _BEYOND = {"le": 0, "lt": 1, "ge": 0, "gt": 1}  # how far the smaller one is from the larger one at least
 
 
-# Numbers below it are so far apart that of two scores that they are added to one has no weight.
-_HIDES = -1e30
+# Numbers below it are so far apart that of two scores that they are added to one has no weight, as long as these are no such numbers.
+_HIDES = -1e37
 _LEAST = 256  # keys from which on every query of a block is asked, which takes a few hundredths of the time for so many
 
 
@@ -77,8 +77,9 @@ def conditions(axes: Axes, body: Body) -> Conditions:
 
 
 def _hiding(body: Body) -> tuple[int, ...]:
-    """The nodes that have to be true, or numbers above `_HIDES`, for a score that counts."""
-    nodes, found = body.nodes, list[int]()
+    """The nodes that have to be true, or numbers above `_HIDES`, for a score that counts. Numbers only where there is nothing else that may
+    hide a key: what is asked of a query that sees no key must be all that counts."""
+    nodes, found, known = body.nodes, list[int](), True
     products = sum(1 << n for n, node in enumerate(nodes) if node.op == "acc")
     at = body.stores[0].node
     while True:
@@ -89,26 +90,41 @@ def _hiding(body: Body) -> tuple[int, ...]:
                 n = stack.pop()
                 if nodes[n].op == "and":
                     stack += nodes[n].args
-                elif not body.sources[n] & products:
+                elif body.sources[n] & products or _looked_up(body, n):
+                    known = False
+                else:
                     found.append(n)
         elif node.op == "add" and node.dtype == f32:
             added, at = sorted(node.args, key=lambda n: body.sources[n] & products)
             if body.sources[added] & products:
-                return tuple(found)
-            found += [added] if _may_hide(body, added) else []
+                break
+            if _may_hide(body, added):
+                found.append(added)
         else:
-            return tuple(found)
+            break
+    known = known and not any(_is_number_or_mask(body.nodes[n]) for n in range(len(nodes)) if body.sources[at] >> n & 1)
+    return tuple(n for n in found if known or nodes[n].dtype != f32)
+
+
+def _is_number_or_mask(node: Node) -> bool:
+    return node.op == "load" or (node.op == "const" and node.value <= _HIDES)
+
+
+def _looked_up(body: Body, n: int) -> bool:
+    """Whether a value is read from where data says, which is checked where keys are looked at."""
+    loads = [node for each, node in enumerate(body.nodes) if node.op == "load" and body.sources[n] >> each & 1]
+    return any(s.name.startswith("%") for node in loads for s in symbols(node.index))
 
 
 def _may_hide(body: Body, n: int) -> bool:
     """Whether what is added to scores may hide keys: with a number that does, or as a mask in memory, which is not looked up in a table as
     biases are."""
-    node, numbers = body.nodes[n], [each for each, made in enumerate(body.nodes) if made.op == "const" and made.value <= _HIDES]
-    if any(body.sources[n] >> number & 1 for number in numbers):
+    node = body.nodes[n]
+    if _looked_up(body, n):
+        return False
+    if any(body.sources[n] >> each & 1 for each, made in enumerate(body.nodes) if made.op == "const" and made.value <= _HIDES):
         return True
-    if node.op == "load":
-        return not any(s.name.startswith("%") for s in symbols(node.index))
-    return node.op in ("add", "cast") and any(_may_hide(body, each) for each in node.args)
+    return node.op == "load" or (node.op in ("add", "cast") and any(_may_hide(body, each) for each in node.args))
 
 
 def seen_keys(stream: Stream) -> tuple[Val, Val]:

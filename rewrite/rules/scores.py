@@ -25,7 +25,7 @@ from ..template import full
 
 # What the attention adds at most to masked scores, beside which every one is lost: queries that see no key weigh all alike. Of masks
 # between this and `HIGHEST_MASK` there may be but one, since of several the greater would count.
-_HIDDEN = -1e30
+_HIDDEN = -1e37
 _LEAST_HALF = -65504.0  # of f16
 _LEAST_DIVISOR = 2.0**-126  # of which the inverse is no infinity in f32
 _MOST_STEPS, _OF_A_SUM = 24, 3  # narrow floats are cast between any two; each operand of a sum may be the product

@@ -133,3 +133,30 @@ def test_a_row_whose_scores_are_all_minus_infinity(batch: tuple[int, ...], keys:
 
     row = sashiko.compile(Apply(attention).eval(), (q, k), strict=True)(q, k)[0][..., 0, :]
     assert_close(row, torch.full_like(row, expected), rtol=0, atol=0, equal_nan=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("queries", [1, 3, 40])
+def test_masks_that_are_looked_up_are_checked_where_they_hide(queries: int) -> None:
+    table, at = torch.ones(2, 300, dtype=torch.bool), torch.arange(300)
+    table[:, 200:] = False
+    q, k, v = torch.randn(1, 2, queries, 32), torch.randn(1, 2, 300, 32), torch.randn(1, 2, 300, 32)
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=table[:1][:, at])
+
+    compiled = sashiko.compile(Apply(attention).eval(), (q, k, v, table, at))
+    assert_close(compiled(q, k, v, table, at), attention(q, k, v, table, at), rtol=1e-5, atol=1e-5)
+    at[299] = 1 << 40
+    with pytest.raises(IndexError):
+        compiled(q, k, v, table, at)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("queries", [1, 40])
+def test_scores_as_large_as_a_mask_count(queries: int) -> None:
+    q, k, v = torch.randn(1, 1, queries, 64) * 1e19, torch.randn(1, 1, 300, 64) * 1e12, torch.randn(1, 1, 300, 64)
+    mask = torch.zeros(queries, 300)
+    mask[:, 150:] = -1e30
+    compiled = sashiko.compile(Apply(F.scaled_dot_product_attention).eval(), (q, k, v, mask))
+    assert_close(compiled(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask), rtol=1e-5, atol=1e-5)

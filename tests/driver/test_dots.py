@@ -136,6 +136,17 @@ def test_attention_of_few_queries(queries: int, groups: int, few: bool) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("keys", "few"), [(23, False), (24, True)])
+def test_one_query_beside_few_keys(keys: int, few: bool) -> None:
+    """A query has things done once, which take longer than products with a few keys."""
+    q, k, v = (torch.randn(2, 3, length, 24) for length in (1, keys, keys))
+    function = nn.functional.scaled_dot_product_attention
+    compiled = sashiko.compile(Apply(function).eval(), (q, k, v), strict=True)
+    assert ("  attention_f32_f32_few" in str(compiled.explain())) == few == ("attention" in labels(compiled, q, k, v))
+    torch.testing.assert_close(compiled(q, k, v), function(q, k, v), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
 def test_one_query_reads_what_keys_are_made_of() -> None:
     """A quantized cache is not written in full for it, nor one that lies column by column copied."""
     q, scales = torch.randn(1, 4, 1, 32), torch.rand(1, 4, 50, 1)

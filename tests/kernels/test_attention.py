@@ -14,7 +14,7 @@ from sashiko.cpu_codegen.builder import Module
 from sashiko.graph.dims import Func, Poly, evaluate, symbols
 from sashiko.graph.types import DType, QParams, bf16, f16, f32, f64, i8, u8
 from sashiko.kernels.attention_amx import emit_amx
-from sashiko.kernels.attention_few import emit_few
+from sashiko.kernels.attention_few import emit_few, enough_keys
 from sashiko.kernels.attention_score import keys_across, over, queries_across
 from sashiko.kernels.attention_spec import AttentionCode, AttentionSpec, heads_as_queries
 from sashiko.kernels.attention_table import ATTENTION, select
@@ -22,7 +22,7 @@ from sashiko.kernels.attention_window import conditions
 from sashiko.platforms.catalogue import NEOVERSE_N1, NEOVERSE_N2, X86_64_AMX, X86_64_V3, X86_64_V4, X86_64_VNNI
 from sashiko.platforms.target import Target
 from tests.emulation import Runner, runners
-from tests.kernels.attention_cases import CASES, MANY, MOST, STEPS, Case, Emit, check, check_quantized, problem, run
+from tests.kernels.attention_cases import CASES, MANY, MOST, STEPS, SYMBOLS, Case, Emit, check, check_quantized, problem, run
 from tests.kernels.tile_emulation import tiles_on
 from tests.sweeps import swept
 
@@ -193,6 +193,11 @@ def test_windows_of_keys_are_recognized() -> None:
     assert found == {case.name: (*ends.get(case.name, (0, 0)), case.mask not in ("none", "positions")) for case in CASES}
 
 
+def test_few_queries_want_enough_keys() -> None:
+    given = ((1, 23), (4, 24), (8, 24), (8, 32), (8, SYMBOLS["S"]))
+    assert [enough_keys(*each) for each in given] == [False, True, False, True, True]
+
+
 @pytest.mark.parametrize("name", ["blocks", "low"])
 @pytest.mark.parametrize("runner", MACHINES)
 def test_masks_in_memory_are_asked_for_the_last_key(runner: Runner, name: str) -> None:
@@ -225,8 +230,10 @@ def test_selection_tells_why() -> None:
     assert dict(chosen.refusals)["attention_bf16_bf16_amxbf16"] == "x86_64_v3 lacks amx_bf16, avx512f, avx512bw, avx512vl, avx512dq"
     assert select(X86_64_V4, f32_spec).kernel.name == "attention_f32_f32_avx512"
     assert select(NEOVERSE_N1, f32_spec).kernel.name == "attention_f32_f32_neon"
-    step = problem(BY_NAME["step"], bf16).spec
+    step = problem(BY_NAME["parts_of_few"], bf16).spec
     assert {select(target, step).kernel.name for target in (X86_64_AMX, X86_64_V3, NEOVERSE_N1)} == {"attention_bf16_bf16_few"}
+    chosen = select(X86_64_AMX, replace(step, s=23))
+    assert dict(chosen.refusals)["attention_bf16_bf16_few"] == "is for more keys than 23 with 2 queries"
     chosen = select(X86_64_AMX, bf16_spec)
     assert dict(chosen.refusals)["attention_bf16_bf16_few"] == "is for 4 queries of a key at most, here there are 64"
     last = select(NEOVERSE_N1, f64_spec)
