@@ -29,7 +29,7 @@ _UNNAMED = {
     "attention": "attention multiplies activations with activations, which the scheme leaves in floating point",
 }
 _WEIGHTS_ALONE = ("linear", "recurrence", "experts", "embedding")
-_ROUTER = "it chooses what later products take, and a rounding could choose something else; an override quantizes it"
+_ROUTER = "it chooses among other values, and a rounding could choose something else; an override quantizes it"
 _LEAST_GROUP = 8
 _COUNTED = ("linear", "convolution", "experts")
 # Of all multiplications. Products with all bits take 1.6 times as long on a Zen 3 (docs/decisions/0010-sums-in-16-bits.md).
@@ -55,7 +55,7 @@ def place(
     operations = {node: found for node, found, *_ in everything}
     at = {node: where for node, _, _, where in everything}
     of_bytes = _of_bytes(operations, constants, target, sized)
-    choosing = routers(graph, (where for node, where in at.items() if packet(node) != "embedding"))
+    choosing = routers(graph, (where for node, where in at.items() if packet(node) != "embedding"), constants)
     owners = {node: owner for node, _, owner, _ in everything if packet(node) != "embedding" or "embedding" in scheme.operations}
     names = dict.fromkeys(owners.values(), 0)
     for node, owner in owners.items():

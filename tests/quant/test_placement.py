@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sashiko.diagnostics.errors import InputError
-from sashiko.quant import FP32, PRESETS, ActivationScheme, OpScheme, Override, QuantizedModule, Scheme, quantize, quantize_
+from sashiko.quant import FP32, PRESETS, ActivationScheme, OpScheme, Override, QuantizedModule, quantize, quantize_
 from tests.quant.models import Attention, IntegerExecution, mlp
 
 
@@ -283,63 +283,3 @@ def test_a_weight_that_the_model_writes_to_is_no_constant() -> None:
 
 def _count(module: QuantizedModule, name: str) -> int:
     return sum(name in str(node.target) and not str(node.target).count("de" + name) for node in module.graph.nodes)
-
-
-class Experts(nn.Module):
-    """A router and the experts it sends rows of x [R, 8] to, by one of the operators that choose."""
-
-    def __init__(self, choose: Callable[[torch.Tensor], torch.Tensor], outputs: int = 4) -> None:
-        super().__init__()
-        self.choose = choose
-        self.router = nn.Linear(8, outputs)
-        self.experts = nn.Linear(8, outputs * 6)
-        self.last = nn.Linear(6, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        index = self.choose(self.router(x).softmax(-1))
-        all_of = self.experts(x).unflatten(-1, (-1, 6))
-        one: torch.Tensor = self.last(all_of.gather(1, index[:, None, None].expand(-1, 1, 6)).flatten(1))
-        return one
-
-
-CHOICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "topk": lambda p: p.topk(2).indices[:, 0],
-    "argmax": lambda p: p.argmax(-1),
-    "max": lambda p: p.max(-1).indices,
-    "sort": lambda p: p.sort(-1, descending=True)[1][:, 0],
-    "argsort": lambda p: p.argsort(-1, descending=True)[:, 0],
-}
-
-
-@pytest.mark.parametrize("name", CHOICES)
-@pytest.mark.parametrize("preset", ["int8", "int8-static", "int4-weight"])
-def test_what_chooses_is_not_rounded(name: str, preset: str) -> None:
-    model, x = Experts(CHOICES[name]).eval(), torch.randn(64, 8)
-    small = quantize(model, [x], preset=preset)
-    assert [r.site.name for r in small.record.sites] == (["experts"] if preset == "int4-weight" else ["experts", "last"])
-    assert ("router", "it chooses") in [(item.name, item.reason[:10]) for item in small.record.left_out]
-    # All rows take the expert that the model takes: none differs by more than roundings do.
-    assert (small(x) - model(x)).abs().max() < 0.2 * model(x).abs().max()
-
-
-def test_what_chooses_is_rounded_where_asked_for_or_where_it_is_most_of_the_work() -> None:
-    x = torch.randn(64, 8)
-    asked = Scheme(PRESETS["int8"].default, overrides=(Override("router", PRESETS["int8"].default),))
-    for model, preset in ((Experts(CHOICES["topk"]), asked), (Experts(CHOICES["topk"], outputs=9), "int8")):
-        assert "router" in [r.site.name for r in quantize(model.eval(), [x], preset=preset).record.sites]
-
-
-class Greedy(nn.Module):
-    """What is chosen goes nowhere, and the values of a maximum choose nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pooled, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scores: torch.Tensor = self.head(self.pooled(x).max(1).values)
-        return scores, scores.argmax(-1)
-
-
-def test_a_choice_that_no_product_depends_on() -> None:
-    assert [r.site.name for r in quantize(Greedy().eval(), [torch.randn(2, 5, 8)]).record.sites] == ["pooled", "head"]
