@@ -70,7 +70,8 @@ class _Trail:
     def _among_several(self) -> bool:
         """Whether elements are compared with what was found of several, as with the greatest of a row."""
         sides = self._start[0].all_input_nodes
-        return len({str(getattr(side.meta.get("val"), "shape", "")) for side in sides}) == 2 and all(_reached([s], self._before) & self._ends for s in sides)
+        shapes = {str(getattr(side.meta.get("val"), "shape", "")) for side in sides}
+        return len(shapes) == 2 and all(_reached([s], self._before) & self._ends for s in sides)
 
     def _is_own(self, value: Node) -> bool | None:
         """Whether a value depends on what the choice was made of, or else on other data; None if on none, but for masks."""
