@@ -68,8 +68,11 @@ def packet(node: Node) -> str:
 
 
 def operands(node: Node, constants: Constants) -> Operands | str | None:
-    """The operands of an operation, why it cannot be quantized, or None when there is nothing to quantize in it."""
+    """The operands of an operation, why it cannot be quantized, or None when there is nothing to quantize in it, as where parameters are
+    multiplied with each other alone. A table is one even where the same rows are read in every call."""
     name = packet(node)
+    if name != "embedding" and constants.is_constant(node):
+        return None
     if name in NEVER:
         return NEVER[name]
     reader = _READERS.get(name)
@@ -85,7 +88,7 @@ def _foreign(node: Node, constants: Constants) -> str | None:
     return f"an operator of {node.target.namespace} takes the weight, and only it knows what it computes" if taken else None
 
 
-def _product(node: Node, constants: Constants) -> Operands | str:
+def _product(node: Node, constants: Constants) -> Operands | str | None:
     name = packet(node)
     left, right = (node.args[i] for i in FACTORS[name])
     if not isinstance(left, Node) or not isinstance(right, Node):
@@ -99,7 +102,7 @@ def _product(node: Node, constants: Constants) -> Operands | str:
         plain = name in ("matmul", "bmm", "mm") and min(left.meta["val"].dim(), right.meta["val"].dim()) >= 2
         return why or (Operands("matmul", (left, right)) if plain else "both factors are activations")
     if constants.is_constant(left):
-        return "the whole product is constant"
+        return None
     if why:
         return why
     shape = constants.value(weight).shape
@@ -120,7 +123,7 @@ def _product(node: Node, constants: Constants) -> Operands | str:
     return Operands("linear", (left,), weight, not linear, bias if isinstance(bias, Node) else None)
 
 
-def _convolution(node: Node, constants: Constants) -> Operands | str:
+def _convolution(node: Node, constants: Constants) -> Operands | str | None:
     x, weight = node.args[:2]
     assert isinstance(x, Node) and isinstance(weight, Node)
     if packet(node) == "convolution" and node.args[6]:
@@ -128,7 +131,7 @@ def _convolution(node: Node, constants: Constants) -> Operands | str:
     if not constants.is_constant(weight):
         return "the weight is an activation"
     if constants.is_constant(x):
-        return "the whole convolution is constant"
+        return None
     if not constants.value(weight).numel():
         return "the weight is empty"
     bias = node.args[2] if len(node.args) > 2 else None
@@ -171,7 +174,7 @@ def _embedding(node: Node, constants: Constants) -> Operands | str:
     return _not_float(table) or (Operands("embedding", (), table) if value.numel() and value.dim() == 2 else "the table is empty")
 
 
-_READERS: dict[str, Callable[[Node, Constants], Operands | str]] = {
+_READERS: dict[str, Callable[[Node, Constants], Operands | str | None]] = {
     **dict.fromkeys(FACTORS, _product),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _convolution),
     **dict.fromkeys(("_grouped_mm", "grouped_mm_fallback", "experts"), _experts),
