@@ -26,12 +26,14 @@ _Key = tuple[Node, tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class _Equation:
-    """Two factors, the names of their axes and of those of the result, as in einsum, and what is added to it."""
+    """Two factors, the names of their axes and of those of the result, as in einsum, and what is added to it. left: whether the first may
+    be the weight."""
 
     factors: tuple[Node, Node]
     axes: tuple[_Axes, _Axes]
     out: _Axes
     added: Node | None = None
+    left: bool = True
 
 
 def respell(graph: Graph, attributes: Mapping[str, Any]) -> None:
@@ -59,7 +61,7 @@ def respell(graph: Graph, attributes: Mapping[str, Any]) -> None:
 def _rewritten(node: Node, equation: _Equation, constants: Constants, weights: dict[_Key, Node]) -> Node | None:
     """What stands for the product, or None where it stays."""
     (x, w), (x_axes, w_axes), out = equation.factors, equation.axes, equation.out
-    if constants.is_constant(x):
+    if constants.is_constant(x) and equation.left:
         (x, w), (x_axes, w_axes) = (w, x), (w_axes, x_axes)
     batch, summed = ([a for a in x_axes if a in w_axes and (a in out) == kept] for kept in (True, False))
     rows, columns = [a for a in x_axes if a not in w_axes], [a for a in out if a not in x_axes]
@@ -142,6 +144,12 @@ def _inner(x: Node, w: Node) -> _Equation | None:
     return _tensordot(x, w, [-1], [-1]) if min(x.meta["val"].dim(), w.meta["val"].dim()) else None
 
 
+def _matmul(x: Node, w: Node) -> _Equation | None:
+    """Rows that are multiplied with each matrix of a batch, as by the members of an ensemble; all others are placed as they are."""
+    ranks = x.meta["val"].dim(), w.meta["val"].dim()
+    return _Equation((x, w), (("m", "k"), ("e", "k", "n")), ("e", "m", "n"), left=False) if ranks == (2, 3) else None
+
+
 def _of(text: str) -> Callable[..., _Equation | None]:
     """Reads two factors with these axes, before them what is added, if anything is, and behind them by what both are scaled."""
     x_axes, w_axes, out = text.split()
@@ -157,6 +165,7 @@ _READERS: dict[Any, Callable[..., _Equation | None]] = {
     aten.einsum.default: _einsum,
     aten.tensordot.default: _tensordot,
     aten.inner.default: _inner,
+    aten.matmul.default: _matmul,
     aten.mv.default: _of("nk k n"),
     aten.addmv.default: _of("nk k n"),
     aten.addbmm.default: _of("bmk bkn mn"),

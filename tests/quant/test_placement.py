@@ -58,6 +58,8 @@ QUANTIZED = {
     "addmv": (lambda m, x: torch.addmv(m.b, m.w, x), (6, 8), (8,)),
     "addbmm": (lambda m, x: torch.addbmm(m.b, x, m.w), (2, 4, 6), (2, 3, 4)),
     "matmul_one": (lambda m, x: x @ m.w, (1, 8, 6), (3, 4, 8)),
+    "matmul_each": (lambda m, x: x @ m.w, (3, 8, 2), (4, 8)),
+    "matmul_each_of_one": (lambda m, x: x @ m.w, (1, 8, 6), (4, 8)),
 }
 
 
@@ -99,8 +101,9 @@ LEFT_OUT = {
     "time first": (lambda m, x: torch.conv_tbc(x, m.w, m.b), (3, 8, 6), (5, 2, 8), "conv1d"),
     "alpha": (lambda m, x: torch.addmm(m.b, x, m.w, alpha=2), (8, 6), (4, 8), "alpha"),
     "gram": (lambda m, x: x @ x.t() + m.w, (4, 4), (4, 8), "both factors are activations"),
-    "stretch": (lambda m, x: x @ m.w, (1, 8, 6), (4, 8), "stretch"),
+    "stretch": (lambda m, x: x @ m.w, (1, 1, 8, 6), (2, 4, 8), "stretch"),
     "integers": (lambda m, x: torch._int_mm(x.to(torch.int8), m.w.to(torch.int8)).float(), (8, 6), (4, 8), "integers already"),
+    "batch on the left": (lambda m, x: m.w @ x, (6, 4), (3, 4, 8), "the weight is on the left"),
     "double": (lambda m, x: (x.double() @ m.w.double()).float(), (8, 6), (4, 8), "float64"),
     "convolution": (lambda m, x: F.conv1d(x, m.w), (6, 4, 3), (2, 4, 8), "convolutions"),
     "transposed": (lambda m, x: F.conv_transpose2d(x, m.w), (4, 6, 3, 3), (2, 4, 8, 8), "convolutions"),

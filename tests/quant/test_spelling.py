@@ -112,3 +112,29 @@ def test_results_lie_in_memory_as_before(name: str) -> None:
     assert (len(small.record.sites) == 1) == taken
     for result in (small(x, y), sashiko.compile(small, (x, y))(x, y)):
         assert result.stride() == exact.stride() and (result - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+class Ensemble(nn.Module):
+    """Three networks of one input, as torch.vmap runs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bias, self.second = (nn.Parameter(torch.randn(3, *shape) / 4) for shape in ((32, 16), (32,), (8, 32)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        def one(first: Tensor, bias: Tensor, second: Tensor, x: Tensor) -> Tensor:
+            return nn.functional.linear(nn.functional.linear(x, first, bias).relu(), second)
+
+        each: Tensor = torch.vmap(one, in_dims=(0, 0, 0, None))(self.first, self.bias, self.second, x)
+        return each
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8-minmax", "int8-weight"])
+def test_networks_that_share_their_input(preset: str) -> None:
+    model, x = Ensemble().eval(), torch.randn(10, 16)
+    small = quantize(model, [x], preset=preset)
+    assert [(r.site.name, r.site.operation, r.site.features) for r in small.record.sites] == [
+        ("first", "linear", (16, 96)), ("second", "experts", (32, 8)),
+    ]  # fmt: skip
+    assert (small(x) - model(x)).abs().max() < 0.05 * model(x).abs().max()
+    torch.testing.assert_close(sashiko.compile(small, (x,))(x), small(x), rtol=0.02, atol=0.02)
