@@ -31,6 +31,9 @@ class Positions:
 
 # What the scores of masked keys may become: above it, some weight would be left for them.
 HIGHEST_MASK = -1e8
+# What stands for it where masks are added, and what an added mask hides keys with from there on: numbers so far apart that of two scores
+# that they are added to one has no weight, as long as these are no such numbers themselves.
+HIDDEN = -1e37
 Known = dict[Value, Union[Positions, None]]
 _FOLLOWED = ("concat", "add", "sub", "mul", "take", "scan", "cast", "reshape", "expand", "permute", "slice")
 

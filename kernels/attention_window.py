@@ -6,7 +6,7 @@ The score of a key is -inf unless all conditions hold, of which some are
                                           data, as for caches that are not full yet: the least and the largest of the block count
     others, of data                       such as masks in memory, of padding or of anything else: vectors of keys are asked one after the
                                           other, from both ends, until a query of the block sees one
-    mask > -1e37                          where that is added. A key beneath it has no weight if there is another one: this is asked of
+    mask > HIDDEN                         where that is added. A key beneath it has no weight if there is another one: this is asked of
                                           each query, for those that see none weigh all keys alike
 """
 
@@ -23,6 +23,7 @@ from ..cpu_codegen.division import any_lane
 from ..cpu_codegen.scopes import Point
 from ..cpu_codegen.slots import Slots
 from ..graph.dims import symbols
+from ..graph.positions import HIDDEN
 from ..graph.types import f32
 from ..platforms.target import Target
 from ..stitch.loops import Body, Node
@@ -34,17 +35,13 @@ if TYPE_CHECKING:
     from .attention_stream import Stream
 
 _BEYOND = {"le": 0, "lt": 1, "ge": 0, "gt": 1}  # how far the smaller one is from the larger one at least
-
-
-# Numbers below it are so far apart that of two scores that they are added to one has no weight, as long as these are no such numbers.
-_HIDES = -1e37
 _LEAST = 256  # keys from which on every query of a block is asked, which takes a few hundredths of the time for so many
 
 
 @dataclass(frozen=True)
 class Conditions:
     """first, last: nodes of positions, and how far from them the first or last key is that is seen. others: nodes that are true where
-    a key is seen, or numbers that are added, `_HIDES` or less where it is not. every: all of these nodes. added: whether some are added."""
+    a key is seen, or numbers that are added, `HIDDEN` or less where it is not. every: all of these nodes. added: whether some are added."""
 
     first: tuple[tuple[int, int], ...]
     last: tuple[tuple[int, int], ...]
@@ -77,7 +74,7 @@ def conditions(axes: Axes, body: Body) -> Conditions:
 
 
 def _hiding(body: Body) -> tuple[int, ...]:
-    """The nodes that have to be true, or numbers above `_HIDES`, for a score that counts. Numbers only where there is nothing else that may
+    """The nodes that have to be true, or numbers above `HIDDEN`, for a score that counts. Numbers only where there is nothing else that may
     hide a key: what is asked of a query that sees no key must be all that counts."""
     nodes, found, known = body.nodes, list[int](), True
     products = sum(1 << n for n, node in enumerate(nodes) if node.op == "acc")
@@ -102,17 +99,22 @@ def _hiding(body: Body) -> tuple[int, ...]:
                 found.append(added)
         else:
             break
-    known = known and not any(_is_number_or_mask(body.nodes[n]) for n in range(len(nodes)) if body.sources[at] >> n & 1)
+    known = known and not any(node.op == "load" or _hides(node) for node in _made_of(body, at))
     return tuple(n for n in found if known or nodes[n].dtype != f32)
 
 
-def _is_number_or_mask(node: Node) -> bool:
-    return node.op == "load" or (node.op == "const" and node.value <= _HIDES)
+def _made_of(body: Body, n: int) -> list[Node]:
+    """What a value is computed from, with itself."""
+    return [node for each, node in enumerate(body.nodes) if body.sources[n] >> each & 1]
+
+
+def _hides(node: Node) -> bool:
+    return node.op == "const" and node.value <= HIDDEN
 
 
 def _looked_up(body: Body, n: int) -> bool:
     """Whether a value is read from where data says, which is checked where keys are looked at."""
-    loads = [node for each, node in enumerate(body.nodes) if node.op == "load" and body.sources[n] >> each & 1]
+    loads = [node for node in _made_of(body, n) if node.op == "load"]
     return any(s.name.startswith("%") for node in loads for s in symbols(node.index))
 
 
@@ -122,7 +124,7 @@ def _may_hide(body: Body, n: int) -> bool:
     node = body.nodes[n]
     if _looked_up(body, n):
         return False
-    if any(body.sources[n] >> each & 1 for each, made in enumerate(body.nodes) if made.op == "const" and made.value <= _HIDES):
+    if any(map(_hides, _made_of(body, n))):
         return True
     return node.op == "load" or (node.op in ("add", "cast") and any(_may_hide(body, each) for each in node.args))
 
@@ -278,7 +280,7 @@ class Block:
         with self.emitter.scope():
             point = Point(lanes, {"r": self.head, "k": query, "c": key})
             values = [self.emitter.operand(n, lanes, point) for n in nodes]
-        hides = const(F32.vec(lanes), _HIDES)
+        hides = const(F32.vec(lanes), HIDDEN)
         return reduce(fn.and_, [value if value.ty.scalar == "i1" else fn.fcmp("ugt", value, hides) for value in values])
 
 

@@ -17,15 +17,15 @@ from math import inf
 
 from ...graph import build as b
 from ...graph.ir import Value
+from ...graph.positions import HIDDEN
 from ...graph.types import f16, f32
 from ..equation import parse_pattern
 from ..match import Mismatch
 from ..rule import Match
 from ..template import full
 
-# What the attention adds at most to masked scores, beside which every one is lost: queries that see no key weigh all alike. Of masks
-# between this and `HIGHEST_MASK` there may be but one, since of several the greater would count.
-_HIDDEN = -1e37
+# Queries that see no key weigh all alike beside what is added to hidden scores, `HIDDEN`. Of masks between that and `HIGHEST_MASK` there
+# may be but one, since of several the greater would count.
 _LEAST_HALF = -65504.0  # of f16
 _LEAST_DIVISOR = 2.0**-126  # of which the inverse is no infinity in f32
 _MOST_STEPS, _OF_A_SUM = 24, 3  # narrow floats are cast between any two; each operand of a sum may be the product
@@ -104,10 +104,10 @@ def _minus(m: Match, s: Value, steps: int) -> Scores | Mismatch:
 def _with(m: Match, s: Value, x: Value, found: Scores, other: Value) -> Scores | Mismatch:
     if _stretches(s, x):
         return _stretched(m, s, x)
-    if found.low > _HIDDEN:
+    if found.low > HIDDEN:
         return _twice(m, s, found.low)
     if _is_half(m, s):
-        other = b.where(b.eq(b.cast(other, f32), _LEAST_HALF), _HIDDEN, b.cast(other, f32))
+        other = b.where(b.eq(b.cast(other, f32), _LEAST_HALF), HIDDEN, b.cast(other, f32))
     before = found.folded()
     return replace(before, added=other if before.added is None else b.add(b.cast(before.added, f32), b.cast(other, f32)))
 
@@ -177,13 +177,13 @@ def _where(m: Match, s: Value, steps: int) -> Scores | Mismatch:
         return _stretched(m, s, chosen["x"])
     low, drop = float(chosen.number("low")), chosen.get("drop")
     keep = chosen["keep"] if drop is None else b.logical_not(drop)
-    low = _HIDDEN if low == _LEAST_HALF and _is_half(m, s) else low
-    if max(low, found.low) > _HIDDEN and found.mask is not None:
+    low = HIDDEN if low == _LEAST_HALF and _is_half(m, s) else low
+    if max(low, found.low) > HIDDEN and found.mask is not None:
         return _twice(m, s, max(low, found.low))
     if low == -inf:
         return replace(found, kept=keep if found.kept is None else b.and_(found.kept, keep))
     before = found.folded()
-    return replace(before, added=_chosen(keep, before.added, _HIDDEN), low=max(low, before.low))
+    return replace(before, added=_chosen(keep, before.added, HIDDEN), low=max(low, before.low))
 
 
 def _chosen(keep: Value, added: Value | None, low: float) -> Value:
